@@ -1,0 +1,71 @@
+"""featcal: see where a merged neural network went wrong, repair it in closed form, ship the checkpoint.
+
+Importing the package loads nothing heavy; the names below arrive when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
+    from featcal.calibration.config import CalibrationConfig
+    from featcal.drift.decomposition import DriftLedger, LayerDrift, TaskDrift, measure_drift
+    from featcal.drift.task_vectors import task_vector_cosines
+    from featcal.errors import FeatcalError, InputError, NumericalError
+    from featcal.evaluation.evaluate import Scores, TaskScore, evaluate
+    from featcal.family import Family, open_family
+    from featcal.suite import Suite, load_suite
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CalibrationConfig": "calibration.config",
+    "CalibrationResult": "calibration.calibrate",
+    "DriftLedger": "drift.decomposition",
+    "Family": "family",
+    "FeatcalError": "errors",
+    "InputError": "errors",
+    "LayerDrift": "drift.decomposition",
+    "NumericalError": "errors",
+    "Scores": "evaluation.evaluate",
+    "Suite": "suite",
+    "TaskDrift": "drift.decomposition",
+    "TaskScore": "evaluation.evaluate",
+    "calibrate": "calibration.calibrate",
+    "calibrate_to_folder": "calibration.calibrate",
+    "evaluate": "evaluation.evaluate",
+    "load_suite": "suite",
+    "measure_drift": "drift.decomposition",
+    "open_family": "family",
+    "task_vector_cosines": "drift.task_vectors",
+}
+
+__all__ = [
+    "CalibrationConfig",
+    "CalibrationResult",
+    "DriftLedger",
+    "Family",
+    "FeatcalError",
+    "InputError",
+    "LayerDrift",
+    "NumericalError",
+    "Scores",
+    "Suite",
+    "TaskDrift",
+    "TaskScore",
+    "calibrate",
+    "calibrate_to_folder",
+    "evaluate",
+    "load_suite",
+    "measure_drift",
+    "open_family",
+    "task_vector_cosines",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'featcal' has no attribute '{name}'")
+    return getattr(import_module(f"featcal.{_HOME[name]}"), name)

@@ -1,0 +1,184 @@
+"""Calibrate the merged model of a suite."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
+from featcal.card import model_card
+from featcal.family import Family, as_family
+from featcal.models.adapter import Block
+from featcal.models.checkpoint import Checkpoint
+from featcal.models.expert_pass import ExpertPass
+from featcal.models.export import write_model
+from featcal.models.output import OutputFolder
+from featcal.models.weights import Overlay, Weights
+from featcal.progress import Progress, peak_rss_bytes, silent
+from featcal.suite import Suite
+
+_PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """A calibrated model and the account of how it was made."""
+
+    family: Family
+    config: CalibrationConfig
+    weights: Weights
+    """The merged model with its calibrated blocks in place; accepted wherever a model is."""
+    record: Mapping[str, Any]
+    """config, tasks (samples, tokens, indices), seconds by stage, relative drift per block and task, versions."""
+
+    def save(self, out: str | Path) -> list[str]:
+        """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
+
+        Raises:
+            InputError: `out` exists or cannot be written.
+            NumericalError: the folder does not load back to the same model.
+        """
+        family = self.family
+        record = {**self.record, "inputs": input_hashes(family)}
+        with OutputFolder(out) as folder:
+            card = _card(family, self.config)
+            return write_model(folder, family.adapter, family.container, self.weights, record, card)
+
+
+def calibrate(
+    suite: Suite | Family,
+    config: CalibrationConfig | None = None,
+    *,
+    experts: Mapping[str, ExpertPass] | None = None,
+    device: str = "auto",
+    progress: Progress = silent,
+) -> CalibrationResult:
+    """Calibrate in memory: Algorithm 1 with the given options (the paper's for CLIP by default).
+
+    Args:
+        experts: expert passes to use again, from `expert_passes` with the same samples and precision.
+
+    Raises:
+        InputError: the suite, its models or its samples are not usable.
+        NumericalError: the closed form has no trustworthy solution with these options.
+    """
+    config = config or CalibrationConfig()
+    family = as_family(suite, device, config.precision)
+    started = time.perf_counter()
+    passes = expert_passes(family, config) if experts is None else experts
+    loaded = time.perf_counter() - started
+    done: dict[str, Tensor] = {}
+
+    def put(_: Block, tensors: dict[str, Tensor]) -> None:
+        done.update(tensors)
+
+    record = _run(family, config, passes, put, progress=progress)
+    record["seconds"] = {"total": time.perf_counter() - started, "samples": loaded, **record["seconds"]}
+    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
+
+
+def calibrate_to_folder(
+    suite: Suite | Family,
+    config: CalibrationConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Calibrate straight to a folder: every finished block goes to disk, so that a killed run can be resumed.
+
+    Returns:
+        The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder.
+
+    Raises:
+        InputError, NumericalError: as `calibrate`, and what `OutputFolder` says of the folder.
+    """
+    started = time.perf_counter()
+    family = as_family(suite, device, config.precision)
+    hashes = input_hashes(family)
+    with OutputFolder(out, {"config": asdict(config), "inputs": hashes}, resume) as folder:
+        passes = expert_passes(family, config)
+        loaded = time.perf_counter() - started
+        record = _run(family, config, passes, folder.put, folder.finished, progress)
+        done = folder.finished_tensors(family.adapter.blocks())
+        record["seconds"] = {"total": 0.0, "samples": loaded, **record["seconds"]}
+        record["seconds"]["total"] = time.perf_counter() - started
+        model = Overlay("calibrated model", family.merged, done)
+        record = {**record, "inputs": hashes}
+        written = write_model(folder, family.adapter, family.container, model, record, _card(family, config))
+    return {"out": str(folder.out), **record, "written": written}
+
+
+def expert_passes(family: Family, config: CalibrationConfig, keep: bool = False) -> dict[str, ExpertPass]:
+    """The calibration samples of every task with its expert; `keep` holds what the experts compute in memory.
+
+    They depend on samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+    """
+    return {
+        task: family.expert_pass(
+            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, keep
+        )
+        for task in family.suite.tasks
+    }
+
+
+def input_hashes(family: Family) -> dict[str, dict[str, str]]:
+    """SHA-256 of every weight file that a run reads, by model and file name."""
+    models = {"base": family.base, "merged": family.merged, **family.experts}
+    return {
+        name: {file.name: _sha256(file) for file in weights.files}
+        for name, weights in models.items()
+        if isinstance(weights, Checkpoint)
+    }
+
+
+def _run(
+    family: Family,
+    config: CalibrationConfig,
+    passes: Mapping[str, ExpertPass],
+    put: Put,
+    finished: Finished = nothing_finished,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Algorithm 1 and the record of it."""
+    started = time.perf_counter()
+    drift = calibrate_blocks(
+        family.adapter, family.base, family.merged, passes, config, family.compute, put, finished, progress
+    )
+    return {
+        "suite": family.suite.name,
+        "config": asdict(config),
+        "tasks": {
+            task: {"samples": len(one.indices), "tokens": one.tokens(), "indices": list(one.indices)}
+            for task, one in passes.items()
+        },
+        "seconds": {"calibration": time.perf_counter() - started},
+        "peak_rss_bytes": peak_rss_bytes(),
+        "relative_drift": drift,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+
+
+def _card(family: Family, config: CalibrationConfig) -> str:
+    return model_card(
+        family.suite,
+        f"{family.suite.name}, calibrated",
+        "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
+        "its features come closer to those of the task experts. Same architecture, no extra modules.",
+        asdict(config),
+    )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,107 @@
+"""The closed forms of FeatCal (Eqs. 11, 14, 17, 55, 59): pure functions of tensors, nothing else.
+
+Conventions: a linear map has weight W `[m, d]`; features are columns in the paper and rows here; a sum over
+tasks is already taken where an argument is called `…_sum`. Everything is meant for float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class SolveError(ArithmeticError):
+    """The left matrix of Eq. (17) is not positive definite in this precision."""
+
+
+def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
+    """Reference that the ridge pulls to, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real rho."""
+    return rho * merged + (1 - rho) * base
+
+
+def task_weight(gram: Float[Tensor, "d d"], eps: float) -> float:
+    """omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features."""
+    return 1.0 / max(float(torch.linalg.matrix_norm(gram)), eps)
+
+
+def linear_weight(
+    gram_sum: Float[Tensor, "d d"],
+    target_sum: Float[Tensor, "m d"],
+    anchor: Float[Tensor, "m d"],
+    lam: float,
+    eps: float,
+) -> Float[Tensor, "m d"]:
+    """Minimiser of the ridge objective of Eq. (15), that is Eq. (17).
+
+    Several linear maps that share an input are solved together by stacking their rows.
+
+    Args:
+        gram_sum: sum over tasks of omega_i G_i; symmetric, positive semi-definite.
+        target_sum: sum over tasks of omega_i W_i C_i.
+        anchor: see `anchor`.
+        lam: ridge strength, >= 0.
+        eps: stabiliser on the left matrix only, as in the paper; along directions without data the solution
+            is therefore lam / (lam + eps) times the anchor.
+
+    Raises:
+        SolveError: the left matrix is not positive definite; no pseudo-inverse is ever substituted.
+
+    >>> one = torch.eye(2, dtype=torch.float64)
+    >>> linear_weight(one, 3 * one, one, lam=1.0, eps=0.0).tolist()
+    [[2.0, 0.0], [0.0, 2.0]]
+    """
+    left = gram_sum + (lam + eps) * torch.eye(len(gram_sum), dtype=gram_sum.dtype, device=gram_sum.device)
+    factor, info = torch.linalg.cholesky_ex(left)
+    if int(info) != 0 or not bool(torch.isfinite(factor).all()):
+        raise SolveError(f"not positive definite at row {int(info)} of {len(left)} with lam={lam:g}, eps={eps:g}")
+    return torch.cholesky_solve((target_sum + lam * anchor).mT, factor).mT
+
+
+def linear_bias(
+    target_sum: Float[Tensor, " m"],
+    mean_sum: Float[Tensor, " d"],
+    weight: Float[Tensor, "m d"],
+    anchor: Float[Tensor, " m"],
+    omega_sum: float,
+    lam: float,
+) -> Float[Tensor, " m"]:
+    """Second-stage bias with the calibrated weight fixed, Eq. (55).
+
+    Args:
+        target_sum: sum over tasks of omega_i (b_i + W_i mu_i^tgt).
+        mean_sum: sum over tasks of omega_i mu_i^cal.
+        weight: the solution of Eq. (17).
+        omega_sum: sum over tasks of omega_i, > 0.
+    """
+    return (target_sum - weight @ mean_sum + lam * anchor) / (omega_sum + lam)
+
+
+def layernorm_affine(
+    square_sum: Float[Tensor, " d"],
+    mean_sum: Float[Tensor, " d"],
+    scale_target_sum: Float[Tensor, " d"],
+    shift_target_sum: Float[Tensor, " d"],
+    anchor_scale: Float[Tensor, " d"],
+    anchor_shift: Float[Tensor, " d"],
+    tasks: int,
+    lam: float,
+    eps: float,
+) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    """Scale and shift of a LayerNorm, Eqs. (58)-(59): a 2x2 ridge regression per coordinate.
+
+    Args:
+        square_sum: sum over tasks of q_i, the second moments of the normalised features.
+        mean_sum: sum over tasks of their means.
+        scale_target_sum: sum over tasks of q_i gamma_i + mean_i beta_i.
+        shift_target_sum: sum over tasks of mean_i gamma_i + beta_i.
+        tasks: number of tasks N; they count alike, without omega.
+        eps: floor of the determinant.
+    """
+    a11 = square_sum + lam
+    a12 = mean_sum
+    a22 = tasks + lam
+    to_scale = scale_target_sum + lam * anchor_scale
+    to_shift = shift_target_sum + lam * anchor_shift
+    determinant = (a22 * a11 - a12 * a12).clamp_min(eps)
+    return (a22 * to_scale - a12 * to_shift) / determinant, (a11 * to_shift - a12 * to_scale) / determinant

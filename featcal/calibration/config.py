@@ -1,0 +1,61 @@
+"""The options of a calibration run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from featcal.errors import InputError
+from featcal.models.weights import PRECISIONS
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Options of Algorithm 1, with the paper's CLIP values as defaults.
+
+    Raises:
+        InputError: a value outside its range; the message names the option.
+    """
+
+    lam: float = 0.05
+    """Ridge strength, >= 0: pull towards the anchor (Eq. 12). 0 needs features of full rank."""
+    rho: float = 2.0
+    """Anchor = rho * merged + (1 - rho) * base (Eq. 11); above 1 it extrapolates beyond the merged model."""
+    alpha: float = 0.3
+    """Share of the expert's own input features in the targets, in [0, 1] (Eq. 10)."""
+    samples: int = 256
+    """Calibration samples per task, > 0; a task that has fewer gives all it has."""
+    seed: int = 42
+    """Together with the task's name it decides which samples are drawn."""
+    biases: bool = True
+    """Calibrate the biases of linear maps (Eq. 55)."""
+    layernorms: bool = True
+    """Calibrate LayerNorm scales and shifts (Eq. 59)."""
+    patch_weight: float = 0.01
+    """Weight of CLIP's patch tokens in the last block, in (0, 1]; the class token has 1, inputs of keys and
+    values always 1. The paper's own code uses 0.01."""
+    eps: float = 1e-8
+    """Numerical stabiliser of Eqs. (14), (17) and (59)."""
+    batch_size: int = 64
+    """Samples per forward pass; changes nothing but time and memory."""
+    precision: str = "exact"
+    """"exact" (float32 features) or "fast" (bfloat16 features); the solve is float64 in both."""
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "rho", "alpha", "patch_weight", "eps"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
+        if self.lam < 0:
+            raise InputError(f"lam is {self.lam:g}; a ridge strength is >= 0")
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha is {self.alpha:g}; an interpolation share lies in [0, 1]")
+        if not 0 < self.patch_weight <= 1:
+            raise InputError(f"patch_weight is {self.patch_weight:g}; it lies in (0, 1]")
+        if self.eps < 0:
+            raise InputError(f"eps is {self.eps:g}; it is >= 0")
+        if self.samples < 1:
+            raise InputError(f"samples is {self.samples}; calibration needs at least one sample per task")
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; it is at least 1")
+        if self.precision not in PRECISIONS:
+            raise InputError(f"precision is '{self.precision}'; choose {' or '.join(PRECISIONS)}")

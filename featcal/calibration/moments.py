@@ -1,0 +1,237 @@
+"""Sufficient statistics of one block: per task (Eqs. 13, 52, 56), then summed over tasks (Eqs. 17, 55, 58).
+
+Features are dropped as soon as they are counted. The sums over tasks have the size of one task, so memory
+does not grow with the number of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from featcal.calibration import closed_form
+from featcal.calibration.closed_form import SolveError
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import NumericalError
+from featcal.models.adapter import Call, Stage
+from featcal.models.capture import layernorms, linears
+
+Named = Mapping[str, Tensor]
+"""Tensors by their name inside the block."""
+
+
+@dataclass
+class LinearMoments:
+    """One task's moments of linear maps that share their input; their m output rows are stacked."""
+
+    weight: float
+    """Sum of the token weights."""
+    gram: Float[Tensor, "d d"]
+    """Sum of x_cal x_cal^T."""
+    cross: Float[Tensor, "m d"]
+    """Sum of (W_i x_exp) x_cal^T: the expert's own outputs less their biases, against the deployed inputs."""
+    mean: Float[Tensor, " d"]
+    """Sum of x_cal."""
+    expert_mean: Float[Tensor, " m"]
+    """Sum of W_i x_exp."""
+
+    @classmethod
+    def zeros(cls, outputs: int, inputs: int, device: torch.device) -> LinearMoments:
+        def zero(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(0.0, zero(inputs, inputs), zero(outputs, inputs), zero(inputs), zero(outputs))
+
+    def update(
+        self, inputs: Float[Tensor, "n d"], expert: Float[Tensor, "n m"], weights: Float[Tensor, " n"] | None
+    ) -> None:
+        """Count n tokens: deployed inputs, expert outputs less bias, and token weights (None: all 1).
+
+        Products are formed in the dtype of the features and accumulated in float64.
+        """
+        w = torch.ones_like(inputs[:, 0]) if weights is None else weights.to(inputs.dtype)
+        weighted = inputs if weights is None else inputs * w[:, None]
+        self.weight += float(w.double().sum())
+        self.gram += (weighted.mT @ inputs).double()
+        self.cross += (expert.mT @ weighted).double()
+        self.mean += (w @ inputs).double()
+        self.expert_mean += (w @ expert).double()
+
+
+@dataclass
+class LinearSums:
+    """Sums over tasks of Eqs. (17) and (55), each task weighted by its omega."""
+
+    omega: float
+    gram: Float[Tensor, "d d"]
+    target: Float[Tensor, "m d"]
+    mean: Float[Tensor, " d"]
+    target_mean: Float[Tensor, " m"]
+
+    def add(self, omega: float, gram: Tensor, target: Tensor, mean: Tensor, target_mean: Tensor) -> None:
+        self.omega += omega
+        self.gram.add_(gram, alpha=omega)
+        self.target.add_(target, alpha=omega)
+        self.mean.add_(mean, alpha=omega)
+        self.target_mean.add_(target_mean, alpha=omega)
+
+
+class LinearGroup:
+    """Linear maps with the same input and the same token weighting: one Gram matrix, one Cholesky factor."""
+
+    def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, nn.Linear]) -> None:
+        self.names = tuple(names)
+        self.weighting = weighting
+        self._biased = all(modules[name].bias is not None for name in names)
+        self._rows = [modules[name].out_features for name in names]
+        self._inputs = modules[names[0]].in_features
+        self._task: LinearMoments | None = None
+        self._sums: LinearSums | None = None
+
+    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+        """Count one batch of the current task; `expert` holds the expert's tensors of the block."""
+        features = _tokens(inputs[self.names[0]])
+        own = torch.cat([_tokens(outputs[name]) for name in self.names], dim=1)
+        if self._biased:
+            own = own - torch.cat([expert[f"{name}.bias"] for name in self.names])
+        if self._task is None:
+            self._task = LinearMoments.zeros(sum(self._rows), self._inputs, features.device)
+        self._task.update(features, own, weights)
+
+    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
+        """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
+        task, self._task = self._task, None
+        if task is None or not bool(torch.isfinite(task.gram).all() and torch.isfinite(task.cross).all()):
+            raise NumericalError(f"{', '.join(self.names)}: features are missing or not finite")
+        weight = self._stack(expert, "weight")
+        gram, mean = task.gram / task.weight, task.mean / task.weight
+        target = config.alpha * task.cross / task.weight + (1 - config.alpha) * weight @ gram
+        target_mean = config.alpha * task.expert_mean / task.weight + (1 - config.alpha) * weight @ mean
+        if self._biased:
+            target_mean = target_mean + self._stack(expert, "bias")
+        if self._sums is None:
+            self._sums = LinearSums(0.0, *(torch.zeros_like(part) for part in (gram, target, mean, target_mean)))
+        self._sums.add(closed_form.task_weight(gram, config.eps), gram, target, mean, target_mean)
+
+    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+        """Calibrated weights and, where asked for, biases, in float64."""
+        if self._sums is None:
+            raise NumericalError(f"no task was counted for {', '.join(self.names)}")
+        sums = self._sums
+        anchor = closed_form.anchor(self._stack(merged, "weight"), self._stack(base, "weight"), config.rho)
+        try:
+            weight = closed_form.linear_weight(sums.gram, sums.target, anchor, config.lam, config.eps)
+        except SolveError as error:
+            raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
+        solved = self._split(weight, "weight")
+        if self._biased and config.biases:
+            anchor = closed_form.anchor(self._stack(merged, "bias"), self._stack(base, "bias"), config.rho)
+            bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
+            solved |= self._split(bias, "bias")
+        return solved
+
+    def _stack(self, tensors: Named, kind: str) -> Tensor:
+        return torch.cat([tensors[f"{name}.{kind}"].double() for name in self.names])
+
+    def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
+        parts = stacked.split(self._rows)
+        return {f"{name}.{kind}": part for name, part in zip(self.names, parts, strict=True)}
+
+
+class NormGroup:
+    """One LayerNorm: moments of the current model's normalised inputs; tasks count alike (Eq. 57)."""
+
+    def __init__(self, name: str, weighting: str, module: nn.LayerNorm) -> None:
+        self.names = (name,)
+        self.weighting = weighting
+        self._shape, self._eps = module.normalized_shape, module.eps
+        self._weight = 0.0
+        self._task: list[Tensor] = []
+        self._sums: list[Tensor] = []
+        self._tasks = 0
+
+    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+        """Count one batch of the current task: weighted sums of z and z^2."""
+        z = nn.functional.layer_norm(_tokens(inputs[self.names[0]]), self._shape, eps=self._eps).double()
+        w = torch.ones_like(z[:, 0]) if weights is None else weights.double()
+        terms = [w @ z, w @ z.square()]
+        self._weight += float(w.sum())
+        self._task = _add(self._task, terms)
+
+    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
+        """Fold the current task into the sums of Eq. (58)."""
+        mean, square = (term / self._weight for term in self._task)
+        scale, shift = self._affine(expert)
+        terms = [square, mean, square * scale + mean * shift, mean * scale + shift]
+        self._sums = _add(self._sums, terms)
+        self._tasks, self._task, self._weight = self._tasks + 1, [], 0.0
+
+    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+        """Calibrated scale and shift, in float64."""
+        anchors = [
+            closed_form.anchor(m, b, config.rho) for m, b in zip(self._affine(merged), self._affine(base), strict=True)
+        ]
+        scale, shift = closed_form.layernorm_affine(
+            *self._sums, *anchors, tasks=self._tasks, lam=config.lam, eps=config.eps
+        )
+        return {f"{self.names[0]}.weight": scale, f"{self.names[0]}.bias": shift}
+
+    def _affine(self, tensors: Named) -> tuple[Tensor, Tensor]:
+        return tensors[f"{self.names[0]}.weight"].double(), tensors[f"{self.names[0]}.bias"].double()
+
+
+class BlockMoments:
+    """The statistics of every calibrated module of one block, from one snapshot of features."""
+
+    def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
+        self._stage, self._index, self._config = stage, index, config
+        self._groups: list[LinearGroup | NormGroup] = []
+
+    def update(self, call: Call, inputs: Named, outputs: Named, expert: Named) -> None:
+        """Count one batch: the student's captured inputs and the expert's outputs and tensors."""
+        if not self._groups:
+            self._groups = self._find_groups(inputs)
+        for group in self._groups:
+            weights = self._stage.token_weights(group.weighting, call, self._config.patch_weight)
+            group.update(inputs, outputs, expert, None if weights is None else weights.flatten())
+
+    def end_task(self, expert: Named) -> None:
+        for group in self._groups:
+            group.end_task(expert, self._config)
+
+    def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
+        """Every calibrated tensor of the block, in float64."""
+        solved: dict[str, Tensor] = {}
+        for group in self._groups:
+            solved |= group.solve(merged, base, self._config)
+        return solved
+
+    def _find_groups(self, inputs: Named) -> list[LinearGroup | NormGroup]:
+        block = self._stage.blocks[self._index].module
+        modules = linears(block)
+        shared: dict[tuple[int, str], list[str]] = {}
+        for name in modules:
+            key = (id(inputs[name]), self._stage.weighting(self._index, name))
+            shared.setdefault(key, []).append(name)
+        groups: list[LinearGroup | NormGroup] = [
+            LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()
+        ]
+        if self._config.layernorms:
+            groups += [
+                NormGroup(name, self._stage.weighting(self._index, name), module)
+                for name, module in layernorms(block).items()
+            ]
+        return groups
+
+
+def _tokens(features: Tensor) -> Float[Tensor, "n d"]:
+    """`[batch, tokens, d]` or `[n, d]` → one row per token."""
+    return features.reshape(-1, features.shape[-1])
+
+
+def _add(totals: list[Tensor], terms: list[Tensor]) -> list[Tensor]:
+    return [total + term for total, term in zip(totals, terms, strict=True)] if totals else terms

@@ -1,0 +1,56 @@
+"""The model card that travels with an exported checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from featcal.suite import MergeRecipe, Suite
+
+_HUB_ID = re.compile(r"(?![./~])[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+
+_CITATION = """```bibtex
+@article{featcal,
+  title = {FeatCal: Feature Calibration for Post-Merging Models},
+  author = {Gu, Yanggan and Cai, Shuo and Wang, Zihao and Wang, Wenjun and Wang, Yuanyi and Wang, Pengkai and
+            Huang, Sirui and Lu, Su and Wu, Jianmin and Yang, Hongxia},
+  journal = {arXiv preprint arXiv:2605.13030},
+  year = {2026}
+}
+```"""
+
+
+def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any]) -> str:
+    """Front matter for the Hub and a short account of how the weights were made.
+
+    Only references that cannot be local folders are named as base models.
+    """
+    refs = [suite.base, *(task.expert for task in suite.tasks.values())]
+    on_hub = [ref.partition("@")[0] for ref in refs if _HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
+    front: dict[str, Any] = {"library_name": "transformers", "tags": ["merge", "featcal"]}
+    if on_hub:
+        front |= {"base_model": on_hub, "base_model_relation": "merge"}
+    merged = suite.merged
+    recipe = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "a merged checkpoint"
+    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+    header = yaml.safe_dump(front, sort_keys=False)
+    return f"""---
+{header}---
+# {title}
+
+{what}
+
+| | |
+|---|---|
+| suite | {suite.name} |
+| tasks | {", ".join(suite.tasks)} |
+| merged model | {recipe} |
+{rows}
+
+Versions, hashes of all inputs, sample indices and the relative drift of every block are in `featcal.json`.
+
+{_CITATION}
+"""

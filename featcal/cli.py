@@ -1,0 +1,239 @@
+"""The command line: every command prints a table, or with `--json` one document on stdout; progress goes to stderr.
+
+Exit status: 0 done, 1 the input is wrong, 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcal import __version__
+from featcal.errors import FeatcalError
+from featcal.progress import Progress
+from featcal.resources import bundle_root, embedded_suites
+
+if TYPE_CHECKING:
+    from featcal.calibration.config import CalibrationConfig
+    from featcal.suite import Suite
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+SEED = click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn.")
+SUITE = click.argument("suite")
+SPLIT = click.Choice(["calibration", "validation", "test"])
+OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+
+
+def main() -> None:
+    """Entry point: maps every outcome to its exit status."""
+    try:
+        sys.exit(commands.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except FeatcalError as error:
+        click.echo(f"featcal: {error}", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("featcal: interrupted; nothing half-written was left under the output name", err=True)
+        sys.exit(130)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="featcal")
+def commands() -> None:
+    """See where a merged model went wrong, repair it in closed form, ship the checkpoint.
+
+    SUITE is the name of an embedded suite or the path of a suite file.
+    """
+
+
+@commands.command()
+@JSON
+def suites(as_json: bool) -> None:
+    """List the embedded suites and what they hold."""
+    from featcal.suite import load_suite
+
+    loaded = [load_suite(name) for name in embedded_suites()]
+    document = {"suites": [{"name": s.name, "description": s.description, "tasks": list(s.tasks)} for s in loaded]}
+    _show(document, as_json, [(s.name, len(s.tasks), s.description) for s in loaded], ("suite", "tasks", "what it is"))
+
+
+@commands.command()
+@SUITE
+@JSON
+def check(suite: str, as_json: bool) -> int:
+    """Report every problem of a suite at once; exit 1 if there is any."""
+    from featcal.preflight import check as preflight
+
+    found = preflight(_load(suite))
+    document = found.to_json()
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    elif found.problems:
+        click.echo(f"{len(found.problems)} problem(s) in suite '{found.suite}':", err=True)
+        for problem in found.problems:
+            click.echo(f"  - {problem}", err=True)
+    else:
+        rows = [(name, value) for name, value in document.items() if name not in ("problems", "ok")]
+        _show(document, False, rows, ("", ""))
+        click.echo("no problems found")
+    return 1 if found.problems else 0
+
+
+@commands.command()
+@SUITE
+@click.option("--method", required=True, help="simple-averaging or task-arithmetic.")
+@click.option("--scale", type=float, help="Factor of the task vectors (task-arithmetic; 0.3 by default).")
+@OUT
+@JSON
+def merge(suite: str, method: str, scale: float | None, out: Path, as_json: bool) -> None:
+    """Merge the experts of a suite into a checkpoint folder."""
+    from featcal.mergers.write import merge_to_folder
+
+    document = merge_to_folder(_load(suite), method, scale, out)
+    _show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+
+
+@commands.command()
+@SUITE
+@click.option("--model", default="merged", show_default=True, help="merged, base, or a checkpoint folder.")
+@click.option("--samples", default=64, show_default=True, help="Samples per task.")
+@click.option("--split", type=SPLIT, help="Default: validation where every task has it, else calibration.")
+@SEED
+@DEVICE
+@JSON
+def drift(suite: str, model: str, samples: int, split: str | None, seed: int, device: str, as_json: bool) -> None:
+    """Split a model's feature drift into local mismatch and propagation, per layer and task."""
+    from featcal.drift.decomposition import measure_drift
+
+    ledger = measure_drift(
+        _load(suite), model, samples=samples, split=split, seed=seed, device=device, progress=_progress()
+    )
+    document = ledger.to_json()
+    rows = [
+        (task, *(layer[key] for key in ("layer", "relative_drift", "drift", "mismatch", "propagation")))
+        for task, entry in document["tasks"].items()
+        for layer in entry["layers"]
+    ]
+    _show(document, as_json, rows, ("task", "layer", "relative", "drift", "mismatch", "propagation"))
+
+
+@commands.command()
+@SUITE
+@OUT
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [default: the paper's for the architecture]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [default: the paper's]")
+@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [default: the paper's]")
+@click.option("--samples", type=int, default=256, show_default=True, help="Calibration samples per task.")
+@click.option("--biases/--no-biases", default=True, help="Calibrate biases (Eq. 55).  [default: on]")
+@click.option("--layernorms/--no-layernorms", default=True, help="Calibrate LayerNorms (Eq. 59).  [default: on]")
+@click.option("--precision", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
+@click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
+@SEED
+@DEVICE
+@JSON
+def calibrate(suite: str, out: Path, resume: bool, device: str, as_json: bool, **options: Any) -> None:
+    """Calibrate the merged model in closed form and write the checkpoint."""
+    from featcal.calibration.calibrate import calibrate_to_folder
+
+    loaded = _load(suite)
+    config = _config(loaded, options)
+    document = calibrate_to_folder(loaded, config, out, resume=resume, device=device, progress=_progress())
+    rows = [
+        (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
+    ]
+    _show(document, as_json, rows, ("block, relative drift", *loaded.tasks))
+    if not as_json:
+        click.echo(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+
+
+@commands.command()
+@SUITE
+@click.option("--model", default="merged", show_default=True, help="base, expert, merged, or a checkpoint folder.")
+@click.option("--split", type=SPLIT, default="test", show_default=True)
+@click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@SEED
+@DEVICE
+@JSON
+def evaluate(suite: str, model: str, split: str, samples: int | None, seed: int, device: str, as_json: bool) -> None:
+    """Score a model on every task of a suite."""
+    from featcal.evaluation.evaluate import evaluate as score
+
+    scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
+    rows = [(task, s.metric, f"{100 * s.value:.1f}", s.n) for task, s in scores.tasks.items()]
+    rows.append(("average", "", f"{100 * scores.average:.1f}", ""))
+    _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
+
+
+@commands.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--format", "layout", type=click.Choice(["hf"]), default="hf", show_default=True)
+@OUT
+@JSON
+def export(folder: Path, layout: str, out: Path, as_json: bool) -> None:
+    """Rewrite a checkpoint folder in the layout that both transformers 4 and 5 read, and verify it."""
+    from featcal.models.export import convert
+
+    document = convert(folder, out)
+    _show(document, as_json, [(document["out"], ", ".join(document["written"]))], ("written", "files"))
+
+
+@commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--port", default=8501, show_default=True)
+@click.pass_context
+def app(context: click.Context, port: int) -> int:
+    """Start the app on 127.0.0.1; further options go to streamlit."""
+    from featcal.launch import start_app
+
+    return start_app(bundle_root() / "app" / "main.py", port, context.args)
+
+
+def _load(suite: str) -> Suite:
+    from featcal.suite import load_suite
+
+    return load_suite(suite)
+
+
+def _config(suite: Suite, options: Mapping[str, Any]) -> CalibrationConfig:
+    """The options as given; what was left out takes the paper's value for the suite's architecture."""
+    from featcal.calibration.config import CalibrationConfig
+
+    return CalibrationConfig(**{name: value for name, value in options.items() if value is not None})
+
+
+def _progress() -> Progress:
+    """A bar with the time left on stderr; silent where stderr is not a terminal."""
+    from tqdm import tqdm
+
+    bars: dict[str, Any] = {}
+
+    def show(label: str, done: int, total: int) -> None:
+        if label not in bars:
+            bars[label] = tqdm(total=total, desc=label, file=sys.stderr, disable=None, leave=False)
+        bars[label].update(done - bars[label].n)
+        if done == total:
+            bars.pop(label).close()
+
+    return show
+
+
+def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
+    """The document as JSON, or its rows as an aligned table."""
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

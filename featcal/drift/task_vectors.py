@@ -1,0 +1,29 @@
+"""Where a model stands in parameter space: cosine of its task vector to each expert's (Fig. 2d of the paper)."""
+
+from __future__ import annotations
+
+import torch
+
+from featcal.family import Family
+from featcal.models.weights import Weights
+
+
+def task_vector_cosines(family: Family, model: Weights) -> dict[str, float]:
+    """For each task the cosine between theta_model - theta_base and theta_expert - theta_base.
+
+    All tensors of the tower count. Read one at a time: memory does not grow with the size of the models.
+    0 where a task vector vanishes.
+    """
+    dots = dict.fromkeys(family.experts, 0.0)
+    squares = dict.fromkeys(family.experts, 0.0)
+    own_square = 0.0
+    for name in family.adapter.tower:
+        base = family.base.read([name])[name].double()
+        moved = model.read([name])[name].double() - base
+        own_square += float(moved.square().sum())
+        for task, expert in family.experts.items():
+            vector = expert.read([name])[name].double() - base
+            dots[task] += float(torch.sum(vector * moved))
+            squares[task] += float(vector.square().sum())
+    norms = {task: (squares[task] * own_square) ** 0.5 for task in dots}
+    return {task: dots[task] / norms[task] if norms[task] > 0 else 0.0 for task in dots}

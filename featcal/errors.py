@@ -1,0 +1,13 @@
+"""The two ways featcal says no. Both end a command with one clear message and exit status 1."""
+
+
+class FeatcalError(Exception):
+    """Base of every error that featcal raises on purpose; the message says what, where and what to do."""
+
+
+class InputError(FeatcalError):
+    """What was handed in is wrong: a suite file, a checkpoint, samples, an option or an output folder."""
+
+
+class NumericalError(FeatcalError):
+    """A computation did not give finite, trustworthy numbers; nothing is substituted for them."""

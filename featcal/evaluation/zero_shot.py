@@ -1,0 +1,58 @@
+"""Zero-shot accuracy: image features against class prompts through the base's own text tower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.models.checkpoint import read_config
+
+
+@dataclass(frozen=True)
+class ZeroShotHead:
+    """One unit row per class, and the factor of the cosine that gives logits."""
+
+    class_names: tuple[str, ...]
+    prompts: Float[Tensor, "classes k"]
+    scale: float
+
+    def logits(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n classes"]:
+        """scale * cosine of every image feature to every class."""
+        return self.scale * torch.nn.functional.normalize(features, dim=-1) @ self.prompts.mT
+
+
+@torch.no_grad()
+def zero_shot_heads(
+    base_folder: Path, tasks: dict[str, tuple[Sequence[str], Sequence[str]]]
+) -> dict[str, ZeroShotHead]:
+    """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
+    templates, normalise.
+
+    Raises:
+        InputError: the base has no text tower (it is a vision-only checkpoint).
+    """
+    from transformers import AutoTokenizer, CLIPModel
+
+    if read_config(base_folder, "base").get("model_type") != "clip":
+        raise InputError(
+            f"base: {base_folder} has no text tower, so there is no zero-shot head; "
+            "evaluation needs a full CLIP checkpoint as base"
+        )
+    model = CLIPModel.from_pretrained(base_folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    scale = float(model.logit_scale.exp())
+    heads = {}
+    for task, (class_names, templates) in tasks.items():
+        texts = [template.format(name) for name in class_names for template in templates]
+        tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        pooled = model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
+        unit = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)
+        mean = unit.reshape(len(class_names), len(templates), -1).mean(1)
+        heads[task] = ZeroShotHead(tuple(class_names), torch.nn.functional.normalize(mean, dim=-1), scale)
+    return heads

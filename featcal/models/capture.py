@@ -1,0 +1,72 @@
+"""See what enters and leaves every linear map and LayerNorm of a block, without changing the block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def linears(block: nn.Module) -> dict[str, nn.Linear]:
+    """Every linear map of a block by name, in module order."""
+    return {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+
+
+def layernorms(block: nn.Module) -> dict[str, nn.LayerNorm]:
+    """Every LayerNorm of a block by name, in module order."""
+    return {name: module for name, module in block.named_modules() if isinstance(module, nn.LayerNorm)}
+
+
+@contextmanager
+def capture_inputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, the first run of `block` fills name → input of every linear map and LayerNorm.
+
+    Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
+
+    Raises:
+        RuntimeError: at exit, if a linear map was not called exactly once, or not with one positional tensor:
+            its statistics would be incomplete.
+    """
+    seen: dict[str, Tensor] = {}
+    modules: dict[str, nn.Module] = {**linears(block), **layernorms(block)}
+
+    def remember(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            if name in seen:
+                raise RuntimeError(f"'{name}' is called twice in one block; its statistics would mix two inputs")
+            if len(args) != 1:
+                raise RuntimeError(f"'{name}' is called with {len(args)} positional inputs, expected one tensor")
+            seen[name] = args[0]
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(remember(name)) for name, module in modules.items()]
+    try:
+        yield seen
+        missed = [name for name in modules if name not in seen]
+        if missed:
+            raise RuntimeError(f"never called in the block's forward: {', '.join(missed)}")
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def capture_outputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, the run of `block` fills name → output (bias included) of every linear map."""
+    seen: dict[str, Tensor] = {}
+
+    def remember(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
+            seen[name] = output
+
+        return hook
+
+    handles = [module.register_forward_hook(remember(name)) for name, module in linears(block).items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,97 @@
+"""The vision tower of Hugging Face CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import CLIPVisionConfig
+from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
+
+from featcal.models.adapter import Adapter, Block, Call, Stage, capture_call, check_buffers
+
+_TOWER = "vision_model."
+_PROJECTION = "visual_projection.weight"
+_BARE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
+_CARRIED = ("text_model.", "text_projection.", "logit_scale", _PROJECTION)
+
+
+class VisionStage(Stage):
+    """Pixels → embeddings and first norm → encoder blocks."""
+
+    name = "vision"
+
+    def __init__(self, model: CLIPVisionModelWithProjection) -> None:
+        self._model = model
+        prefix = f"{_TOWER}encoder.layers."
+        layers = model.vision_model.encoder.layers
+        self.blocks = tuple(Block(f"{prefix}{i}", layer) for i, layer in enumerate(layers))
+        before = (f"{_TOWER}embeddings.", f"{_TOWER}pre_layrnorm.")
+        self.outer = tuple(name for name, _ in model.named_parameters() if name.startswith(before))
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Mapping[str, Tensor], upstream: Call | None) -> Call:
+        return capture_call(self._model, self.blocks[0].module, outer, pixel_values=inputs["pixel_values"])
+
+    def weighting(self, index: int, module: str) -> str:
+        """In the last block only the class token reaches the output, except through keys and values."""
+        last = index == len(self.blocks) - 1
+        return "class-token" if last and module not in ("self_attn.k_proj", "self_attn.v_proj") else "all"
+
+    def token_weights(self, weighting: str, call: Call, patch_weight: float) -> Tensor | None:
+        if weighting == "all":
+            return None
+        weights = torch.full(call.hidden.shape[:2], patch_weight, device=call.hidden.device)
+        weights[:, 0] = 1.0
+        return weights
+
+
+class ClipVision(Adapter):
+    """Vision tower and, where the base has one, the projection that gives the final features.
+
+    Canonical names are those of a full CLIP checkpoint (`vision_model.…`): both major versions of
+    transformers read them, while a tower that version 5 saved from scratch lacks the prefix.
+    """
+
+    family = "clip"
+    defaults: ClassVar[Mapping[str, float]] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
+
+    def __init__(self, config: Mapping[str, Any], device: torch.device) -> None:
+        vision = dict(config.get("vision_config", config))
+        if "projection_dim" in config:
+            vision["projection_dim"] = config["projection_dim"]
+        with torch.device("meta"):
+            self.model = CLIPVisionModelWithProjection(CLIPVisionConfig(**vision))
+        embeddings = self.model.vision_model.embeddings
+        positions = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
+        embeddings.register_buffer("position_ids", positions, persistent=False)
+        check_buffers(self.model)
+        self.stages = (VisionStage(self.model),)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.tower = tuple(name for name in names if name.startswith(_TOWER))
+        self.head = (_PROJECTION,)
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}post_layernorm."))
+
+    def final(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """Class token → last norm → projection; without a projection the normed class token itself."""
+        norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
+        pooled = functional_call(self.model.vision_model.post_layernorm, norm, (hidden[:, 0],), strict=True)
+        if _PROJECTION in tensors:
+            pooled = torch.nn.functional.linear(pooled, tensors[_PROJECTION])
+        features: Tensor = pooled
+        return features
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+
+    @staticmethod
+    def canonical(stored: str) -> str | None:
+        if stored.endswith("position_ids"):
+            return None
+        return f"{_TOWER}{stored}" if stored.startswith(_BARE) else stored
+
+    @staticmethod
+    def carried(name: str) -> bool:
+        return name.startswith(_CARRIED)

@@ -1,0 +1,97 @@
+"""An expert's own forward on its own stream: what every comparison and every calibration target starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from featcal.models.adapter import Adapter, Block, Call, Stage
+from featcal.models.capture import capture_outputs
+from featcal.models.weights import Compute, Weights
+
+Batch = Mapping[str, Tensor]
+"""Keyword inputs of the model for some samples of one task."""
+
+
+@dataclass(frozen=True)
+class BlockTrace:
+    """One batch through one expert block."""
+
+    call: Call
+    """What the block was called with."""
+    after: Call
+    """What the next block will be called with."""
+    outputs: Mapping[str, Tensor]
+    """Output of every linear map, bias included."""
+
+
+@dataclass
+class ExpertPass:
+    """Walks one expert over its task's batches, block by block in forward order.
+
+    With `keep`, every block's trace stays in memory and a second walk costs nothing: expert features depend
+    on the expert and the samples alone, not on lam, rho or alpha.
+    """
+
+    adapter: Adapter
+    weights: Weights
+    batches: Sequence[Batch]
+    indices: tuple[int, ...]
+    """Position of every sample in its source, in the order of the batches."""
+    compute: Compute
+    keep: bool = False
+    _calls: list[Call] = field(default_factory=list)
+    _kept: dict[str, list[BlockTrace]] = field(default_factory=dict)
+    _started: dict[str, list[Call]] = field(default_factory=dict)
+
+    def start(self, stage: Stage) -> list[Call]:
+        """First calls of a stage, one per batch; the stage before must have been walked."""
+        if stage.name not in self._started:
+            upstream = [] if stage is self.adapter.stages[0] else list(self._calls)
+            calls = first_calls(stage, self.compute.place(self.weights.read(stage.outer)), self.batches, upstream)
+            if self.keep:
+                self._started[stage.name] = calls
+        else:
+            calls = self._started[stage.name]
+        self._calls = list(calls)
+        return calls
+
+    def tokens(self) -> int:
+        """Number of tokens in the first stage's states; the stage must have been started."""
+        return sum(call.hidden.shape[:2].numel() for call in self._calls)
+
+    def last_calls(self) -> list[Call]:
+        """The calls after the last block that was walked."""
+        return list(self._calls)
+
+    def tensors(self, block: Block) -> dict[str, Tensor]:
+        """The expert's tensors of a block, by name inside the block, on the compute device."""
+        return block.local(self.compute.place(self.weights.read(block.names)))
+
+    def walk(self, stage: Stage, block: Block, tensors: Mapping[str, Tensor]) -> Iterator[BlockTrace]:
+        """Every batch through `block`, in order; to be consumed to the end before the next block."""
+        if block.name in self._kept:
+            self._calls = [trace.after for trace in self._kept[block.name]]
+            yield from self._kept[block.name]
+            return
+        kept: list[BlockTrace] = []
+        for position, call in enumerate(self._calls):
+            with capture_outputs(block.module) as outputs:
+                after = stage.advance(call, block.run(tensors, call))
+            self._calls[position] = after
+            trace = BlockTrace(call, after, outputs)
+            if self.keep:
+                kept.append(trace)
+            yield trace
+        if self.keep:
+            self._kept[block.name] = kept
+
+
+def first_calls(
+    stage: Stage, outer: Mapping[str, Tensor], batches: Sequence[Batch], upstream: Sequence[Call]
+) -> list[Call]:
+    """First calls of a stage for every batch; `upstream` is empty for the first stage."""
+    before: list[Call | None] = list(upstream) if upstream else [None] * len(batches)
+    return [stage.first_call(outer, batch, call) for batch, call in zip(batches, before, strict=True)]

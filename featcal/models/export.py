@@ -1,0 +1,141 @@
+"""Write a model in the layout of a Hub checkpoint, load it back and compare."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.errors import InputError, NumericalError
+from featcal.models.adapter import Adapter, adapter_for
+from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config, resolve
+from featcal.models.features import final_features
+from featcal.models.output import OutputFolder, save_tensors
+from featcal.models.weights import Compute, TensorInfo, Weights
+
+SHARD_BYTES = 2 * 2**30
+"""Largest weight file; a smaller model is one `model.safetensors`."""
+RECORD_FILE = "featcal.json"
+CARD_FILE = "README.md"
+RELOAD_TOLERANCE = 1e-4
+"""Largest difference of final features after reloading, relative to their largest value (float32)."""
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"}
+
+
+def write_model(
+    folder: OutputFolder, adapter: Adapter, container: Path, model: Weights, record: Mapping[str, Any], card: str
+) -> list[str]:
+    """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
+
+    Tensors outside the tower (text tower, projections) and all non-weight files are the container's own.
+
+    Returns:
+        Names of the files in the finished folder.
+
+    Raises:
+        NumericalError: the reloaded model is not the one that was written.
+        InputError: the disk refuses.
+    """
+    source = Checkpoint(container, "container", adapter.canonical)
+    written = _copy_files(container, folder.partial)
+    for file, names, index in _shards(source.info):
+        tower = [name for name in names if name in adapter.tower]
+        rest = [name for name in names if name not in adapter.tower]
+        save_tensors({**source.read(rest), **model.read(tower)}, folder.partial / file)
+        written.append(file)
+        if index is not None:
+            (folder.partial / INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
+            written.append(INDEX_FILE)
+    verify_reload(folder.partial, model)
+    written = sorted([*written, CARD_FILE, RECORD_FILE])
+    (folder.partial / CARD_FILE).write_text(card, encoding="utf-8")
+    content = json.dumps({**record, "written": written}, indent=2)
+    (folder.partial / RECORD_FILE).write_text(content + "\n", encoding="utf-8")
+    folder.commit()
+    return written
+
+
+def convert(source: str | Path, out: str | Path) -> dict[str, Any]:
+    """Rewrite a checkpoint folder with canonical tensor names, verify and commit it.
+
+    A vision tower that transformers 5 saved from scratch lacks a prefix without which version 4 silently
+    re-initialises every tensor; the rewritten folder loads in both.
+
+    Returns:
+        The document of `featcal export --json`.
+    """
+    container = resolve(str(source), Path.cwd(), "model to export")
+    adapter = adapter_for(read_config(container, "model to export"), torch.device("cpu"), "model to export")
+    model = Checkpoint(container, "model to export", adapter.canonical)
+    card = container / CARD_FILE
+    text = card.read_text(encoding="utf-8") if card.is_file() else "---\nlibrary_name: transformers\n---\n"
+    record_file = container / RECORD_FILE
+    record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.is_file() else {}
+    with OutputFolder(out) as folder:
+        written = write_model(folder, adapter, container, model, record, text)
+    return {"out": str(folder.out), "format": "hf", "written": written}
+
+
+def verify_reload(folder: Path, model: Weights) -> None:
+    """Load `folder` with transformers and compare pooled features on fixed noise with those of `model`.
+
+    Raises:
+        NumericalError: a tensor would be re-initialised on loading, or the features differ.
+    """
+    from transformers import CLIPModel, CLIPVisionModel
+
+    config = read_config(folder, "written model")
+    loader = CLIPModel if config["model_type"] == "clip" else CLIPVisionModel
+    loaded, info = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    if lost:
+        raise NumericalError(f"{folder}: transformers would re-initialise {', '.join(lost[:4])}; not finished")
+    cpu = Compute(torch.device("cpu"), torch.float32)
+    side = int(config.get("vision_config", config)["image_size"])
+    pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    own = final_features(adapter_for(config, cpu.device, "written model"), model, {}, [{"pixel_values": pixels}], cpu)
+    with torch.no_grad():
+        tower = getattr(loaded, "vision_model", loaded)
+        theirs = tower.eval()(pixel_values=pixels).pooler_output
+    difference = float((own - theirs).abs().max() / own.abs().max())
+    if not difference <= RELOAD_TOLERANCE:
+        raise NumericalError(f"{folder}: reloaded features differ by {difference:.1e} of their largest value")
+
+
+def _shards(info: Mapping[str, TensorInfo]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:
+    """(file, names, index or None) of every weight file; the index comes with the last one."""
+    sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > SHARD_BYTES:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    if len(shards) == 1:
+        yield SINGLE_FILE, shards[0], None
+        return
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    for file, names in zip(files, shards, strict=True):
+        yield file, names, index if file == files[-1] else None
+
+
+def _copy_files(container: Path, target: Path) -> list[str]:
+    """Copy configuration, tokenizer, processor and every other non-weight file."""
+    copied = []
+    for file in sorted(container.iterdir()):
+        replaced = file.name in (INDEX_FILE, RECORD_FILE, CARD_FILE) or file.suffix in _WEIGHT_SUFFIXES
+        if file.is_file() and not replaced and not file.name.startswith("."):
+            try:
+                shutil.copyfile(file, target / file.name)
+            except OSError as error:
+                raise InputError(f"cannot copy {file} to {target}: {error.strerror}") from error
+            copied.append(file.name)
+    return copied

@@ -1,0 +1,114 @@
+"""An output folder that is complete or not there: everything goes to `OUT.partial`, which is renamed at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.models.adapter import Block
+
+
+class OutputFolder:
+    """A model folder in the making: `with OutputFolder(out) as folder: … folder.commit()`.
+
+    Finished blocks of an interrupted calibration stay in the partial folder, which no library takes for a
+    model, and a later run with `resume` goes on from them.
+
+    Args:
+        out: must not exist.
+        run: what identifies the run; a partial folder is continued by the same run only.
+
+    Raises:
+        InputError: `out` exists, cannot be written, or has a partial folder that is not to be continued.
+    """
+
+    def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
+        self.out = Path(out).expanduser().absolute()
+        self.partial = self.out.with_name(self.out.name + ".partial")
+        self._blocks = self.partial / "blocks"
+        self._identity = self.partial / "run.json"
+        if self.out.exists():
+            raise InputError(f"{self.out} exists already; choose another --out or remove it (nothing is overwritten)")
+        if self.partial.exists():
+            self._check_continued(json.loads(json.dumps(run)), resume)
+        try:
+            self._blocks.mkdir(parents=True, exist_ok=True)
+            self._identity.write_text(json.dumps(run), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
+
+    def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
+        if not resume:
+            raise InputError(f"{self.partial} is left from an interrupted run; continue it with --resume or remove it")
+        before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
+        if before != run:
+            raise InputError(f"{self.partial} comes from a run with other inputs or options; remove it to start anew")
+
+    def finished(self, block: Block) -> dict[str, Tensor] | None:
+        """Tensors of a block that was finished, mapped from disk; None if it was not."""
+        file = self._file(block)
+        return load_file(file) if file.is_file() else None
+
+    def finished_tensors(self, blocks: Iterable[Block]) -> Mapping[str, Tensor]:
+        """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
+        return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
+
+    def put(self, block: Block, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a finished block on disk."""
+        file = self._file(block)
+        unfinished = file.with_suffix(".writing")
+        save_tensors(tensors, unfinished)
+        unfinished.replace(file)
+
+    def _file(self, block: Block) -> Path:
+        return self._blocks / f"{block.name}.safetensors"
+
+    def commit(self) -> None:
+        """Turn the partial folder into the output folder."""
+        shutil.rmtree(self._blocks)
+        self._identity.unlink()
+        os.replace(self.partial, self.out)
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After a failure remove the partial folder, unless it holds finished blocks to resume from."""
+        if kind is not None and self.partial.exists() and not any(self._blocks.glob("*.safetensors")):
+            shutil.rmtree(self.partial)
+
+
+class _BlockFiles(Mapping[str, Tensor]):
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._files[name], framework="pt") as handle:
+            tensor: Tensor = handle.get_tensor(name)
+            return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses."""
+    try:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror or error}") from error

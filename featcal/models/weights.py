@@ -1,0 +1,129 @@
+"""Models as named tensors that are read when they are needed.
+
+A block of any model runs from a dict of tensors, so base, merged and experts are *sources of tensors*: a
+checkpoint on disk, a merge computed on the fly, or one of these with some tensors replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from featcal.errors import InputError
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and storage dtype of a tensor, known without reading it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Weights(Protocol):
+    """Where the tensors of one model come from. Names are canonical: the layout that the adapter writes."""
+
+    @property
+    def label(self) -> str:
+        """What the model is called in messages: a role and a place."""
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        """Every tensor that the model has."""
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The named tensors in their storage dtype on the CPU; never to be written into.
+
+        Raises InputError for a name that the model lacks, and for a value that is not finite.
+        """
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which dtype features are computed: `exact` is float32, `fast` is bfloat16."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors on the device, floating ones in the compute dtype."""
+        return {
+            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+            for name, tensor in tensors.items()
+        }
+
+
+PRECISIONS = {"exact": torch.float32, "fast": torch.bfloat16}
+
+
+def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
+    """`Compute` for the public options.
+
+    Args:
+        device: "auto" (CUDA where there is one), "cpu", or any CUDA device such as "cuda" or "cuda:1".
+        precision: "exact" or "fast".
+
+    Raises:
+        InputError: unknown precision, or a device that this machine does not have.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not '{precision}'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device '{device}' is not to be had on this machine; use --device cpu") from error
+    return Compute(chosen, PRECISIONS[precision])
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A model whose tensors are all resident."""
+
+    label: str
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        return {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.tensors.items()}
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: require(self.tensors, name, self.label) for name in names}
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """`under` with some tensors replaced by others of the same shape and dtype, as calibration leaves them."""
+
+    label: str
+    under: Weights
+    replaced: Mapping[str, Tensor]
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        return self.under.info
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        wanted = list(names)
+        below = self.under.read(name for name in wanted if name not in self.replaced)
+        return {name: self.replaced[name] if name in self.replaced else below[name] for name in wanted}
+
+
+def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
+    """`tensors[name]`, or an InputError that says which model lacks it."""
+    if name not in tensors:
+        raise InputError(f"{label}: tensor '{name}' is missing")
+    return tensors[name]
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raise InputError naming `what` if a value is NaN or infinite."""
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise InputError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")

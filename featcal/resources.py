@@ -1,0 +1,20 @@
+"""Where the files that travel with featcal are: the repository in a clone, `_bundle` in an installed wheel."""
+
+from pathlib import Path
+
+
+def bundle_root() -> Path:
+    """Folder that holds `app/`, `pages/` and `data/`."""
+    package = Path(__file__).resolve().parent
+    bundled = package / "_bundle"
+    return bundled if bundled.is_dir() else package.parent
+
+
+def data_path(*parts: str) -> Path:
+    """Path below `data/`, for example `data_path("clip-mini", "suite.yaml")`."""
+    return bundle_root().joinpath("data", *parts)
+
+
+def embedded_suites() -> dict[str, Path]:
+    """Name → suite file of every suite that needs no download."""
+    return {file.parent.name: file for file in sorted(data_path().glob("*/suite.yaml"))}
