@@ -167,7 +167,7 @@ def evaluate(suite: str, model: str, split: str, samples: int | None, seed: int,
     from featcal.evaluation.evaluate import evaluate as score
 
     scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
-    rows = [(task, s.metric, f"{100 * s.value:.1f}", s.n) for task, s in scores.tasks.items()]
+    rows = [(task, s.metric, f"{100 * s.value:.1f}", str(s.n)) for task, s in scores.tasks.items()]
     rows.append(("average", "", f"{100 * scores.average:.1f}", ""))
     _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
 

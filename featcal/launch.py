@@ -1,28 +1,34 @@
-"""Start the Streamlit app with safe defaults: local address, no telemetry, no file watcher."""
+"""Start the Streamlit app; what it may and may not do is in `app/.streamlit/config.toml`.
+
+The server runs in this process, so that the libraries which the first page needs are imported while the
+server starts and the browser opens, not after.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-OPTIONS = {
-    "server.address": "127.0.0.1",
-    "server.fileWatcherType": "none",
-    "browser.gatherUsageStats": "false",
-    "server.headless": "true",
-}
+FIRST_NEEDED = ("torch", "transformers.models.clip.modeling_clip", "pandas", "plotly.graph_objects", "featcal.family")
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def start_app(main: Path, port: int, extra: Sequence[str] = ()) -> int:
-    """Run the app until it is stopped; returns streamlit's exit status."""
-    options = [f"--{name}={value}" for name, value in {**OPTIONS, "server.port": port}.items()]
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1", **os.environ}
-    command = [sys.executable, "-m", "streamlit", "run", str(main), *options, *extra]
+    """Run the app until it is stopped; returns the exit status. `extra` are further options of `streamlit run`."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    threading.Thread(target=_warm_up, daemon=True).start()
+    from streamlit.web import cli
+
     print(f"featcal app on http://127.0.0.1:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
-    try:
-        return subprocess.run(command, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        return 0
+    arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
+    return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
+
+
+def _warm_up() -> None:
+    for name in FIRST_NEEDED:
+        import_module(name)

@@ -70,18 +70,18 @@ def calibrate_blocks(
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
             stored = merged.read(block.names)
-            student = block.local(compute.place(stored))
-            solved = finished(block)
-            moments = None if solved else BlockMoments(stage, index, config)
+            student = block.local(compute.move(stored))
+            before = finished(block)
+            moments = BlockMoments(stage, index, config) if before is None else None
             targets = {
-                task: _count_task(expert, stage, block, student, streams[task], moments)
+                task: _count_task(expert, stage, block, compute.place(student), streams[task], moments)
                 for task, expert in experts.items()
             }
             if moments is not None:
-                new = _solve(moments, block, student, block.local(compute.place(base.read(block.names))))
-                solved = {name: _stored(name, new[name], old) if name in new else old for name, old in stored.items()}
-                put(block, solved)
-            deployed = block.local(compute.place(solved))
+                new = _solve(moments, block, student, block.local(compute.move(base.read(block.names))))
+                stored |= {name: _stored(name, tensor, stored[name]) for name, tensor in new.items()}
+                put(block, stored)
+            deployed = block.local(compute.place(before or stored))
             for task in experts:
                 streams[task] = [stage.advance(call, block.run(deployed, call)) for call in streams[task]]
             residuals[block.name] = {task: _relative_drift(streams[task], targets[task]) for task in experts}

@@ -51,8 +51,9 @@ class LinearMoments:
     ) -> None:
         """Count n tokens: deployed inputs, expert outputs less bias, and token weights (None: all 1).
 
-        Products are formed in the dtype of the features and accumulated in float64.
+        Products are formed in float32 or in the wider dtype of the features, and accumulated in float64.
         """
+        inputs, expert = _at_least_float32(inputs), _at_least_float32(expert)
         w = torch.ones_like(inputs[:, 0]) if weights is None else weights.to(inputs.dtype)
         weighted = inputs if weights is None else inputs * w[:, None]
         self.weight += float(w.double().sum())
@@ -138,45 +139,69 @@ class LinearGroup:
         return torch.cat([tensors[f"{name}.{kind}"].double() for name in self.names])
 
     def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
-        parts = stacked.split(self._rows)
+        parts = torch.split(stacked, self._rows)
         return {f"{name}.{kind}": part for name, part in zip(self.names, parts, strict=True)}
 
 
-class NormGroup:
-    """One LayerNorm: moments of the current model's normalised inputs; tasks count alike (Eq. 57)."""
+@dataclass
+class NormSums:
+    """Sums over tasks of Eq. (58); tasks count alike."""
 
-    def __init__(self, name: str, weighting: str, module: nn.LayerNorm) -> None:
+    square: Float[Tensor, " d"]
+    mean: Float[Tensor, " d"]
+    scale_target: Float[Tensor, " d"]
+    shift_target: Float[Tensor, " d"]
+    tasks: int = 0
+
+    def add(self, square: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> None:
+        """One task's moments of its normalised features, and its expert's scale and shift."""
+        self.square += square
+        self.mean += mean
+        self.scale_target += square * scale + mean * shift
+        self.shift_target += mean * scale + shift
+        self.tasks += 1
+
+
+class NormGroup:
+    """One LayerNorm: moments of the current model's normalised inputs, expert features play no part (Eq. 57)."""
+
+    def __init__(self, name: str, weighting: str, module: nn.LayerNorm, device: torch.device) -> None:
         self.names = (name,)
         self.weighting = weighting
         self._shape, self._eps = module.normalized_shape, module.eps
-        self._weight = 0.0
-        self._task: list[Tensor] = []
-        self._sums: list[Tensor] = []
-        self._tasks = 0
+        zero = torch.zeros(*self._shape, dtype=torch.float64, device=device)
+        self._sums = NormSums(zero.clone(), zero.clone(), zero.clone(), zero.clone())
+        self._weight, self._mean, self._square = 0.0, zero.clone(), zero.clone()
 
     def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
         """Count one batch of the current task: weighted sums of z and z^2."""
-        z = nn.functional.layer_norm(_tokens(inputs[self.names[0]]), self._shape, eps=self._eps).double()
+        features = _at_least_float32(_tokens(inputs[self.names[0]]))
+        z = nn.functional.layer_norm(features, self._shape, eps=self._eps).double()
         w = torch.ones_like(z[:, 0]) if weights is None else weights.double()
-        terms = [w @ z, w @ z.square()]
         self._weight += float(w.sum())
-        self._task = _add(self._task, terms)
+        self._mean += w @ z
+        self._square += w @ z.square()
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
-        """Fold the current task into the sums of Eq. (58)."""
-        mean, square = (term / self._weight for term in self._task)
-        scale, shift = self._affine(expert)
-        terms = [square, mean, square * scale + mean * shift, mean * scale + shift]
-        self._sums = _add(self._sums, terms)
-        self._tasks, self._task, self._weight = self._tasks + 1, [], 0.0
+        """Fold the current task into the sums."""
+        self._sums.add(self._square / self._weight, self._mean / self._weight, *self._affine(expert))
+        self._weight = 0.0
+        self._mean.zero_()
+        self._square.zero_()
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """Calibrated scale and shift, in float64."""
-        anchors = [
-            closed_form.anchor(m, b, config.rho) for m, b in zip(self._affine(merged), self._affine(base), strict=True)
-        ]
+        (merged_scale, merged_shift), (base_scale, base_shift) = self._affine(merged), self._affine(base)
         scale, shift = closed_form.layernorm_affine(
-            *self._sums, *anchors, tasks=self._tasks, lam=config.lam, eps=config.eps
+            self._sums.square,
+            self._sums.mean,
+            self._sums.scale_target,
+            self._sums.shift_target,
+            closed_form.anchor(merged_scale, base_scale, config.rho),
+            closed_form.anchor(merged_shift, base_shift, config.rho),
+            self._sums.tasks,
+            config.lam,
+            config.eps,
         )
         return {f"{self.names[0]}.weight": scale, f"{self.names[0]}.bias": shift}
 
@@ -222,16 +247,16 @@ class BlockMoments:
         ]
         if self._config.layernorms:
             groups += [
-                NormGroup(name, self._stage.weighting(self._index, name), module)
+                NormGroup(name, self._stage.weighting(self._index, name), module, inputs[name].device)
                 for name, module in layernorms(block).items()
             ]
         return groups
 
 
+def _at_least_float32(features: Tensor) -> Tensor:
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
 def _tokens(features: Tensor) -> Float[Tensor, "n d"]:
     """`[batch, tokens, d]` or `[n, d]` → one row per token."""
     return features.reshape(-1, features.shape[-1])
-
-
-def _add(totals: list[Tensor], terms: list[Tensor]) -> list[Tensor]:
-    return [total + term for total, term in zip(totals, terms, strict=True)] if totals else terms

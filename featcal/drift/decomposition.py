@@ -225,11 +225,12 @@ class _Record:
     def result(self, task: str) -> TaskDrift:
         layers = []
         for layer, batches in self.parts.items():
-            *numbers, residual = (torch.cat(column).cpu() for column in zip(*batches, strict=True))
-            layers.append(LayerDrift(layer, *numbers, residual=float(residual.max())))
-        return TaskDrift(
-            task, tuple(layers), torch.cat(self.expert_features).cpu(), torch.cat(self.model_features).cpu()
-        )
+            drift, mismatch, propagation, norm, alignment, residual = (
+                torch.cat(column).cpu() for column in zip(*batches, strict=True)
+            )
+            layers.append(LayerDrift(layer, drift, mismatch, propagation, norm, alignment, float(residual.max())))
+        expert, model = torch.cat(self.expert_features).cpu(), torch.cat(self.model_features).cpu()
+        return TaskDrift(task, tuple(layers), expert, model)
 
 
 def _layer_json(layer: LayerDrift) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.checkpoint import read_config
+from featcal.models.pretrained import load_pretrained
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ZeroShotHead:
 
 @torch.no_grad()
 def zero_shot_heads(
-    base_folder: Path, tasks: dict[str, tuple[Sequence[str], Sequence[str]]]
+    base_folder: Path, tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]]
 ) -> dict[str, ZeroShotHead]:
     """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
     templates, normalise.
@@ -44,7 +45,7 @@ def zero_shot_heads(
             f"base: {base_folder} has no text tower, so there is no zero-shot head; "
             "evaluation needs a full CLIP checkpoint as base"
         )
-    model = CLIPModel.from_pretrained(base_folder, dtype=torch.float32).eval()
+    model, _ = load_pretrained(CLIPModel, base_folder)
     tokenizer = AutoTokenizer.from_pretrained(base_folder)
     scale = float(model.logit_scale.exp())
     heads = {}

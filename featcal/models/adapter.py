@@ -96,8 +96,6 @@ class Adapter(ABC):
     """Canonical names read from the base for every model (CLIP: the visual projection), possibly none."""
     closing: tuple[str, ...]
     """Names of the tower that `final` needs."""
-    defaults: Mapping[str, float]
-    """The paper's lam, rho and alpha for this family."""
 
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:

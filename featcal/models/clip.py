@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ class VisionStage(Stage):
     def token_weights(self, weighting: str, call: Call, patch_weight: float) -> Tensor | None:
         if weighting == "all":
             return None
-        weights = torch.full(call.hidden.shape[:2], patch_weight, device=call.hidden.device)
+        shape, device = call.hidden.shape[:2], call.hidden.device
+        weights = torch.full(shape, patch_weight, device=device, dtype=torch.float64)
         weights[:, 0] = 1.0
         return weights
 
@@ -56,7 +57,6 @@ class ClipVision(Adapter):
     """
 
     family = "clip"
-    defaults: ClassVar[Mapping[str, float]] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
     def __init__(self, config: Mapping[str, Any], device: torch.device) -> None:
         vision = dict(config.get("vision_config", config))

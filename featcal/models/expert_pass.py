@@ -67,8 +67,8 @@ class ExpertPass:
         return list(self._calls)
 
     def tensors(self, block: Block) -> dict[str, Tensor]:
-        """The expert's tensors of a block, by name inside the block, on the compute device."""
-        return block.local(self.compute.place(self.weights.read(block.names)))
+        """The expert's tensors of a block as they are stored, by name inside the block, on the compute device."""
+        return block.local(self.compute.move(self.weights.read(block.names)))
 
     def walk(self, stage: Stage, block: Block, tensors: Mapping[str, Tensor]) -> Iterator[BlockTrace]:
         """Every batch through `block`, in order; to be consumed to the end before the next block."""
@@ -77,9 +77,10 @@ class ExpertPass:
             yield from self._kept[block.name]
             return
         kept: list[BlockTrace] = []
+        running = self.compute.place(tensors)
         for position, call in enumerate(self._calls):
             with capture_outputs(block.module) as outputs:
-                after = stage.advance(call, block.run(tensors, call))
+                after = stage.advance(call, block.run(running, call))
             self._calls[position] = after
             trace = BlockTrace(call, after, outputs)
             if self.keep:

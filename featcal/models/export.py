@@ -15,6 +15,7 @@ from featcal.models.adapter import Adapter, adapter_for
 from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config, resolve
 from featcal.models.features import final_features
 from featcal.models.output import OutputFolder, save_tensors
+from featcal.models.pretrained import load_pretrained
 from featcal.models.weights import Compute, TensorInfo, Weights
 
 SHARD_BYTES = 2 * 2**30
@@ -90,7 +91,7 @@ def verify_reload(folder: Path, model: Weights) -> None:
 
     config = read_config(folder, "written model")
     loader = CLIPModel if config["model_type"] == "clip" else CLIPVisionModel
-    loaded, info = loader.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    loaded, info = load_pretrained(loader, folder)
     lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if lost:
         raise NumericalError(f"{folder}: transformers would re-initialise {', '.join(lost[:4])}; not finished")
@@ -100,7 +101,7 @@ def verify_reload(folder: Path, model: Weights) -> None:
     own = final_features(adapter_for(config, cpu.device, "written model"), model, {}, [{"pixel_values": pixels}], cpu)
     with torch.no_grad():
         tower = getattr(loaded, "vision_model", loaded)
-        theirs = tower.eval()(pixel_values=pixels).pooler_output
+        theirs = tower(pixel_values=pixels).pooler_output
     difference = float((own - theirs).abs().max() / own.abs().max())
     if not difference <= RELOAD_TOLERANCE:
         raise NumericalError(f"{folder}: reloaded features differ by {difference:.1e} of their largest value")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class TensorInfo:
     dtype: torch.dtype
 
 
+@runtime_checkable
 class Weights(Protocol):
     """Where the tensors of one model come from. Names are canonical: the layout that the adapter writes."""
 
@@ -49,8 +50,12 @@ class Compute:
     device: torch.device
     dtype: torch.dtype
 
+    def move(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors on the device in their own dtype: for the solve, which loses nothing."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
     def place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device, floating ones in the compute dtype."""
+        """The tensors on the device, floating ones in the compute dtype: for the forward."""
         return {
             name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
             for name, tensor in tensors.items()

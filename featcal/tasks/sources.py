@@ -115,7 +115,8 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
 
 def preprocess(images: Sequence[Image], base_folder: Path) -> Tensor:
     """Pictures → `pixel_values` `[n, 3, H, W]` float32 by the image processor in the base's folder."""
-    pixels: Tensor = _processor(base_folder)(images=list(images), return_tensors="pt")["pixel_values"]
+    writable = [image.copy() for image in images]  # the processor wraps them as tensors
+    pixels: Tensor = _processor(base_folder)(images=writable, return_tensors="pt")["pixel_values"]
     return pixels.float()
 
 

@@ -1,0 +1,35 @@
+# Linux and macOS; the README gives the same steps for PowerShell.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: app test check screenshots lock clean
+
+# Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
+$(VENV)/installed: requirements.lock pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+app: $(VENV)/installed
+	$(BIN)/featcal app
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+screenshots: $(VENV)/installed
+	$(BIN)/python docs/screenshots.py
+
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-header \
+		--no-emit-index-url --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

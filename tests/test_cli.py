@@ -1,0 +1,195 @@
+"""The command line: documents, exit statuses, and one clear message for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from conftest import BLOCKS, TASKS
+from featcal import cli
+from featcal.calibration import calibrate as calibrate_module
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run a command line in this process: (exit status, stdout, stderr)."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["featcal", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return command
+
+
+def document(result: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = result
+    assert code == 0, err
+    content: dict[str, Any] = json.loads(out)  # one document and nothing else
+    return content
+
+
+def test_suites(run: Run) -> None:
+    suites = document(run("suites", "--json"))["suites"]
+    assert "clip-mini" in [suite["name"] for suite in suites]
+
+
+def test_check_finds_nothing_wrong(run: Run, tiny_suite_file: Path) -> None:
+    found = document(run("check", tiny_suite_file, "--json"))
+    assert (found["ok"], found["problems"], found["blocks"], found["tasks"]) == (True, [], BLOCKS, len(TASKS))
+
+
+def test_check_reports_all_problems_and_exits_1(run: Run, own_suite_file: Path) -> None:
+    root = own_suite_file.parent
+    (root / "samples.safetensors").unlink()
+    expert = root / "experts" / "pets" / "model.safetensors"
+    expert.write_bytes(expert.read_bytes()[:50])
+    code, out, _ = run("check", own_suite_file, "--json")
+    problems = json.loads(out)["problems"]
+    assert code == 1
+    assert len(problems) == 1 + 3 * len(TASKS)
+    code, _, err = run("check", own_suite_file)
+    assert code == 1
+    assert all(problem in err for problem in problems)
+
+
+def test_merge(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "merged"
+    written = document(run("merge", tiny_suite_file, "--method", "task-arithmetic", "--out", out, "--json"))
+    assert (written["out"], written["method"], written["scale"]) == (str(out), "task-arithmetic", 0.3)
+    assert (out / "model.safetensors").is_file()
+
+
+def test_drift(run: Run, tiny_suite_file: Path) -> None:
+    ledger = document(run("drift", tiny_suite_file, "--json", "--samples", 4, "--split", "calibration"))
+    assert ledger["split"] == "calibration"
+    assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
+
+
+def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--lam", 0.01, "--rho", 1.5, "--alpha", 0.5, "--samples", 6, "--seed", 7)
+    made = document(run("calibrate", tiny_suite_file, "--out", out, *options, "--json"))
+    assert made["out"] == str(out)
+    assert {k: made["config"][k] for k in ("lam", "rho", "alpha", "samples", "seed")} == {
+        "lam": 0.01, "rho": 1.5, "alpha": 0.5, "samples": 6, "seed": 7,
+    }  # fmt: skip
+    assert made["tasks"]["pets"]["samples"] == 6
+    assert made["tasks"]["pets"]["tokens"] == 60
+    assert made["seconds"]["total"] > 0
+    assert sorted(path.name for path in out.iterdir()) == made["written"]
+    beside = json.loads((out / "featcal.json").read_text())
+    assert beside == {key: value for key, value in made.items() if key != "out"}
+    assert document(run("drift", tiny_suite_file, "--model", out, "--json"))["model"] == str(out)
+    assert 0 <= document(run("evaluate", tiny_suite_file, "--model", out, "--json"))["average"] <= 1
+    again = document(run("export", out, "--out", tmp_path / "again", "--json"))
+    assert again["written"] == made["written"]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    code, out, _ = run("evaluate", tiny_suite_file, "--model", "expert")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["task", "metric", "%", "n"]
+    assert out.splitlines()[-1].split()[0] == "average"
+    code, out, _ = run("calibrate", tiny_suite_file, "--out", tmp_path / "o", "--samples", 4)
+    assert code == 0
+    assert f"written to {tmp_path / 'o'}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("drift", "nowhere"), "no suite 'nowhere'"),
+        (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; a ridge strength is >= 0"),
+        (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; an interpolation share lies in [0, 1]"),
+        (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho must be a finite number"),
+        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "at least one sample"),
+        (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
+        (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),
+        (("merge", "SUITE", "--method", "simple-averaging", "--scale", 1, "--out", "OUT"), "means nothing"),
+        (("drift", "SUITE", "--samples", 0), "at least one"),
+        (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
+        (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),
+        (("calibrate", "SUITE", "--out", "EMPTY"), "exists already"),
+    ],
+)
+def test_wrong_input_is_one_message_and_status_1(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"SUITE": tiny_suite_file, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
+    code, out, err = run(*(places.get(a, a) if isinstance(a, str) else a for a in arguments))
+    assert code == 1
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("arguments", [("drift",), ("drfit", "x"), ("drift", "x", "--nope"), ("merge", "x")])
+def test_wrong_usage_is_status_2(run: Run, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "Usage" in err
+
+
+def test_interrupt_is_status_130_and_leaves_nothing(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate_module, "calibrate_blocks", interrupt)
+    code, out, err = run("calibrate", tiny_suite_file, "--out", tmp_path / "out", "--json")
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
+def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
+    """The process is told to stop once the first block is on disk."""
+    out = tmp_path / "out"
+    slow = (
+        "import time; from featcal import cli; from featcal.models.output import OutputFolder; put = OutputFolder.put;"
+        "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
+    )
+    command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out.partial/blocks/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not out.exists()
+    assert not list((tmp_path / "out.partial").glob("*.safetensors"))
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """`featcal --help` and `import featcal` load neither torch nor transformers nor streamlit."""
+    code = (
+        "import sys, featcal, featcal.cli; sys.argv = ['featcal', '--help']\n"
+        "try: featcal.cli.main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'streamlit', 'pandas', 'numpy', 'umap'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

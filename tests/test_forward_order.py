@@ -1,0 +1,308 @@
+"""Algorithm 1 as a whole: against a plain float64 reference, its invariances, and what the deployed model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import TASKS
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import BlockMoments
+from featcal.drift.decomposition import measure_drift
+from featcal.errors import NumericalError
+from featcal.family import Family
+from featcal.models.adapter import Block
+from featcal.models.expert_pass import first_calls
+from featcal.models.weights import InMemory, Overlay, Weights
+
+CONFIG = CalibrationConfig(samples=12, batch_size=5)
+
+
+def tower(family: Family, weights: Weights) -> dict[str, Tensor]:
+    return weights.read(family.adapter.tower)
+
+
+def calibrated(family: Family, config: CalibrationConfig = CONFIG) -> dict[str, Tensor]:
+    return tower(family, calibrate(family, config).weights)
+
+
+def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolerance: float) -> None:
+    for name, tensor in theirs.items():
+        scale = float(tensor.norm()) or 1.0
+        assert float((ours[name] - tensor).norm()) / scale <= tolerance, name
+
+
+def reference(family: Family, config: CalibrationConfig) -> dict[str, Tensor]:
+    """FeatCal written again from the paper with every feature kept: explicit matrices, one module at a time."""
+    stage = family.adapter.stages[0]
+    student = dict(tower(family, family.merged))
+    base = tower(family, family.base)
+    experts = {task: tower(family, expert) for task, expert in family.experts.items()}
+    inputs = {task: [p.batches[0]] for task, p in expert_passes(family, replace(config, batch_size=99)).items()}
+
+    def start(tensors: Mapping[str, Tensor], task: str) -> Any:
+        return first_calls(stage, {n: tensors[n] for n in stage.outer}, inputs[task], [])[0]
+
+    own = {task: start(experts[task], task) for task in experts}
+    deployed = {task: start(student, task) for task in experts}
+    for index, block in enumerate(stage.blocks):
+        seen: dict[str, dict[str, dict[str, Tensor]]] = {}
+        for task in experts:
+            seen[task] = {
+                "cal": record(block, student, deployed[task]),
+                "exp": record(block, experts[task], own[task]),
+            }
+        new: dict[str, Tensor] = {}
+        for name, module in block.module.named_modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)):
+                solve = reference_linear if isinstance(module, torch.nn.Linear) else reference_norm
+                path = f"{block.name}.{name}"
+                last = index == len(stage.blocks) - 1 and not name.endswith(("k_proj", "v_proj"))
+                features = {t: (s["cal"][name], s["exp"][name]) for t, s in seen.items()}
+                new |= solve(path, features, student, base, experts, 0.01 if last else 1.0, config)
+        for task in experts:
+            own[task] = stage.advance(own[task], block.run(block.local(experts[task]), own[task]))
+        student |= new
+        for task in experts:
+            deployed[task] = stage.advance(deployed[task], block.run(block.local(student), deployed[task]))
+    return student
+
+
+def record(block: Block, tensors: Mapping[str, Tensor], call: Any) -> dict[str, Tensor]:
+    seen: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _, args, name=name: seen.__setitem__(name, args[0].detach()))
+        for name, module in block.module.named_modules()
+        if not list(module.children())
+    ]
+    block.run(block.local(tensors), call)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def token_rows(features: Tensor, patch: float) -> tuple[Tensor, Tensor]:
+    weights = torch.full(features.shape[:2], patch, dtype=torch.float64)
+    weights[:, 0] = 1.0
+    return features.flatten(0, 1), weights.flatten() / weights.sum()
+
+
+def reference_linear(
+    path: str, features: Any, student: Any, base: Any, experts: Any, patch: float, c: CalibrationConfig
+) -> dict[str, Tensor]:
+    left, right, top, bottom, mean_sum = 0.0, 0.0, 0.0, 0.0, 0.0
+    for task, (cal, exp) in features.items():
+        x, w = token_rows(cal, patch)
+        target = c.alpha * exp.flatten(0, 1) + (1 - c.alpha) * x
+        weight, bias = experts[task][f"{path}.weight"], experts[task][f"{path}.bias"]
+        gram, cross = x.mT @ (w[:, None] * x), target.mT @ (w[:, None] * x)
+        omega = 1 / gram.norm()
+        left, right = left + omega * gram, right + omega * weight @ cross
+        top, bottom = top + omega * (bias + weight @ (w @ target)), bottom + omega
+        mean_sum = mean_sum + omega * (w @ x)
+    anchor = c.rho * student[f"{path}.weight"] + (1 - c.rho) * base[f"{path}.weight"]
+    eye = torch.eye(len(left), dtype=torch.float64)
+    solved = (right + c.lam * anchor) @ torch.linalg.inv(left + (c.lam + c.eps) * eye)
+    anchor = c.rho * student[f"{path}.bias"] + (1 - c.rho) * base[f"{path}.bias"]
+    bias = (top - solved @ mean_sum + c.lam * anchor) / (bottom + c.lam)
+    return {f"{path}.weight": solved, f"{path}.bias": bias}
+
+
+def reference_norm(
+    path: str, features: Any, student: Any, base: Any, experts: Any, patch: float, c: CalibrationConfig
+) -> dict[str, Tensor]:
+    """Least squares of Eq. (57) per coordinate by a stacked design matrix."""
+    scale, shift = [], []
+    anchors = [c.rho * student[f"{path}.{k}"] + (1 - c.rho) * base[f"{path}.{k}"] for k in ("weight", "bias")]
+    rows = {}
+    for task, (cal, _) in features.items():
+        x, w = token_rows(cal, patch)
+        z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        rows[task] = (z, w.sqrt())
+    for d in range(len(anchors[0])):
+        design, target = [], []
+        for task, (z, root) in rows.items():
+            design.append(torch.stack([root * z[:, d], root], dim=1))
+            target.append(root * (z[:, d] * experts[task][f"{path}.weight"][d] + experts[task][f"{path}.bias"][d]))
+        ridge = c.lam**0.5 * torch.eye(2, dtype=torch.float64)
+        design.append(ridge)
+        target.append(c.lam**0.5 * torch.stack([anchors[0][d], anchors[1][d]]))
+        solution = torch.linalg.lstsq(torch.cat(design), torch.cat(target)[:, None]).solution[:, 0]
+        scale.append(solution[0])
+        shift.append(solution[1])
+    return {f"{path}.weight": torch.stack(scale), f"{path}.bias": torch.stack(shift)}
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, replace(CONFIG, lam=1e-4, rho=0.5, alpha=1.0), replace(CONFIG, lam=2.0, rho=1.0, alpha=0.0)]
+)
+def test_agrees_with_a_plain_float64_reference(tiny64: Family, config: CalibrationConfig) -> None:
+    with torch.no_grad():
+        assert_same(calibrated(tiny64, config), reference(tiny64, config), 1e-9)
+
+
+def test_float32_features_stay_close_to_float64(tiny: Family, tiny64: Family) -> None:
+    assert_same(calibrated(tiny), {n: t.float() for n, t in calibrated(tiny64).items()}, 2e-5)
+
+
+def test_only_linears_and_layernorms_of_blocks_change(tiny: Family) -> None:
+    merged, ours = tower(tiny, tiny.merged), calibrated(tiny)
+    for name in merged:
+        changed = not torch.equal(merged[name], ours[name])
+        assert changed == ("encoder.layers" in name), name
+
+
+def test_switches_leave_biases_and_layernorms_as_merged(tiny: Family) -> None:
+    merged = tower(tiny, tiny.merged)
+    ours = calibrated(tiny, replace(CONFIG, biases=False, layernorms=False))
+    changed = {name for name in merged if not torch.equal(merged[name], ours[name])}
+    assert changed
+    assert all(name.endswith(("proj.weight", "fc1.weight", "fc2.weight")) for name in changed)
+
+
+def test_batch_split_changes_nothing(tiny64: Family) -> None:
+    assert_same(calibrated(tiny64, replace(CONFIG, batch_size=12)), calibrated(tiny64), 1e-11)
+
+
+def test_task_order_changes_nothing(tiny64: Family) -> None:
+    turned = replace(tiny64, experts=dict(reversed(tiny64.experts.items())))
+    passes = dict(reversed(expert_passes(tiny64, CONFIG).items()))
+    ours = tower(turned, calibrate(turned, CONFIG, experts=passes).weights)
+    assert_same(ours, calibrated(tiny64), 1e-11)
+
+
+def test_scale_of_token_weights_changes_nothing(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = calibrated(tiny64)
+    stage = type(tiny64.adapter.stages[0])
+    original = stage.token_weights
+
+    def scaled(self: Any, weighting: str, call: Any, patch_weight: float) -> Tensor:
+        weights = original(self, weighting, call, patch_weight)
+        return 7.0 * (torch.ones(call.hidden.shape[:2], dtype=torch.float64) if weights is None else weights)
+
+    monkeypatch.setattr(stage, "token_weights", scaled)
+    assert_same(calibrated(tiny64), before, 1e-10)
+
+
+def test_patch_weight_matters_in_the_last_block_only(tiny: Family) -> None:
+    ours, other = calibrated(tiny), calibrated(tiny, replace(CONFIG, patch_weight=1.0))
+    changed = {name for name in ours if not torch.equal(ours[name], other[name])}
+    assert changed
+    assert all("layers.2." in name for name in changed)
+    assert not any("k_proj" in name or "v_proj" in name for name in changed)
+
+
+def test_identical_models_are_a_fixed_point(tiny64: Family) -> None:
+    same = replace(tiny64, merged=tiny64.base, experts=dict.fromkeys(tiny64.experts, tiny64.base))
+    for alpha in (0.0, 0.3, 1.0):
+        ours = calibrated(same, replace(CONFIG, alpha=alpha, eps=0.0))
+        assert_same(ours, tower(same, same.base), 1e-9)
+
+
+def test_huge_lam_gives_task_arithmetic_at_rho_times_its_scale(tiny64: Family) -> None:
+    ours = calibrated(tiny64, replace(CONFIG, lam=1e10))
+    base, merged = tower(tiny64, tiny64.base), tower(tiny64, tiny64.merged)
+    for name in (n for n in base if "encoder.layers" in n):
+        expected = 2.0 * merged[name] - base[name]
+        torch.testing.assert_close(ours[name], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. (45): forwarding the finished model gives every block the inputs that its moments were taken from."""
+    used: list[Tensor] = []
+    count = BlockMoments.update
+
+    def counted(self: BlockMoments, call: Any, *rest: Any) -> None:
+        used.append(call.hidden.clone())
+        count(self, call, *rest)
+
+    monkeypatch.setattr(BlockMoments, "update", counted)
+    config = replace(CONFIG, batch_size=12)
+    model = calibrate(tiny64, config).weights
+    stage = tiny64.adapter.stages[0]
+    with torch.no_grad():
+        for position, expert in enumerate(expert_passes(tiny64, config).values()):
+            (call,) = first_calls(stage, model.read(stage.outer), expert.batches, [])
+            for index, block in enumerate(stage.blocks):
+                student = used[index * len(TASKS) + position]
+                torch.testing.assert_close(call.hidden, student, rtol=0, atol=1e-12)
+                call = stage.advance(call, block.run(block.local(model.read(block.names)), call))
+
+
+def test_calibration_lowers_drift_on_its_samples(tiny: Family) -> None:
+    config = replace(CONFIG, rho=1.0, lam=1e-3)
+    before = measure_drift(tiny, split="calibration").to_json()["tasks"]
+    after = measure_drift(tiny, calibrate(tiny, config).weights, split="calibration").to_json()["tasks"]
+    for task in before:
+        assert after[task]["final"]["drift"] < 0.97 * before[task]["final"]["drift"]
+
+
+def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
+    passes = expert_passes(tiny, CONFIG, keep=True)
+    first = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
+    calibrate(tiny, replace(CONFIG, lam=1.0), experts=passes)
+    again = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
+    assert_same(again, first, 0.0)
+    assert_same(first, calibrated(tiny), 0.0)
+
+
+def test_kept_pass_survives_an_interruption(tiny: Family) -> None:
+    passes = expert_passes(tiny, CONFIG, keep=True)
+
+    def stop_at(block: int) -> Any:
+        def progress(label: str, done: int, total: int) -> None:
+            if done == block:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for block in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(tiny, CONFIG, experts=passes, progress=stop_at(block))
+    assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), calibrated(tiny), 0.0)
+
+
+def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    def stop(label: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_to_folder(tiny, CONFIG, out, progress=stop)
+    assert not out.exists()
+    assert not list(tmp_path.glob("out.partial/*.safetensors"))  # nothing that loads
+    document = calibrate_to_folder(tiny, CONFIG, out, resume=True)
+    assert list(document["relative_drift"]) == [block.name for block in tiny.adapter.blocks()]
+    written = load_file(out / "model.safetensors")
+    assert_same({n: written[n] for n in tiny.adapter.tower}, calibrated(tiny), 0.0)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_lam_zero_without_enough_data_names_the_module(tiny: Family) -> None:
+    with pytest.raises(NumericalError, match=r"layers\.\d.*not positive definite.*raise lam"):
+        calibrate(tiny, replace(CONFIG, lam=0.0, eps=0.0, samples=1))
+
+
+def test_solution_that_overflows_storage_is_refused(tiny: Family) -> None:
+    name = "vision_model.encoder.layers.0.mlp.fc2.weight"
+    merged = tiny.merged.read(tiny.adapter.tower)
+    half = {n: t.half() for n, t in merged.items()}
+    huge = {**tiny.experts["pets"].read(tiny.adapter.tower)}
+    huge[name] = huge[name] * 1e8
+    broken = replace(
+        tiny,
+        merged=InMemory("merged", half),
+        experts={**tiny.experts, "pets": Overlay("expert", InMemory("expert", huge), {})},
+    )
+    with pytest.raises(NumericalError, match=r"fc2\.weight.*float16"):
+        calibrate(broken, CONFIG)

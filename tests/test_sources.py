@@ -1,0 +1,158 @@
+"""Samples: the same draw for the same seed and task, from every kind of source, and clear refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from conftest import SIDE
+from featcal.errors import InputError
+from featcal.suite import Source, load_suite
+from featcal.tasks.sources import draw, open_pool, pick, preprocess
+
+Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
+
+
+def test_draw_depends_on_seed_and_task_alone() -> None:
+    assert pick(100, 10, 42, "cars") == pick(100, 10, 42, "cars")
+    assert pick(100, 10, 42, "cars") != pick(100, 10, 43, "cars")
+    assert pick(100, 10, 42, "cars") != pick(100, 10, 42, "dtd")
+    assert len(set(pick(100, 10, 42, "cars"))) == 10
+    assert pick(5, 10, 42, "cars") == pick(5, None, 0, "dtd") == (0, 1, 2, 3, 4)
+
+
+def test_zero_samples_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        pick(5, 0, 42, "cars")
+
+
+def test_tensors_come_as_they_are(tiny_suite_file: Path) -> None:
+    suite = load_suite(tiny_suite_file)
+    drawn = draw(suite, "pets", "test", 5, 1, suite.root / "base")
+    stored = load_file(suite.root / "samples.safetensors")
+    assert drawn.inputs["pixel_values"].equal(stored["pets.test"][list(drawn.indices)])
+    assert drawn.labels is not None
+    assert drawn.labels.equal(stored["pets.test.y"][list(drawn.indices)])
+    assert drawn.images is None
+    assert drawn.class_names == ("cat", "dog", "fish")
+
+
+def test_nan_in_calibration_images(own_suite_file: Path) -> None:
+    file = own_suite_file.parent / "samples.safetensors"
+    content = load_file(file)
+    content["pets.calibration"][3] = torch.nan
+    save_file(content, file)
+    suite = load_suite(own_suite_file)
+    with pytest.raises(InputError, match=r"task 'pets', calibration samples: 432 of .* NaN"):
+        draw(suite, "pets", "calibration", None, 0, suite.root / "base")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"tensors": "none.safetensors", "key": "k"}, "does not exist"),
+        ({"tensors": "samples.safetensors", "key": "pets.calibratio"}, "Did you mean 'pets.calibration'?"),
+        ({"tensors": "samples.safetensors", "key": "pets.test.y"}, "expected [n, channels, height, width]"),
+        ({"tensors": "suite.yaml", "key": "k"}, "not a whole safetensors file"),
+        ({"embedded": "lettrs"}, "Did you mean 'letters'?"),
+        ({"embedded": "letters", "split": "dev"}, "no split 'dev'"),
+        ({"arrays": "suite.yaml"}, "not a readable .npz"),
+        ({"imagefolder": "base"}, "one per class"),
+    ],
+)
+def test_unusable_sources(tiny_suite_file: Path, source: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_pool(Source.model_validate(source), "calibration", tiny_suite_file.parent, "task 'x'")
+    assert message in str(caught.value)
+
+
+def test_missing_split(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
+    with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
+        draw(suite, "pets", "test", 1, 0, suite.root / "base")
+
+
+def test_label_without_a_name(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
+    with pytest.raises(InputError, match="has no name, there are 1 classes"):
+        draw(suite, "pets", "test", None, 0, suite.root / "base")
+
+
+def write_arrays(file: Path, count: int = 30) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    content: dict[str, Any] = {"class_names": np.array(["cat", "dog"])}
+    for part in ("train", "test"):
+        content[f"{part}_x"] = rng.integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
+        content[f"{part}_y"] = rng.integers(0, 2, count)
+    np.savez(file, **content)
+    return content
+
+
+def test_arrays_and_their_validation_part(own_suite_file: Path, edit_suite: Edit) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+
+    def change(suite: dict[str, Any]) -> None:
+        suite["tasks"]["pets"].update({split: {"arrays": "x.npz"} for split in ("calibration", "validation", "test")})
+        suite["tasks"]["pets"].pop("classes")
+
+    suite = load_suite(edit_suite(change))
+    parts = {s: draw(suite, "pets", s, None, 0, suite.root / "base") for s in ("calibration", "validation", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"calibration": 27, "validation": 3, "test": 30}
+    validation = {image.tobytes() for image in parts["validation"].images or ()}
+    calibration = {image.tobytes() for image in parts["calibration"].images or ()}
+    assert validation == {content["train_x"][i].tobytes() for i in (0, 10, 20)}
+    assert not validation & calibration
+    assert parts["test"].class_names == ("cat", "dog")
+
+
+def test_arrays_of_another_kind(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.float32), train_y=np.zeros(2))
+    with pytest.raises(InputError, match=r"train_x is float32 .*expected uint8"):
+        open_pool(Source(arrays="x.npz"), "calibration", tmp_path, "t")
+    with pytest.raises(InputError, match="no test_x and test_y"):
+        open_pool(Source(arrays="x.npz"), "test", tmp_path, "t")
+
+
+def test_imagefolder(tmp_path: Path) -> None:
+    for name, shade in (("cat", 10), ("dog", 200)):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.new("L", (SIDE, SIDE), shade + i).save(tmp_path / name / f"{i}.png")
+    (tmp_path / "dog" / "notes.txt").write_text("not a picture")
+    pool = open_pool(Source(imagefolder="."), "calibration", tmp_path, "t")
+    assert (pool.size, pool.class_names) == (4, ("cat", "dog"))
+    assert pool.labels is not None
+    assert pool.labels.tolist() == [0, 0, 1, 1]
+    assert pool.images is not None
+    assert [image[0, 0].tolist() for image in pool.images([1, 2])] == [[11, 11, 11], [200, 200, 200]]
+    (tmp_path / "cat" / "0.png").write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"0\.png is not a readable picture"):
+        pool.images([0])
+
+
+def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
+    """The tiny processor neither resizes nor crops: values are (x / 255 - mean) / std of CLIP."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    ours = preprocess([image], tiny_suite_file.parent / "base")
+    mean = np.array([0.48145466, 0.4578275, 0.40821073])
+    std = np.array([0.26862954, 0.26130258, 0.27577711])
+    expected = torch.from_numpy((image / 255 - mean) / std).permute(2, 0, 1).float()
+    torch.testing.assert_close(ours[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
+    with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
+        preprocess([np.zeros((4, 4, 3), dtype=np.uint8)], tiny_suite_file.parent / "experts" / "pets")
+
+
+def test_limit_cuts_the_source(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3)))
+    assert draw(suite, "pets", "test", None, 0, suite.root / "base").indices == (0, 1, 2)
