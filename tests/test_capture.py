@@ -101,7 +101,7 @@ def test_a_linear_called_twice_is_an_error() -> None:
 
 def test_a_linear_never_called_is_an_error() -> None:
     block = Idle()
-    with pytest.raises(RuntimeError, match="never called.*idle"), capture_inputs(block):
+    with pytest.raises(RuntimeError, match=r"never called.*idle"), capture_inputs(block):
         block(torch.ones(1, 2))
 
 
