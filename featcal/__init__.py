@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
-    from featcal.drift.decomposition import DriftLedger, LayerDrift, TaskDrift, measure_drift
+    from featcal.drift.decomposition import measure_drift
+    from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.errors import FeatcalError, InputError, NumericalError
     from featcal.evaluation.evaluate import Scores, TaskScore, evaluate
@@ -23,15 +24,15 @@ __version__ = "0.1.0"
 _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
-    "DriftLedger": "drift.decomposition",
+    "DriftLedger": "drift.ledger",
     "Family": "family",
     "FeatcalError": "errors",
     "InputError": "errors",
-    "LayerDrift": "drift.decomposition",
+    "LayerDrift": "drift.ledger",
     "NumericalError": "errors",
     "Scores": "evaluation.evaluate",
     "Suite": "suite",
-    "TaskDrift": "drift.decomposition",
+    "TaskDrift": "drift.ledger",
     "TaskScore": "evaluation.evaluate",
     "calibrate": "calibration.calibrate",
     "calibrate_to_folder": "calibration.calibrate",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,23 +107,40 @@ def merge(suite: str, method: str, scale: float | None, out: Path, as_json: bool
 @click.option("--model", default="merged", show_default=True, help="merged, base, or a checkpoint folder.")
 @click.option("--samples", default=64, show_default=True, help="Samples per task.")
 @click.option("--split", type=SPLIT, help="Default: validation where every task has it, else calibration.")
+@click.option(
+    "--tokens", type=click.Choice(["all", "class"]), default="all", show_default=True, help="Tokens in norms."
+)
+@click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
+@click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
+@click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
+@click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
 @SEED
 @DEVICE
 @JSON
-def drift(suite: str, model: str, samples: int, split: str | None, seed: int, device: str, as_json: bool) -> None:
+def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_json: bool, **options: Any) -> None:
     """Split a model's feature drift into local mismatch and propagation, per layer and task."""
     from featcal.drift.decomposition import measure_drift
+    from featcal.drift.source import compare_sources
 
-    ledger = measure_drift(
-        _load(suite), model, samples=samples, split=split, seed=seed, device=device, progress=_progress()
-    )
+    loaded, progress = _load(suite), _progress()
+    ledger = measure_drift(loaded, model, output=output or margins, progress=progress, **options)
     document = ledger.to_json()
+    if margins:
+        for name, task in ledger.tasks.items():
+            document["tasks"][name]["margins"] = task.margins()
+    if source:
+        shared = {name: options[name] for name in ("samples", "seed", "device")}
+        document["sources"] = [asdict(one) for one in compare_sources(loaded, model, progress=progress, **shared)]
+    columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
+    columns += ["share", "contribution"] if options["attribution"] else []
     rows = [
-        (task, *(layer[key] for key in ("layer", "relative_drift", "drift", "mismatch", "propagation")))
+        (task, *(layer[key] for key in columns))
         for task, entry in document["tasks"].items()
         for layer in entry["layers"]
     ]
-    _show(document, as_json, rows, ("task", "layer", "relative", "drift", "mismatch", "propagation"))
+    _show(document, as_json, rows, ("task", *columns))
+    if not as_json:
+        _show_more(document)
 
 
 @commands.command()
@@ -233,6 +251,19 @@ def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: S
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _show_more(document: Mapping[str, Any]) -> None:
+    """Tables of output drift and of feature sources, where they were measured."""
+    measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
+    if measured:
+        click.echo()
+        columns = list(next(iter(measured.values())))
+        _show({}, False, [(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
+    if "sources" in document:
+        click.echo()
+        columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]
+        _show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
 
 
 def _cell(value: Any) -> str:

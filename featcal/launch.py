@@ -6,6 +6,7 @@ server starts and the browser opens, not after.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -13,22 +14,36 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("torch", "transformers.models.clip.modeling_clip", "pandas", "plotly.graph_objects", "featcal.family")
+FIRST_NEEDED = ("pandas", "plotly.graph_objects", "featcal.calibration.calibrate", "featcal.evaluation.evaluate")
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_warming: list[threading.Thread] = []
 
 
 def start_app(main: Path, port: int, extra: Sequence[str] = ()) -> int:
     """Run the app until it is stopped; returns the exit status. `extra` are further options of `streamlit run`."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    threading.Thread(target=_warm_up, daemon=True).start()
     from streamlit.web import cli
 
+    _warming.append(threading.Thread(target=_warm_up, daemon=True))
+    _warming[0].start()
     print(f"featcal app on http://127.0.0.1:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
     return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
 
 
+def wait_until_warm() -> None:
+    """Return when the imports that `start_app` began are done: two threads must not import torch at once."""
+    for thread in _warming:
+        thread.join()
+
+
 def _warm_up() -> None:
-    for name in FIRST_NEEDED:
-        import_module(name)
+    """Import with the garbage collector off: it would walk a million new objects, all of them here to stay."""
+    gc.disable()
+    try:
+        for name in FIRST_NEEDED:
+            import_module(name)
+        gc.freeze()
+    finally:
+        gc.enable()

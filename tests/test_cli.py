@@ -80,6 +80,21 @@ def test_drift(run: Run, tiny_suite_file: Path) -> None:
     assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
 
 
+def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
+    options = ("--attribution", "--output", "--margins", "--source", "--samples", 6)
+    ledger = document(run("drift", tiny_suite_file, *options, "--json"))
+    for entry in ledger["tasks"].values():
+        assert sum(layer["share"] for layer in entry["layers"]) == pytest.approx(1.0, abs=1e-5)
+        assert 0 <= entry["output"]["certified"] <= entry["output"]["agreement"] <= 1
+        assert len(entry["margins"]) == entry["samples"] == 6
+        assert all(row["agrees"] for row in entry["margins"] if row["certified"])
+    assert {one["source"] for one in ledger["sources"]} == {"prefix", "stale", "merged", "expert", "snapshot"}
+    assert all(one["excess"] >= -1e-9 for one in ledger["sources"])
+    code, out, _ = run("drift", tiny_suite_file, *options)
+    assert code == 0
+    assert all(word in out for word in ("share", "contribution", "tightness", "coupling"))
+
+
 def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--lam", 0.01, "--rho", 1.5, "--alpha", 0.5, "--samples", 6, "--seed", 7)
@@ -96,6 +111,8 @@ def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Pat
     assert beside == {key: value for key, value in made.items() if key != "out"}
     assert document(run("drift", tiny_suite_file, "--model", out, "--json"))["model"] == str(out)
     assert 0 <= document(run("evaluate", tiny_suite_file, "--model", out, "--json"))["average"] <= 1
+    recorded = document(run("drift", tiny_suite_file, "--model", out, "--source", "--json"))["sources"]
+    assert all(one["excess"] <= 1e-9 for one in recorded if one["source"] == "prefix")
     again = document(run("export", out, "--out", tmp_path / "again", "--json"))
     assert again["written"] == made["written"]
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))

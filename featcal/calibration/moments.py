@@ -62,6 +62,11 @@ class LinearMoments:
         self.mean += (w @ inputs).double()
         self.expert_mean += (w @ expert).double()
 
+    def targets(self, weight: Float[Tensor, "m d"], alpha: float) -> tuple[Tensor, Tensor]:
+        """(G_i, W_i C_i) of Eq. (13): means, with the inputs of the targets interpolated by Eq. (10)."""
+        gram = self.gram / self.weight
+        return gram, alpha * self.cross / self.weight + (1 - alpha) * weight @ gram
+
 
 @dataclass
 class LinearSums:
@@ -93,27 +98,36 @@ class LinearGroup:
         self._task: LinearMoments | None = None
         self._sums: LinearSums | None = None
 
-    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
-        """Count one batch of the current task; `expert` holds the expert's tensors of the block."""
-        features = _tokens(inputs[self.names[0]])
+    def features(self, inputs: Named) -> Float[Tensor, "n d"]:
+        """The group's input, one row per token."""
+        return _tokens(inputs[self.names[0]])
+
+    def expert_rows(self, outputs: Named, expert: Named) -> Float[Tensor, "n m"]:
+        """W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
         own = torch.cat([_tokens(outputs[name]) for name in self.names], dim=1)
-        if self._biased:
-            own = own - torch.cat([expert[f"{name}.bias"] for name in self.names])
+        return own - torch.cat([expert[f"{name}.bias"] for name in self.names]) if self._biased else own
+
+    def new_task(self, device: torch.device) -> LinearMoments:
+        return LinearMoments.zeros(sum(self._rows), self._inputs, device)
+
+    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+        """Count one batch of the current task."""
+        features = self.features(inputs)
         if self._task is None:
-            self._task = LinearMoments.zeros(sum(self._rows), self._inputs, features.device)
-        self._task.update(features, own, weights)
+            self._task = self.new_task(features.device)
+        self._task.update(features, self.expert_rows(outputs, expert), weights)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
         task, self._task = self._task, None
         if task is None or not bool(torch.isfinite(task.gram).all() and torch.isfinite(task.cross).all()):
             raise NumericalError(f"{', '.join(self.names)}: features are missing or not finite")
-        weight = self._stack(expert, "weight")
-        gram, mean = task.gram / task.weight, task.mean / task.weight
-        target = config.alpha * task.cross / task.weight + (1 - config.alpha) * weight @ gram
+        weight = self.stack(expert, "weight")
+        gram, target = task.targets(weight, config.alpha)
+        mean = task.mean / task.weight
         target_mean = config.alpha * task.expert_mean / task.weight + (1 - config.alpha) * weight @ mean
         if self._biased:
-            target_mean = target_mean + self._stack(expert, "bias")
+            target_mean = target_mean + self.stack(expert, "bias")
         if self._sums is None:
             self._sums = LinearSums(0.0, *(torch.zeros_like(part) for part in (gram, target, mean, target_mean)))
         self._sums.add(closed_form.task_weight(gram, config.eps), gram, target, mean, target_mean)
@@ -123,19 +137,20 @@ class LinearGroup:
         if self._sums is None:
             raise NumericalError(f"no task was counted for {', '.join(self.names)}")
         sums = self._sums
-        anchor = closed_form.anchor(self._stack(merged, "weight"), self._stack(base, "weight"), config.rho)
+        anchor = closed_form.anchor(self.stack(merged, "weight"), self.stack(base, "weight"), config.rho)
         try:
             weight = closed_form.linear_weight(sums.gram, sums.target, anchor, config.lam, config.eps)
         except SolveError as error:
             raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
         solved = self._split(weight, "weight")
         if self._biased and config.biases:
-            anchor = closed_form.anchor(self._stack(merged, "bias"), self._stack(base, "bias"), config.rho)
+            anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
             solved |= self._split(bias, "bias")
         return solved
 
-    def _stack(self, tensors: Named, kind: str) -> Tensor:
+    def stack(self, tensors: Named, kind: str) -> Tensor:
+        """The group's weights or biases, rows stacked, in float64."""
         return torch.cat([tensors[f"{name}.{kind}"].double() for name in self.names])
 
     def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
@@ -219,7 +234,7 @@ class BlockMoments:
     def update(self, call: Call, inputs: Named, outputs: Named, expert: Named) -> None:
         """Count one batch: the student's captured inputs and the expert's outputs and tensors."""
         if not self._groups:
-            self._groups = self._find_groups(inputs)
+            self._groups = [*linear_groups(self._stage, self._index, inputs), *self._norm_groups(call)]
         for group in self._groups:
             weights = self._stage.token_weights(group.weighting, call, self._config.patch_weight)
             group.update(inputs, outputs, expert, None if weights is None else weights.flatten())
@@ -228,6 +243,15 @@ class BlockMoments:
         for group in self._groups:
             group.end_task(expert, self._config)
 
+    def _norm_groups(self, call: Call) -> list[NormGroup]:
+        if not self._config.layernorms:
+            return []
+        modules = layernorms(self._stage.blocks[self._index].module)
+        return [
+            NormGroup(name, self._stage.weighting(self._index, name), module, call.hidden.device)
+            for name, module in modules.items()
+        ]
+
     def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
         """Every calibrated tensor of the block, in float64."""
         solved: dict[str, Tensor] = {}
@@ -235,22 +259,14 @@ class BlockMoments:
             solved |= group.solve(merged, base, self._config)
         return solved
 
-    def _find_groups(self, inputs: Named) -> list[LinearGroup | NormGroup]:
-        block = self._stage.blocks[self._index].module
-        modules = linears(block)
-        shared: dict[tuple[int, str], list[str]] = {}
-        for name in modules:
-            key = (id(inputs[name]), self._stage.weighting(self._index, name))
-            shared.setdefault(key, []).append(name)
-        groups: list[LinearGroup | NormGroup] = [
-            LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()
-        ]
-        if self._config.layernorms:
-            groups += [
-                NormGroup(name, self._stage.weighting(self._index, name), module, inputs[name].device)
-                for name, module in layernorms(block).items()
-            ]
-        return groups
+
+def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
+    """Linear maps of a block that share a statistic: the same captured input under the same token weighting."""
+    modules = linears(stage.blocks[index].module)
+    shared: dict[tuple[int, str], list[str]] = {}
+    for name in modules:
+        shared.setdefault((id(inputs[name]), stage.weighting(index, name)), []).append(name)
+    return [LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()]
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

@@ -1,106 +1,28 @@
-"""Proposition 1, measured: feature drift per layer, split into local mismatch and upstream propagation."""
+"""Propositions 1, 2 and 4 in one walk over the layers: embeddings, every block, final norm and projection."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from featcal.drift.ledger import Attribution, DriftLedger, LayerDrift, TaskDrift
+from featcal.drift.output import output_drift
+from featcal.drift.propagation import Contributions, Layer
+from featcal.errors import InputError
+from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.family import Family, as_family
-from featcal.models.adapter import Adapter, Call
+from featcal.models.adapter import Adapter, Block, Call, Stage
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
-
-
-@dataclass(frozen=True)
-class LayerDrift:
-    """One layer on one task; every array holds one number per sample, norms taken over the whole token state."""
-
-    layer: str
-    drift: Float[Tensor, " n"]
-    """||e||, e = h_model - h_expert (Eq. 2)."""
-    mismatch: Float[Tensor, " n"]
-    """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""
-    propagation: Float[Tensor, " n"]
-    """||p||, p = h_model - f_model(h_expert before) (Eq. 3); 0 in the first layer."""
-    expert_norm: Float[Tensor, " n"]
-    """||h_expert||."""
-    alignment: Float[Tensor, " n"]
-    """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
-    residual: float
-    """Largest ||e - (m + p)|| / ||e|| over the samples; the identity of Prop. 1 holds up to rounding."""
-
-    @property
-    def relative_drift(self) -> float:
-        """Mean drift over the mean norm of the expert feature."""
-        return float(self.drift.mean() / self.expert_norm.mean())
-
-
-@dataclass(frozen=True)
-class TaskDrift:
-    """One task's layers in forward order and its final features."""
-
-    task: str
-    layers: tuple[LayerDrift, ...]
-    expert_features: Float[Tensor, "n k"]
-    """Final projected features of the expert, before normalisation."""
-    model_features: Float[Tensor, "n k"]
-
-    @property
-    def cosine(self) -> Float[Tensor, " n"]:
-        """Cosine of the final features to the expert's, per sample."""
-        return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
-
-    @property
-    def identity_residual(self) -> float:
-        return max(layer.residual for layer in self.layers)
-
-
-@dataclass(frozen=True)
-class DriftLedger:
-    """The drift of one model from every expert of its suite."""
-
-    suite: str
-    model: str
-    split: str
-    tasks: Mapping[str, TaskDrift]
-
-    def to_json(self) -> dict[str, Any]:
-        """The public document of `featcal drift --json`; norms are means over samples."""
-        return {
-            "suite": self.suite,
-            "model": self.model,
-            "split": self.split,
-            "tasks": {name: _task_json(task) for name, task in self.tasks.items()},
-        }
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per task and layer: task, layer, drift, relative_drift, mismatch, propagation, alignment."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            [
-                {"task": name, **_layer_json(layer), "alignment": float(layer.alignment.mean())}
-                for name, task in self.tasks.items()
-                for layer in task.layers
-            ]
-        ).drop(columns="share")
-
-    @property
-    def macro_cosine(self) -> float:
-        """Mean over tasks of the mean cosine of final features."""
-        return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
+BATCH_SIZE = 64
+TOKENS = ("all", "class")
 
 
 def measure_drift(
@@ -110,32 +32,44 @@ def measure_drift(
     samples: int = 64,
     split: str | None = None,
     seed: int = 42,
+    tokens: str = "all",
+    attribution: bool = False,
+    output: bool = False,
     device: str = "auto",
     progress: Progress = silent,
 ) -> DriftLedger:
-    """Decompose the drift of a model of the suite, layer by layer and task by task (Prop. 1).
+    """Decompose the drift of a model of the suite, layer by layer and task by task.
 
     Args:
         model: "merged", "base", a checkpoint folder, or weights such as `CalibrationResult.weights`.
         samples: per task; a task that has fewer gives all it has.
         split: "calibration", "validation" or "test"; None takes validation where every task has it, since
             calibrated models have seen the calibration samples.
+        tokens: "all", or "class" to take every norm over the class token alone.
+        attribution: also book the final drift to the layers (Prop. 2), at several times the cost.
+        output: also measure scores, losses and margins (Props. 3 and 7, Eq. 44); needs labels and a head.
 
     Raises:
         InputError: a model that does not fit the suite, or samples that are missing or not finite.
     """
+    if tokens not in TOKENS:
+        raise InputError(f"tokens is one of {', '.join(TOKENS)}, not '{tokens}'")
     family = as_family(suite, device)
     weights = family.model(model) if isinstance(model, str) else model
     split = split or ("validation" if "validation" in family.suite.splits() else "calibration")
-    passes = {
-        task: family.expert_pass(family.samples(task, split, samples, seed), BATCH_SIZE) for task in family.suite.tasks
-    }
+    drawn = {task: family.samples(task, split, samples, seed) for task in family.suite.tasks}
+    heads = heads_for(family, {task: require_labels(one) for task, one in drawn.items()}) if output else {}
+    passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}
     label = model if isinstance(model, str) else weights.label
-    tasks = decompose(family.adapter, weights, family.head(), passes, family.compute, progress)
+    tasks = decompose(
+        family.adapter, weights, family.head(), passes, family.compute, progress, tokens == "class", attribution
+    )
+    for task, head in heads.items():
+        labels = drawn[task].labels
+        assert labels is not None
+        found = output_drift(tasks[task].expert_features, tasks[task].model_features, head.prompts, head.scale, labels)
+        tasks[task] = replace(tasks[task], output=found)
     return DriftLedger(family.suite.name, label, split, tasks)
-
-
-BATCH_SIZE = 64
 
 
 @torch.no_grad()
@@ -146,16 +80,18 @@ def decompose(
     experts: Mapping[str, ExpertPass],
     compute: Compute,
     progress: Progress = silent,
+    class_token: bool = False,
+    attribution: bool = False,
 ) -> dict[str, TaskDrift]:
-    """One walk over the layers: embeddings, every block, final norm and projection.
+    """The walk behind `measure_drift`, on expert passes at hand.
 
     Each block runs three times per task: the expert on its own features, the model on its own, and the model
     on the expert's, which is what separates mismatch from propagation.
     """
-    records = {task: _Record() for task in experts}
+    records = {task: _Record(class_token, attribution) for task in experts}
     streams: dict[str, list[Call]] = {task: [] for task in experts}
     names = iter(adapter.block_layers())
-    total, done = sum(len(stage.blocks) for stage in adapter.stages), 0
+    total, done = len(adapter.blocks()), 0
     for stage in adapter.stages:
         outer = compute.place(model.read(stage.outer))
         for task, expert in experts.items():
@@ -167,44 +103,70 @@ def decompose(
             tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
             for task, expert in experts.items():
                 for position, trace in enumerate(expert.walk(stage, block, expert.tensors(block))):
-                    on_expert = stage.advance(trace.call, block.run(tensors, trace.call)).hidden
-                    call = stage.advance(streams[task][position], block.run(tensors, streams[task][position]))
-                    records[task].batch(layer, trace.after.hidden, on_expert, call.hidden)
-                    streams[task][position] = call
+                    call = streams[task][position]
+                    run = _block_layer(stage, block, tensors, call)
+                    before = (trace.call.hidden, call.hidden)
+                    streams[task][position] = stage.advance(call, block.run(tensors, call))
+                    after = (trace.after.hidden, run(before[0]), streams[task][position].hidden)
+                    records[task].step(layer, position, run, before, after, skip=True)
     closing = compute.place(model.read(adapter.closing)) | dict(head)
     for task, expert in experts.items():
         own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
         records[task].close(adapter, own, closing, expert.last_calls(), streams[task])
     progress("measuring drift", total, total)
-    return {task: record.result(task) for task, record in records.items()}
+    return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
 def _first_layer(adapter: Adapter, stage: str) -> str:
     return FIRST_LAYER if len(adapter.stages) == 1 else f"{stage} {FIRST_LAYER}"
 
 
+def _block_layer(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Layer:
+    """A block as a map from state to state, everything else about the call held fixed."""
+
+    def layer(hidden: Tensor) -> Tensor:
+        return stage.advance(call, block.run(tensors, Call((hidden, *call.args[1:]), call.kwargs))).hidden
+
+    return layer
+
+
 @dataclass
 class _Record:
     """Collects one task's layers batch by batch."""
 
-    parts: dict[str, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    class_token: bool
+    attribution: bool
+    parts: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    contributions: list[Contributions] = field(default_factory=list)
     expert_features: list[Tensor] = field(default_factory=list)
     model_features: list[Tensor] = field(default_factory=list)
 
     def entry(self, layer: str, expert: Sequence[Call], model: Sequence[Call]) -> None:
         """The first layer has no drift before it: all of it is local mismatch."""
         for own, call in zip(expert, model, strict=True):
-            self.batch(layer, own.hidden, call.hidden, call.hidden)
+            self._measure(layer, (own.hidden, call.hidden, call.hidden), None)
+            if self.attribution:
+                self.contributions.append(Contributions.first(own.hidden, call.hidden))
 
-    def batch(self, layer: str, expert: Tensor, on_expert: Tensor, model: Tensor) -> None:
-        """Expert output, the model's output on the expert's input, and the model's own output."""
-        e, m, p = ((a - b).flatten(1).double() for a, b in ((model, expert), (on_expert, expert), (model, on_expert)))
-        drift, mismatch, propagation = e.norm(dim=1), m.norm(dim=1), p.norm(dim=1)
-        scale = (mismatch * propagation).clamp_min(torch.finfo(torch.float64).tiny)
-        alignment = (m * p).sum(1) / scale
-        residual = (e - (m + p)).norm(dim=1) / drift.clamp_min(torch.finfo(torch.float64).tiny)
-        numbers = (drift, mismatch, propagation, expert.flatten(1).double().norm(dim=1), alignment, residual)
-        self.parts.setdefault(layer, []).append(numbers)
+    def step(
+        self,
+        layer: str,
+        position: int,
+        run: Layer,
+        before: tuple[Tensor, Tensor],
+        after: tuple[Tensor, Tensor, Tensor],
+        skip: bool,
+    ) -> None:
+        """One batch through one layer.
+
+        Args:
+            before: expert's and model's states before the layer.
+            after: expert's state, the model's layer on the expert's state before, the model's own state.
+            skip: the layer has a skip connection around all of it.
+        """
+        self._measure(layer, after, before[1] - before[0] if skip else None)
+        if self.attribution:
+            self.contributions[position].step(run, before, after)
 
     def close(
         self,
@@ -214,40 +176,63 @@ class _Record:
         expert_calls: Sequence[Call],
         calls: Sequence[Call],
     ) -> None:
-        """The last layer: final norm and projection."""
-        for expert_call, call in zip(expert_calls, calls, strict=True):
-            expert = adapter.final(own, expert_call.hidden)
-            features = adapter.final(model, call.hidden)
-            self.batch(LAST_LAYER, expert, adapter.final(model, expert_call.hidden), features)
+        """The last layer: final norm and projection, which has no skip connection."""
+
+        def run(hidden: Tensor) -> Tensor:
+            return adapter.final(model, hidden)
+
+        for position, (expert_call, call) in enumerate(zip(expert_calls, calls, strict=True)):
+            expert, features = adapter.final(own, expert_call.hidden), run(call.hidden)
+            before = (expert_call.hidden, call.hidden)
+            self.step(LAST_LAYER, position, run, before, (expert, run(expert_call.hidden), features), skip=False)
             self.expert_features.append(expert)
             self.model_features.append(features)
 
-    def result(self, task: str) -> TaskDrift:
+    def _measure(self, layer: str, after: tuple[Tensor, Tensor, Tensor], incoming: Tensor | None) -> None:
+        expert, on_expert, model = (self._state(state) for state in after)
+        e, m, p = model - expert, on_expert - expert, model - on_expert
+        drift, mismatch, propagation = e.norm(dim=1), m.norm(dim=1), p.norm(dim=1)
+        numbers = {
+            "drift": drift,
+            "mismatch": mismatch,
+            "propagation": propagation,
+            "expert_norm": expert.norm(dim=1),
+            "alignment": _cosine(m, p),
+            "residual": _relative(e - (m + p), drift),
+        }
+        if incoming is not None:
+            before = self._state(incoming)
+            r = p - before
+            numbers |= {"response": _cosine(r, before), "skip_residual": _relative(e - (before + r + m), drift)}
+        self.parts.setdefault(layer, []).append(numbers)
+
+    def _state(self, state: Tensor) -> Tensor:
+        chosen = state[:, :1] if self.class_token and state.ndim == 3 else state
+        return chosen.flatten(1).double()
+
+    def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
         layers = []
         for layer, batches in self.parts.items():
-            drift, mismatch, propagation, norm, alignment, residual = (
-                torch.cat(column).cpu() for column in zip(*batches, strict=True)
-            )
-            layers.append(LayerDrift(layer, drift, mismatch, propagation, norm, alignment, float(residual.max())))
+            numbers = {name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]}
+            response, skip_residual = numbers.pop("response", None), numbers.pop("skip_residual", None)
+            layers.append(LayerDrift(layer, **numbers, response=response, skip_residual=skip_residual))
         expert, model = torch.cat(self.expert_features).cpu(), torch.cat(self.model_features).cpu()
-        return TaskDrift(task, tuple(layers), expert, model)
+        booked = None
+        if self.attribution:
+            inner, norm, telescoped, quality = (
+                torch.cat(parts, dim=1).double().cpu()
+                for parts in zip(*(one.book() for one in self.contributions), strict=True)
+            )
+            booked = Attribution(inner, norm, telescoped, quality, (model - expert).double().square().sum(1))
+        return TaskDrift(task, tuple(layers), expert, model, indices, booked)
 
 
-def _layer_json(layer: LayerDrift) -> dict[str, Any]:
-    return {
-        "layer": layer.layer,
-        "drift": float(layer.drift.mean()),
-        "relative_drift": layer.relative_drift,
-        "mismatch": float(layer.mismatch.mean()),
-        "propagation": float(layer.propagation.mean()),
-        "share": None,
-    }
+def _cosine(left: Tensor, right: Tensor) -> Tensor:
+    scale = (left.norm(dim=1) * right.norm(dim=1)).clamp_min(torch.finfo(left.dtype).tiny)
+    cosine: Tensor = (left * right).sum(1) / scale
+    return cosine
 
 
-def _task_json(task: TaskDrift) -> dict[str, Any]:
-    return {
-        "samples": len(task.expert_features),
-        "layers": [_layer_json(layer) for layer in task.layers],
-        "final": {"drift": float(task.layers[-1].drift.mean()), "cosine": float(task.cosine.mean())},
-        "identity_residual": task.identity_residual,
-    }
+def _relative(rest: Tensor, scale: Tensor) -> Tensor:
+    relative: Tensor = rest.norm(dim=1) / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    return relative

@@ -116,11 +116,19 @@ def score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead) ->
 
 def labelled(family: Family, task: str, split: str, samples: int | None, seed: int) -> Samples:
     """Samples that can be scored; InputError if labels or class names are missing."""
-    drawn = family.samples(task, split, samples, seed)
+    return require_labels(family.samples(task, split, samples, seed))
+
+
+def require_labels(drawn: Samples) -> Samples:
+    """The samples themselves; InputError if they have no labels or no class names."""
     if drawn.labels is None:
-        raise InputError(f"task '{task}', {split} samples: no labels to score against; give 'labels' in the source")
+        raise InputError(
+            f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"
+        )
     if drawn.class_names is None:
-        raise InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+        raise InputError(
+            f"task '{drawn.task}': no class names for the zero-shot head; give 'classes' in the suite file"
+        )
     return drawn
 
 

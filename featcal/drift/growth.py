@@ -1,0 +1,58 @@
+"""Propositions 4 and 5 and Corollary 1: where drift is certified to grow along residual layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One residual layer, given the drift that comes in; one number per sample."""
+
+    gamma: Float[Tensor, " n"]
+    """||p|| / ||e_before|| - 1: how much the layer itself stretches the incoming drift (Eq. 34)."""
+    eta: Float[Tensor, " n"]
+    """||m|| / ||e_before||: the new mismatch on the same scale (Eq. 35)."""
+    ratio: Float[Tensor, " n"]
+    """||e|| / ||e_before||, never below `bound`."""
+
+    @property
+    def bound(self) -> Float[Tensor, " n"]:
+        """1 + gamma - eta, a lower bound of the ratio for any layer (reverse triangle inequality, Eq. 36)."""
+        return 1 + self.gamma - self.eta
+
+    @property
+    def certified(self) -> Bool[Tensor, " n"]:
+        """Growth is certain: gamma > 0 and eta < gamma (Prop. 5; equality would only give no shrinking)."""
+        return (self.gamma > 0) & (self.eta < self.gamma)
+
+
+def growth(
+    before: Float[Tensor, " n"],
+    drift: Float[Tensor, " n"],
+    mismatch: Float[Tensor, " n"],
+    propagation: Float[Tensor, " n"],
+) -> Growth:
+    """Growth through one layer from norms: incoming drift, drift, local mismatch and propagation.
+
+    Samples without incoming drift have no ratio: all three numbers are NaN there, and nothing is certified.
+    """
+    scale = torch.where(before > 0, before, torch.full_like(before, torch.nan))
+    return Growth(propagation / scale - 1, mismatch / scale, drift / scale)
+
+
+def certified_run(layers: list[Growth]) -> Float[Tensor, " n"]:
+    """Corollary 1: product of 1 + gamma - eta over the longest certified run that ends at the last layer.
+
+    It never exceeds the growth of the drift over that run; 1 where the last layer is not certified.
+    """
+    product = torch.ones_like(layers[-1].gamma)
+    running = torch.ones_like(product, dtype=torch.bool)
+    for layer in reversed(layers):
+        running = running & layer.certified
+        product = torch.where(running, product * layer.bound, product)
+    return product

@@ -1,0 +1,215 @@
+"""What a drift measurement holds, and the public documents made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.drift.growth import Growth, certified_run, growth
+from featcal.drift.output import OutputDrift
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """One layer on one task; every array holds one number per sample, norms taken over the whole token state."""
+
+    layer: str
+    drift: Float[Tensor, " n"]
+    """||e||, e = h_model - h_expert (Eq. 2)."""
+    mismatch: Float[Tensor, " n"]
+    """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""
+    propagation: Float[Tensor, " n"]
+    """||p||, p = h_model - f_model(h_expert before) (Eq. 3); 0 in the first layer."""
+    expert_norm: Float[Tensor, " n"]
+    """||h_expert||."""
+    alignment: Float[Tensor, " n"]
+    """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
+    residual: Float[Tensor, " n"]
+    """||e - (m + p)|| / ||e||: the identity of Prop. 1 holds up to rounding."""
+    response: Float[Tensor, " n"] | None
+    """Cosine of r = p - e_before and e_before: how the residual branch answers the drift that comes in. Below 0
+    it compensates, above 0 it amplifies (Prop. 4). None where the layer has no skip connection."""
+    skip_residual: Float[Tensor, " n"] | None
+    """||e - (e_before + r + m)|| / ||e||, the identity of Eq. (29); None where there is no skip connection."""
+
+    @property
+    def relative_drift(self) -> float:
+        """Mean drift over the mean norm of the expert feature."""
+        return float(self.drift.mean() / self.expert_norm.mean())
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The final drift booked to the layers that caused it; rows are layers in forward order (Prop. 2)."""
+
+    inner: Float[Tensor, "layers n"]
+    """<c_l, e_L>: layer l's local mismatch, pushed through all later layers, along the final drift."""
+    norm: Float[Tensor, "layers n"]
+    """||c_l||."""
+    telescoped: Float[Tensor, "layers n"]
+    """The same book kept another way: u_{l-1} - u_l along the final drift, u_l the model's later layers on the
+    expert's state after layer l. Needs no quadrature; equal to Prop. 2 for linear layers."""
+    quality: Float[Tensor, "steps n"]
+    """||r|| / ||p|| of every layer after the first: what the quadrature missed before the secant correction."""
+    final_square: Float[Tensor, " n"]
+    """||e_L||^2."""
+
+    @property
+    def shares(self) -> Float[Tensor, " layers"]:
+        """Signed share of every layer in the final drift, samples weighted by ||e_L||^2; sums to 1."""
+        return self.inner.sum(1) / self.final_square.sum()
+
+    @property
+    def telescoped_shares(self) -> Float[Tensor, " layers"]:
+        """Shares of the telescoping allocation; sums to 1."""
+        return self.telescoped.sum(1) / self.final_square.sum()
+
+
+@dataclass(frozen=True)
+class TaskDrift:
+    """One task's layers in forward order and its final features."""
+
+    task: str
+    layers: tuple[LayerDrift, ...]
+    expert_features: Float[Tensor, "n k"]
+    """Final projected features of the expert, before normalisation."""
+    model_features: Float[Tensor, "n k"]
+    indices: tuple[int, ...]
+    """Position of every sample in its source."""
+    attribution: Attribution | None = None
+    output: OutputDrift | None = None
+
+    @property
+    def cosine(self) -> Float[Tensor, " n"]:
+        """Cosine of the final features to the expert's, per sample."""
+        return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
+
+    @property
+    def identity_residual(self) -> float:
+        """Largest residual of Prop. 1 over layers and samples."""
+        return max(float(layer.residual.max()) for layer in self.layers)
+
+    def growth(self) -> dict[str, Growth]:
+        """Growth through every layer with a skip connection (Prop. 5), in forward order."""
+        pairs = zip(self.layers[:-1], self.layers[1:], strict=True)
+        return {
+            layer.layer: growth(before.drift, layer.drift, layer.mismatch, layer.propagation)
+            for before, layer in pairs
+            if layer.response is not None
+        }
+
+    def margins(self) -> list[dict[str, Any]]:
+        """One row per sample: index, margin mu, largest score change, certified, agrees, correct (Eq. 44).
+
+        Empty where scores were not measured.
+        """
+        if self.output is None:
+            return []
+        change = (self.output.model_scores - self.output.expert_scores).abs().amax(1)
+        columns = (self.output.margin, change, self.output.certified, self.output.agrees, self.output.correct)
+        names = ("margin", "score_change", "certified", "agrees", "correct")
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            {"index": index, **dict(zip(names, row, strict=True))}
+            for index, row in zip(self.indices, rows, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The task's part of the public document; norms are means over samples."""
+        grown = self.growth()
+        shares = None if self.attribution is None else self.attribution.shares.tolist()
+        layers = []
+        for position, layer in enumerate(self.layers):
+            entry = layer_json(layer)
+            entry["share"] = None if shares is None else shares[position]
+            if self.attribution is not None:
+                entry["telescoped_share"] = float(self.attribution.telescoped_shares[position])
+                entry["contribution"] = float(self.attribution.norm[position].mean())
+            if layer.layer in grown:
+                entry |= _growth_json(layer, grown[layer.layer])
+            layers.append(entry)
+        document = {
+            "samples": len(self.expert_features),
+            "layers": layers,
+            "final": {"drift": float(self.layers[-1].drift.mean()), "cosine": float(self.cosine.mean())},
+            "identity_residual": self.identity_residual,
+        }
+        if self.attribution is not None:
+            document["quadrature_residual"] = float(self.attribution.quality.max())
+        if grown:
+            document["certified_growth"] = float(certified_run(list(grown.values())).mean())
+        if self.output is not None:
+            document["output"] = _output_json(self.output)
+        return document
+
+
+@dataclass(frozen=True)
+class DriftLedger:
+    """The drift of one model from every expert of its suite."""
+
+    suite: str
+    model: str
+    split: str
+    tasks: Mapping[str, TaskDrift]
+
+    def to_json(self) -> dict[str, Any]:
+        """The public document of `featcal drift --json`."""
+        tasks = {name: task.to_json() for name, task in self.tasks.items()}
+        return {"suite": self.suite, "model": self.model, "split": self.split, "tasks": tasks}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per task and layer with every number of the document and the alignment of m and p."""
+        import pandas as pd
+
+        rows = []
+        for name, task in self.tasks.items():
+            for layer, entry in zip(task.layers, task.to_json()["layers"], strict=True):
+                rows.append({"task": name, **entry, "alignment": float(layer.alignment.mean())})
+        return pd.DataFrame(rows)
+
+    @property
+    def macro_cosine(self) -> float:
+        """Mean over tasks of the mean cosine of final features."""
+        return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
+
+
+def layer_json(layer: LayerDrift) -> dict[str, Any]:
+    """Means over samples of one layer's numbers."""
+    return {
+        "layer": layer.layer,
+        "drift": float(layer.drift.mean()),
+        "relative_drift": layer.relative_drift,
+        "mismatch": float(layer.mismatch.mean()),
+        "propagation": float(layer.propagation.mean()),
+    }
+
+
+def _growth_json(layer: LayerDrift, grown: Growth) -> dict[str, Any]:
+    assert layer.response is not None
+    return {
+        "response": float(layer.response.mean()),
+        "gamma": float(grown.gamma.nanmean()),
+        "eta": float(grown.eta.nanmean()),
+        "certified_growth": float(grown.certified.double().mean()),
+    }
+
+
+def _output_json(output: OutputDrift) -> dict[str, Any]:
+    return {
+        "score_drift": float(output.score_drift.mean()),
+        "bound": float(output.bound.mean()),
+        "tightness": float(output.tightness.mean()),
+        "loss_change": float(output.loss_change.mean()),
+        "margin": float(output.margin.mean()),
+        "certified": float(output.certified.double().mean()),
+        "agreement": float(output.agrees.double().mean()),
+        "accuracy": float(output.correct.double().mean()),
+    }

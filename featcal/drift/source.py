@@ -1,0 +1,283 @@
+"""Proposition 8, measured: what fitting a module on another feature source than the deployed one costs.
+
+For each calibrated linear map the local objective is J(W) = sum_i omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2
+with omega fixed to the deployed source. A source that is not what the finished model exposes gives another
+minimiser; the excess is what that minimiser loses under the deployed objective.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.calibration import closed_form
+from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import LinearGroup, LinearMoments, linear_groups
+from featcal.errors import InputError
+from featcal.family import Family, as_family
+from featcal.models.adapter import Block, Call, Stage
+from featcal.models.capture import capture_inputs
+from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
+from featcal.models.weights import Weights
+from featcal.progress import Progress, silent
+from featcal.suite import Suite
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEPLOYED = "prefix"
+SOURCES = (DEPLOYED, "stale", "merged", "expert")
+"""prefix: what Algorithm 1 uses. stale: the block before is not calibrated yet. merged: no block is. expert: the
+expert's own features."""
+INSIDE = "snapshot"
+"""The block's snapshot against the inputs that its own calibrated modules expose, which the paper leaves out."""
+
+
+@dataclass(frozen=True)
+class SourceExcess:
+    """One group of linear maps fitted on one source."""
+
+    block: str
+    modules: str
+    source: str
+    excess: float
+    """J_dep(W_src) - J_dep(W_dep) >= 0 (left side of Eq. 48)."""
+    excess_norm: float
+    """The same as ||(W_src - W_dep) H^(1/2)||_F^2, H the deployed left matrix."""
+    middle: float
+    """[J_dep - J_src](W_src) + [J_src - J_dep](W_dep), an upper bound of the excess."""
+    supremum: float
+    """2 max |J_dep - J_src| over both minimisers, the bound of Eq. (48) on the smallest class; loose."""
+    coupling: float
+    """Mean distance of (u, y) between the sources, token by token (the coupling of Eq. 49)."""
+    relative: float
+    """Excess over the deployed minimum J_dep(W_dep)."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """J(W) = tr(W G W^T) - 2 tr(W Y^T) + k + lam ||W - W_anc||^2, sums over tasks taken."""
+
+    gram: Float[Tensor, "d d"]
+    target: Float[Tensor, "m d"]
+    constant: float
+    anchor: Float[Tensor, "m d"]
+    lam: float
+
+    def __call__(self, weight: Float[Tensor, "m d"]) -> float:
+        fit = torch.sum(weight @ self.gram * weight) - 2 * torch.sum(weight * self.target) + self.constant
+        return float(fit + self.lam * (weight - self.anchor).square().sum())
+
+    def minimiser(self) -> Float[Tensor, "m d"]:
+        return closed_form.linear_weight(self.gram, self.target, self.anchor, self.lam, 0.0)
+
+
+def compare(deployed: Objective, source: Objective) -> dict[str, float]:
+    """Both forms of the excess, and the bounds of Eq. (48)."""
+    right, other = deployed.minimiser(), source.minimiser()
+    eye = torch.eye(len(deployed.gram), dtype=deployed.gram.dtype, device=deployed.gram.device)
+    apart = other - right
+    gaps = [deployed(weight) - source(weight) for weight in (other, right)]
+    minimum = deployed(right)
+    excess = deployed(other) - minimum
+    return {
+        "excess": excess,
+        "excess_norm": float(torch.sum(apart @ (deployed.gram + deployed.lam * eye) * apart)),
+        "middle": gaps[0] - gaps[1],
+        "supremum": 2 * max(abs(gap) for gap in gaps),
+        "relative": excess / minimum if minimum > 0 else 0.0,
+    }
+
+
+@torch.no_grad()
+def measure_sources(
+    family: Family,
+    calibrated: Weights,
+    config: CalibrationConfig,
+    passes: Mapping[str, ExpertPass],
+    progress: Progress = silent,
+) -> list[SourceExcess]:
+    """Excess of every source for every group of linear maps, blocks in forward order.
+
+    Args:
+        calibrated: what Algorithm 1 gave with `config` on the samples of `passes`.
+    """
+    found: list[SourceExcess] = []
+    adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
+    done = 0
+    for stage in adapter.stages:
+        streams = {}
+        outer = compute.place(family.merged.read(stage.outer))
+        for task, expert in passes.items():
+            expert.start(stage)
+            first = first_calls(stage, outer, expert.batches, [])
+            streams[task] = {source: list(first) for source in (DEPLOYED, "stale", "merged")}
+        for index, block in enumerate(stage.blocks):
+            progress("comparing sources", done, total)
+            merged = compute.place(block.local(family.merged.read(block.names)))
+            new = compute.place(block.local(calibrated.read(block.names)))
+            books: list[_Book] = []
+            for task, expert in passes.items():
+                own = expert.tensors(block)
+                for position, trace in enumerate(expert.walk(stage, block, own)):
+                    calls = {source: stream[position] for source, stream in streams[task].items()}
+                    seen, following = _inputs(stage, block, merged, new, compute.place(own), calls, trace)
+                    books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
+                    for book in books:
+                        weights = stage.token_weights(book.group.weighting, trace.call, config.patch_weight)
+                        book.update(seen, trace.outputs, own, weights)
+                    for source, call in following.items():
+                        streams[task][source][position] = call
+                for book in books:
+                    book.end_task(own)
+            anchors = [family.merged.read(block.names), family.base.read(block.names)]
+            for book in books:
+                found += book.close(block, *(block.local(compute.move(one)) for one in anchors))
+            done += 1
+    progress("comparing sources", total, total)
+    return found
+
+
+def compare_sources(
+    suite: Suite | Family,
+    model: str = "merged",
+    *,
+    samples: int = 64,
+    seed: int = 42,
+    device: str = "auto",
+    progress: Progress = silent,
+) -> list[SourceExcess]:
+    """`measure_sources` for a suite: of the calibration that a folder records, or of one with the paper's defaults.
+
+    Args:
+        model: folder of a calibrated checkpoint, whose own options, samples and seed are used; or "merged".
+        samples, seed: for "merged" only.
+
+    Raises:
+        InputError: a folder that holds no record of a calibration.
+    """
+    family = as_family(suite, device)
+    if model == "merged":
+        config = CalibrationConfig(samples=samples, seed=seed)
+        passes = expert_passes(family, config)
+        return measure_sources(family, calibrate(family, config, experts=passes).weights, config, passes, progress)
+    config = recorded_config(Path(model))
+    return measure_sources(family, family.model(model), config, expert_passes(family, config), progress)
+
+
+def recorded_config(folder: Path) -> CalibrationConfig:
+    """The options of the calibration that wrote a folder."""
+    try:
+        return CalibrationConfig(**json.loads((folder / "featcal.json").read_text(encoding="utf-8"))["config"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
+        ) from error
+
+
+def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:
+    """One row per block, group and source."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(one) for one in found])
+
+
+Seen = Mapping[str, Mapping[str, Tensor]]
+
+
+def _inputs(
+    stage: Stage,
+    block: Block,
+    merged: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    expert: Mapping[str, Tensor],
+    calls: Mapping[str, Call],
+    trace: BlockTrace,
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Call]]:
+    """Inputs of every module from every source on one batch, and the calls of the next block."""
+
+    def run(tensors: Mapping[str, Tensor], call: Call) -> tuple[dict[str, Tensor], Call]:
+        with capture_inputs(block.module) as inputs:
+            output = block.run(tensors, call)
+        return inputs, stage.advance(call, output)
+
+    seen, following = {}, {}
+    seen[DEPLOYED], following["stale"] = run(merged, calls[DEPLOYED])
+    seen["stale"], _ = run(merged, calls["stale"])
+    seen["merged"], following["merged"] = run(merged, calls["merged"])
+    seen["expert"], _ = run(expert, trace.call)
+    seen[INSIDE], following[DEPLOYED] = run(new, calls[DEPLOYED])
+    return seen, following
+
+
+class _Book:
+    """Moments of one group from every source, summed over tasks."""
+
+    def __init__(self, group: LinearGroup, config: CalibrationConfig) -> None:
+        self.group, self._config = group, config
+        self._task: dict[str, LinearMoments] = {}
+        self._square = 0.0
+        self._distance: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._sums: dict[tuple[str, str], list[Any]] = {}
+
+    def update(
+        self, seen: Seen, outputs: Mapping[str, Tensor], own: Mapping[str, Tensor], weights: Tensor | None
+    ) -> None:
+        expert = self.group.expert_rows(outputs, own).double()
+        flat = torch.ones(len(expert), dtype=torch.float64, device=expert.device)
+        if weights is not None:
+            flat = weights.flatten().double()
+        features = {source: self.group.features(inputs).double() for source, inputs in seen.items()}
+        weight = self.group.stack(own, "weight")
+        for source, rows in features.items():
+            moments = self._task.setdefault(source, self.group.new_task(rows.device))
+            moments.update(rows, expert, flat)
+            apart = rows - features[DEPLOYED]
+            moved = (1 - self._config.alpha) * apart @ weight.mT
+            distance = (apart.square().sum(1) + moved.square().sum(1)).sqrt()
+            self._distance[source][0] += float(flat @ distance)
+            self._distance[source][1] += float(flat.sum())
+        self._square += float(flat @ expert.square().sum(1))
+
+    def end_task(self, own: Mapping[str, Tensor]) -> None:
+        """Fold one task in, once for each deployed source whose omega weighs it."""
+        weight = self.group.stack(own, "weight")
+        parts = {source: self._terms(moments, weight) for source, moments in self._task.items()}
+        for deployed in (DEPLOYED, INSIDE):
+            omega = closed_form.task_weight(parts[deployed][0], self._config.eps)
+            for source, terms in parts.items():
+                scaled = [omega * term for term in terms]
+                sums = self._sums.get((deployed, source))
+                self._sums[deployed, source] = [a + b for a, b in zip(sums, scaled, strict=True)] if sums else scaled
+        self._task, self._square = {}, 0.0
+
+    def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
+        """(G, Y, k): k is the mean squared target, which differs between sources through alpha."""
+        alpha = self._config.alpha
+        gram, target = moments.targets(weight, alpha)
+        mixed = 2 * alpha * (1 - alpha) * float(torch.sum(weight * moments.cross)) / moments.weight
+        replayed = (1 - alpha) ** 2 * float(torch.sum(weight @ gram * weight))
+        return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed
+
+    def close(self, block: Block, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[SourceExcess]:
+        """The excess of every source once all tasks are in."""
+        stack, names = self.group.stack, ", ".join(self.group.names)
+        anchor = closed_form.anchor(stack(merged, "weight"), stack(base, "weight"), self._config.rho)
+        pairs = [(source, DEPLOYED, source) for source in SOURCES] + [(INSIDE, INSIDE, DEPLOYED)]
+        for label, deployed, source in pairs:
+            right, other = (self._objective(deployed, which, anchor) for which in (deployed, source))
+            total, weight = self._distance[label]
+            yield SourceExcess(block.name, names, label, coupling=total / weight, **compare(right, other))
+
+    def _objective(self, deployed: str, source: str, anchor: Tensor) -> Objective:
+        gram, target, constant = self._sums[deployed, source]
+        return Objective(gram, target, constant, anchor, self._config.lam)
