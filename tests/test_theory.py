@@ -217,6 +217,30 @@ def test_margins_certify_no_wrong_decision_on_a_model(tiny: Family) -> None:
         assert 0 < entry["tightness"] <= 1
 
 
+def test_sublayers_are_the_block_in_two_steps(tiny64: Family) -> None:
+    """Attention and MLP after each other give the block: same drift at its end, same final drift, same identities."""
+    passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5) for task in TASKS}
+
+    def walk(sublayers: bool) -> dict[str, TaskDrift]:
+        return decompose(
+            tiny64.adapter, tiny64.merged, tiny64.head(), passes, tiny64.compute, sublayers=sublayers, attribution=True
+        )
+
+    whole, halves = walk(False), walk(True)
+    for name in TASKS:
+        fine = {layer.layer: layer for layer in halves[name].layers}
+        assert len(fine) == 2 * BLOCKS + 2
+        for index in range(BLOCKS):
+            end = whole[name].layers[1 + index]
+            torch.testing.assert_close(fine[f"block {index} mlp"].drift, end.drift, rtol=1e-9, atol=1e-12)
+        for layer in halves[name].layers:
+            assert float(layer.residual.max()) <= 1e-12
+            assert layer.skip_residual is None or float(layer.skip_residual.max()) <= 1e-12
+        booked = halves[name].attribution
+        assert booked is not None
+        assert float(booked.shares.sum()) == pytest.approx(1.0, abs=1e-8)
+
+
 def test_class_token_norms_are_smaller(tiny: Family) -> None:
     every, one = (measure_drift(tiny, samples=6, tokens=tokens).tasks["pets"].layers for tokens in ("all", "class"))
     for whole, part in zip(every[:-1], one[:-1], strict=True):

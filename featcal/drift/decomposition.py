@@ -15,7 +15,7 @@ from featcal.errors import InputError
 from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.family import Family, as_family
 from featcal.models.adapter import Adapter, Block, Call, Stage
-from featcal.models.expert_pass import ExpertPass, first_calls
+from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
@@ -33,6 +33,7 @@ def measure_drift(
     split: str | None = None,
     seed: int = 42,
     tokens: str = "all",
+    sublayers: bool = False,
     attribution: bool = False,
     output: bool = False,
     device: str = "auto",
@@ -46,6 +47,7 @@ def measure_drift(
         split: "calibration", "validation" or "test"; None takes validation where every task has it, since
             calibrated models have seen the calibration samples.
         tokens: "all", or "class" to take every norm over the class token alone.
+        sublayers: measure attention and MLP of every block as layers of their own (Prop. 4 per sublayer).
         attribution: also book the final drift to the layers (Prop. 2), at several times the cost.
         output: also measure scores, losses and margins (Props. 3 and 7, Eq. 44); needs labels and a head.
 
@@ -62,7 +64,15 @@ def measure_drift(
     passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}
     label = model if isinstance(model, str) else weights.label
     tasks = decompose(
-        family.adapter, weights, family.head(), passes, family.compute, progress, tokens == "class", attribution
+        family.adapter,
+        weights,
+        family.head(),
+        passes,
+        family.compute,
+        progress,
+        class_token=tokens == "class",
+        sublayers=sublayers,
+        attribution=attribution,
     )
     for task, head in heads.items():
         labels = drawn[task].labels
@@ -80,7 +90,9 @@ def decompose(
     experts: Mapping[str, ExpertPass],
     compute: Compute,
     progress: Progress = silent,
+    *,
     class_token: bool = False,
+    sublayers: bool = False,
     attribution: bool = False,
 ) -> dict[str, TaskDrift]:
     """The walk behind `measure_drift`, on expert passes at hand.
@@ -102,13 +114,13 @@ def decompose(
             progress("measuring drift", done, total)
             tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
             for task, expert in experts.items():
-                for position, trace in enumerate(expert.walk(stage, block, expert.tensors(block))):
+                stored = expert.tensors(block)
+                own = compute.place(stored)
+                for position, trace in enumerate(expert.walk(stage, block, stored)):
                     call = streams[task][position]
-                    run = _block_layer(stage, block, tensors, call)
-                    before = (trace.call.hidden, call.hidden)
-                    streams[task][position] = stage.advance(call, block.run(tensors, call))
-                    after = (trace.after.hidden, run(before[0]), streams[task][position].hidden)
-                    records[task].step(layer, position, run, before, after, skip=True)
+                    parts = _parts(stage, block, layer, (own, tensors), call, trace, sublayers)
+                    state = records[task].chain(position, parts, trace.call.hidden, call.hidden)
+                    streams[task][position] = stage.advance(call, state)
     closing = compute.place(model.read(adapter.closing)) | dict(head)
     for task, expert in experts.items():
         own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
@@ -121,13 +133,34 @@ def _first_layer(adapter: Adapter, stage: str) -> str:
     return FIRST_LAYER if len(adapter.stages) == 1 else f"{stage} {FIRST_LAYER}"
 
 
-def _block_layer(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Layer:
-    """A block as a map from state to state, everything else about the call held fixed."""
+@dataclass(frozen=True)
+class _Part:
+    """A residual layer of the chain: a block, or one half of it, of the expert and of the model."""
 
-    def layer(hidden: Tensor) -> Tensor:
-        return stage.advance(call, block.run(tensors, Call((hidden, *call.args[1:]), call.kwargs))).hidden
+    name: str
+    expert: Layer
+    model: Layer
 
-    return layer
+
+def _parts(
+    stage: Stage,
+    block: Block,
+    layer: str,
+    tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    call: Call,
+    trace: BlockTrace,
+    sublayers: bool,
+) -> list[_Part]:
+    """What the ledger calls layers inside one block; `tensors` are the expert's and the model's."""
+    own, model = tensors
+    if sublayers:
+        halves = stage.sublayers(block, own, trace.call), stage.sublayers(block, model, call)
+        return [_Part(f"{layer} {name}", run, halves[1][name]) for name, run in halves[0].items()]
+
+    def run_model(hidden: Tensor) -> Tensor:
+        return stage.advance(call, block.run(model, Call((hidden, *call.args[1:]), call.kwargs))).hidden
+
+    return [_Part(layer, lambda _: trace.after.hidden, run_model)]
 
 
 @dataclass
@@ -147,6 +180,14 @@ class _Record:
             self._measure(layer, (own.hidden, call.hidden, call.hidden), None)
             if self.attribution:
                 self.contributions.append(Contributions.first(own.hidden, call.hidden))
+
+    def chain(self, position: int, parts: Sequence[_Part], expert: Tensor, model: Tensor) -> Tensor:
+        """One batch through residual layers that follow each other; returns the model's state after them."""
+        for part in parts:
+            after = (part.expert(expert), part.model(expert), part.model(model))
+            self.step(part.name, position, part.model, (expert, model), after, skip=True)
+            expert, _, model = after
+        return model
 
     def step(
         self,

@@ -7,7 +7,7 @@ adapter never rewrites a forward: block i runs as the library's own module on th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,15 @@ class Stage(ABC):
     @abstractmethod
     def token_weights(self, weighting: str, call: Call, patch_weight: float) -> Tensor | None:
         """Weights `[batch, tokens]` of a weighting on one batch; None means all 1."""
+
+    def sublayers(
+        self, block: Block, tensors: Mapping[str, Tensor], call: Call
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """The residual halves of a block, from state to state, in order; together they are the block.
+
+        For measurement only; empty where an architecture's block does not fall apart like this.
+        """
+        return {}
 
     def advance(self, call: Call, output: Any) -> Call:
         """The call of the next block, given what this block returned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,24 @@ class VisionStage(Stage):
         weights = torch.full(shape, patch_weight, device=device, dtype=torch.float64)
         weights[:, 0] = 1.0
         return weights
+
+    def sublayers(
+        self, block: Block, tensors: Mapping[str, Tensor], call: Call
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        def part(name: str, *args: Any, **kwargs: Any) -> Any:
+            own = {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
+            return functional_call(block.module.get_submodule(name), own, args, kwargs, strict=True)
+
+        def attention(hidden: Tensor) -> Tensor:
+            attended, _ = part("self_attn", part("layer_norm1", hidden), *call.args[1:], **call.kwargs)
+            result: Tensor = hidden + attended
+            return result
+
+        def mlp(hidden: Tensor) -> Tensor:
+            result: Tensor = hidden + part("mlp", part("layer_norm2", hidden))
+            return result
+
+        return {"attention": attention, "mlp": mlp}
 
 
 class ClipVision(Adapter):
