@@ -230,7 +230,8 @@ def _digit_rows(labels: Ints, split: str) -> Ints:
     rows = np.zeros_like(labels)
     for digit in range(10):
         scans = np.flatnonzero(known == digit)
-        assert sum(len(scans[part]) for part in _DIGIT_SCANS.values()) == len(scans), "scans shared by two splits"
+        divided = np.concatenate([scans[part] for part in _DIGIT_SCANS.values()])
+        assert np.array_equal(np.sort(divided), scans), "a scan is in no split or in two"
         own = scans[_DIGIT_SCANS[split]]
         wanted = np.flatnonzero(labels == digit)
         rows[wanted] = own[np.arange(len(wanted)) % len(own)]
