@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("pandas", "plotly.graph_objects", "featcal.calibration.calibrate", "featcal.evaluation.evaluate")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.workspace", "app.charts")
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 
@@ -25,6 +25,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = ()) -> int:
         os.environ.setdefault(name, value)
     from streamlit.web import cli
 
+    sys.path.insert(0, str(main.parents[1]))
     _warming.append(threading.Thread(target=_warm_up, daemon=True))
     _warming[0].start()
     print(f"featcal app on http://127.0.0.1:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
@@ -39,7 +40,10 @@ def wait_until_warm() -> None:
 
 
 def _warm_up() -> None:
-    """Import with the garbage collector off: it would walk a million new objects, all of them here to stay."""
+    """Everything that the first chart needs.
+
+    The imports run with the garbage collector off: it would walk a million new objects, all of them here to stay.
+    """
     gc.disable()
     try:
         for name in FIRST_NEEDED:
@@ -47,3 +51,5 @@ def _warm_up() -> None:
         gc.freeze()
     finally:
         gc.enable()
+    workspace = import_module("app.workspace")
+    workspace.prepare(workspace.HOME_SUITE)

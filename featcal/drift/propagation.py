@@ -21,8 +21,9 @@ from featcal.drift.output import gauss_legendre
 Layer = Callable[[Tensor], Tensor]
 """One layer of the model on a batch of states, everything else about the call held fixed."""
 
-NODES = 4
-"""Quadrature nodes; the secant correction closes the sum for any number, more make the split finer."""
+NODES = 3
+"""Quadrature nodes. The secant correction closes the sum for any number, more make the split finer: on clip-mini
+3 differ from 8 by at most 1e-4 in any share."""
 TINY = 1e-30
 
 
@@ -85,17 +86,11 @@ def propagate(
     Returns:
         The contributions after the layer, which sum to `propagation`, and ||r|| / ||p|| per sample.
     """
-    tangents = torch.stack(contributions)
     averaged = torch.zeros(len(contributions), *propagation.shape, dtype=propagation.dtype, device=propagation.device)
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
-        for t, weight in gauss_legendre(nodes):
-            point = expert + t * drift
-
-            def along(tangent: Tensor, point: Tensor = point) -> Tensor:
-                derivative: Tensor = jvp(layer, (point,), (tangent,))[1]
-                return derivative
-
-            averaged += weight * vmap(along)(tangents)
+    moving = [i for i, part in enumerate(contributions) if bool(part.any())]  # a linear map keeps 0 at 0
+    if moving:
+        tangents = torch.stack([contributions[i] for i in moving])
+        averaged[moving] = _path_average(layer, expert, drift, tangents, nodes)
     missed = propagation - averaged.sum(0)
     square = drift.flatten(1).square().sum(1).clamp_min(TINY)
     corrected = [
@@ -104,6 +99,23 @@ def propagate(
     ]
     scale = propagation.flatten(1).norm(dim=1).clamp_min(TINY)
     return corrected, missed.flatten(1).norm(dim=1) / scale
+
+
+def _path_average(
+    layer: Layer, expert: Tensor, drift: Tensor, tangents: Float[Tensor, "parts *state"], nodes: int
+) -> Float[Tensor, "parts *after"]:
+    """Jacobian-vector products of all tangents, averaged over the segment from `expert` to `expert + drift`."""
+    total = torch.zeros(())
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+        for t, weight in gauss_legendre(nodes):
+            point = expert + t * drift
+
+            def along(tangent: Tensor, point: Tensor = point) -> Tensor:
+                derivative: Tensor = jvp(layer, (point,), (tangent,))[1]
+                return derivative
+
+            total = total + weight * vmap(along)(tangents)
+    return total
 
 
 def _inner(left: Tensor, right: Tensor) -> Float[Tensor, " batch"]:
