@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app test check screenshots lock clean
+.PHONY: app test check compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -23,6 +23,14 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The exported checkpoint under the previous major version of transformers, in an environment of its own.
+compat: $(VENV)/installed
+	rm -rf build/compat && mkdir -p build
+	$(BIN)/uv venv --quiet build/compat/venv
+	$(BIN)/uv pip install --quiet --python build/compat/venv torch "transformers==4.57.*"
+	$(BIN)/python tests/compat_transformers4.py write build/compat/model
+	build/compat/venv/bin/python tests/compat_transformers4.py read build/compat/model
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py
