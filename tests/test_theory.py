@@ -146,6 +146,20 @@ def test_growth_bound_on_random_vectors(seed: int, size: float) -> None:
     assert bool((layer.ratio[layer.certified] > 1).all())
 
 
+def test_a_layer_without_incoming_drift_is_null_in_the_document(tiny: Family) -> None:
+    """Embeddings as the expert's: block 0 has nothing to stretch, and JSON has no NaN."""
+    import json
+
+    expert = tiny.experts["pets"]
+    same = {name: t for name, t in expert.read(tiny.adapter.tower).items() if "encoder" not in name}
+    mixed = replace(tiny, merged=Overlay("mixed", tiny.merged, same))
+    document = attributed(mixed)["pets"].to_json()
+    first = document["layers"][1]
+    assert (first["layer"], first["gamma"], first["response"]) == ("block 0", None, None)
+    assert document["layers"][2]["gamma"] is not None
+    json.dumps(document, allow_nan=False)
+
+
 def test_no_incoming_drift_certifies_nothing() -> None:
     zero, one = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     layer = growth(zero, one, one, zero)

@@ -193,12 +193,13 @@ def layer_json(layer: LayerDrift) -> dict[str, Any]:
 
 
 def _growth_json(layer: LayerDrift, grown: Growth) -> dict[str, Any]:
+    """Means over the samples that have incoming drift; null where none has."""
     assert layer.response is not None
+    drifting = grown.gamma.isfinite()
+    columns = {"response": layer.response, "gamma": grown.gamma, "eta": grown.eta, "certified_growth": grown.certified}
     return {
-        "response": float(layer.response.mean()),
-        "gamma": float(grown.gamma.nanmean()),
-        "eta": float(grown.eta.nanmean()),
-        "certified_growth": float(grown.certified.double().mean()),
+        name: float(column[drifting].double().mean()) if bool(drifting.any()) else None
+        for name, column in columns.items()
     }
 
 
