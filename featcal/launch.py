@@ -42,13 +42,13 @@ def wait_until_warm() -> None:
 def _warm_up() -> None:
     """Everything that the first chart needs.
 
-    The imports run with the garbage collector off: it would walk a million new objects, all of them here to stay.
+    The imports run with the garbage collector off: it would walk a million new objects, all of
+    them here to stay.
     """
     gc.disable()
     try:
         for name in FIRST_NEEDED:
             import_module(name)
-        gc.freeze()
     finally:
         gc.enable()
     workspace = import_module("app.workspace")
