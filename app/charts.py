@@ -1,0 +1,240 @@
+"""Numbers → plotly figures. No streamlit in here, and nothing is computed beyond means and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from app.theme import COLOUR, SYMBOL, finish
+
+Array = NDArray[np.floating]
+_UNIT = {
+    False: ("norm over the whole token state", ".2f"),
+    True: ("norm / norm of the expert's feature", ".3f"),
+}
+
+
+def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
+    """Stacked ||m|| + ||p|| per layer with ||e|| as a line; one panel per model, one common scale."""
+    return _ribbon(frames, "layer", relative, chosen)
+
+
+def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
+    """The same bars for one layer, task by task."""
+    return _ribbon(frames, "task", relative, None)
+
+
+def drift_compared(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
+    """||e|| per layer, one line per model."""
+    figure = go.Figure()
+    axis, form = _UNIT[relative]
+    for model, frame in frames.items():
+        figure.add_scatter(
+            x=frame["layer"],
+            y=frame["drift"],
+            name=model,
+            cliponaxis=False,
+            mode="lines+markers",
+            line={"color": COLOUR[model], "width": 3},
+            marker={"symbol": SYMBOL[model], "size": 10},
+            hovertemplate=f"%{{x}}: %{{y:{form}}}",
+        )
+    figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
+    figure.update_xaxes(title="layer, in forward order")
+    return finish(figure, 380)
+
+
+def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy, %") -> go.Figure:
+    """Grouped bars: one group per row of `frame` (column "task"), one bar per model."""
+    figure = go.Figure()
+    for model in models:
+        figure.add_bar(
+            x=frame["task"],
+            y=frame[model],
+            name=model,
+            marker={"color": COLOUR[model]},
+            hovertemplate=f"%{{x}}, {model}: %{{y:.3~f}}",
+        )
+    figure.update_layout(barmode="group", bargroupgap=0.08)
+    figure.update_yaxes(title=unit)
+    figure.update_xaxes(title="task")
+    return finish(figure, 400)
+
+
+def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
+    """Every sample's cosine to the expert: merged across, calibrated up, the diagonal where nothing changed."""
+    low = float(min(merged.min(), calibrated.min()))
+    low -= 0.05 * (1 - low)
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[low, 1],
+        y=[low, 1],
+        name="no change",
+        mode="lines",
+        line={"dash": "dot", "color": COLOUR["base"]},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=merged,
+        y=calibrated,
+        name="a sample",
+        mode="markers",
+        marker={"color": COLOUR["calibrated"], "size": 8, "opacity": 0.7},
+        hovertemplate="merged %{x:.3f} → calibrated %{y:.3f}<extra></extra>",
+    )
+    figure.update_xaxes(title="cosine to the expert, merged", range=[low, 1.01])
+    figure.update_yaxes(title="cosine to the expert, calibrated", range=[low, 1.01])
+    return finish(figure, 400)
+
+
+def gains(frame: pd.DataFrame) -> go.Figure:
+    """Cosine gain against accuracy gain over the merged model, one labelled point per task."""
+    figure = go.Figure()
+    figure.add_scatter(
+        x=frame["cosine gain"],
+        y=frame["accuracy gain"],
+        text=frame["task"],
+        mode="markers+text",
+        textposition=_text_sides(frame),
+        cliponaxis=False,
+        marker={"color": COLOUR["calibrated"], "size": 11},
+        hovertemplate="%{text}: cosine %{x:+.3f}, accuracy %{y:+.1f} points<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})
+    figure.add_vline(x=0, line={"color": COLOUR["base"], "dash": "dot"})
+    x = frame["cosine gain"]
+    reach = max(float(x.max()), 0.0) - min(float(x.min()), 0.0) or 1.0
+    figure.update_xaxes(
+        title="gain in mean cosine to the expert",
+        range=[min(float(x.min()), 0) - 0.12 * reach, max(float(x.max()), 0) + 0.12 * reach],
+    )
+    figure.update_yaxes(title="gain in accuracy, points")
+    return finish(figure, 400)
+
+
+def feature_map(points: Mapping[str, Array], labels: Sequence[str], arrows: bool, axes: str) -> go.Figure:
+    """One map of several models' features; row i is sample i in each of them."""
+    figure = go.Figure()
+    if arrows:
+        figure.add_scatter(
+            x=_segments(points["merged"][:, 0], points["calibrated"][:, 0]),
+            y=_segments(points["merged"][:, 1], points["calibrated"][:, 1]),
+            name="merged → calibrated",
+            mode="lines+markers",
+            line={"color": COLOUR["base"], "width": 1},
+            marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
+            opacity=0.55,
+            hoverinfo="skip",
+        )
+    for model, flat in points.items():
+        figure.add_scatter(
+            x=flat[:, 0],
+            y=flat[:, 1],
+            name=model,
+            mode="markers",
+            customdata=list(range(len(flat))),
+            text=list(labels),
+            marker={"color": COLOUR[model], "symbol": SYMBOL[model], "size": 8, "opacity": 0.85},
+            unselected={"marker": {"opacity": 0.4}},
+            hovertemplate=f"{model}, sample %{{customdata}}, %{{text}}<extra></extra>",
+        )
+    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
+    figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
+    figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
+    figure.update_layout(dragmode="pan")
+    return finish(figure, 560)
+
+
+def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
+    """Overlaid histograms with common bins, one per model."""
+    figure = go.Figure()
+    together = np.concatenate([np.asarray(v) for v in values.values()])
+    low, high = float(together.min()), float(together.max())
+    width = (high - low) / 24 or 0.01
+    for model, one in values.items():
+        figure.add_histogram(
+            x=one,
+            name=model,
+            xbins={"start": low, "end": high + width, "size": width},
+            marker={"color": COLOUR[model], "line": {"width": 0}},
+            opacity=0.65,
+            hovertemplate=f"{model}, %{{x:.3f}}: %{{y}} samples<extra></extra>",
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title=axis)
+    figure.update_yaxes(title="samples")
+    return finish(figure, 260)
+
+
+def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
+    axis, form = _UNIT[relative]
+    figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
+    for column, (model, frame) in enumerate(frames.items(), 1):
+        for part, pattern in (("mismatch", ""), ("propagation", "/")):
+            figure.add_bar(
+                x=frame[key],
+                y=frame[part],
+                name=f"{'local ' if part == 'mismatch' else ''}{part}",
+                legendgroup=part,
+                showlegend=column == 1,
+                marker={
+                    "color": COLOUR[part],
+                    "pattern": {
+                        "shape": pattern,
+                        "fillmode": "overlay",
+                        "fgcolor": "rgba(0,0,0,0.4)",
+                        "size": 8,
+                        "solidity": 0.15,
+                    },
+                },
+                customdata=frame[key],
+                hovertemplate=f"%{{x}}<br>{part} %{{y:{form}}}<extra>{model}</extra>",
+                row=1,
+                col=column,
+            )
+        figure.add_scatter(
+            x=frame[key],
+            y=frame["drift"],
+            name=f"drift, {model}",
+            cliponaxis=False,
+            mode="lines+markers" if key == "layer" else "markers",
+            line={"color": COLOUR[model], "width": 3},
+            marker={
+                "symbol": SYMBOL[model],
+                "color": COLOUR[model],
+                "size": 11,
+                "line": {"width": 1.5, "color": "white"},
+            },
+            customdata=np.stack([frame[key], frame["alignment"]], axis=1),
+            hovertemplate=f"%{{x}}<br>drift %{{y:{form}}}<br>cosine of m and p %{{customdata[1]:.2f}}"
+            f"<extra>{model}</extra>",
+            row=1,
+            col=column,
+        )
+    if chosen is not None:
+        place = list(next(iter(frames.values()))[key]).index(chosen)
+        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="layer, in forward order" if key == "layer" else "task")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title=axis, col=1)
+    finish(figure, 440)
+    figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
+    return figure
+
+
+def _segments(start: Array, end: Array) -> list[float | None]:
+    """start, end, gap, start, end, gap, …: many separate line segments in one trace."""
+    return [value for pair in zip(start.tolist(), end.tolist(), strict=True) for value in (*pair, None)]
+
+
+def _text_sides(frame: pd.DataFrame) -> list[str]:
+    """Label above or below its point, alternating along the horizontal axis so that neighbours stay apart."""
+    rank = frame["cosine gain"].rank(method="first").astype(int)
+    return ["top center" if position % 2 else "bottom center" for position in rank]

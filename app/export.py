@@ -1,0 +1,56 @@
+"""Writing a calibrated model to a folder, and the command line that does the same."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import streamlit as st
+
+from app import state, view
+from app.workspace import Workspace
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import FeatcalError
+from featcal.models.checkpoint import read_config
+
+
+def section(ws: Workspace, config: CalibrationConfig) -> None:
+    """Folder name, button, what was written and how to load it."""
+    st.subheader("Take it with you")
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    name = left.text_input("Folder to write (must not exist)", default_name(ws.family.suite.name, config), key="folder")
+    if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
+        try:
+            with st.spinner("Writing, reloading and comparing …", show_time=True):
+                files = ws.calibrated(config).save(Path(name).expanduser())
+            st.session_state["written"] = (config, Path(name).expanduser().resolve(), files)
+        except FeatcalError as error:
+            view.problem(error)
+    written = st.session_state.get("written")
+    if written and written[0] == config:
+        _show_written(written[1], written[2], ws.family.container)
+    st.caption("The same from the command line:")
+    st.code(command(state.reference(), config, name), language="bash", wrap_lines=True)
+
+
+def default_name(suite: str, config: CalibrationConfig) -> str:
+    """A folder name that says how the model was made."""
+    return f"{suite}-lam{config.lam:g}-rho{config.rho:g}-alpha{config.alpha:g}-n{config.samples}"
+
+
+def command(suite: str, config: CalibrationConfig, out: str) -> str:
+    """The `featcal calibrate` line with these options."""
+    parts = [
+        f"featcal calibrate {shlex.quote(suite)}",
+        f"--lam {config.lam:g} --rho {config.rho:g} --alpha {config.alpha:g} --samples {config.samples}",
+        *([] if config.biases else ["--no-biases"]),
+        *([] if config.layernorms else ["--no-layernorms"]),
+        f"--out {shlex.quote(out)}",
+    ]
+    return " ".join(parts)
+
+
+def _show_written(folder: Path, files: list[str], container: Path) -> None:
+    loader = "CLIPModel" if read_config(container, "merged")["model_type"] == "clip" else "CLIPVisionModel"
+    st.success(f"Written and verified by reloading: `{folder}` ({', '.join(files)})", icon=":material/check_circle:")
+    st.code(f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("{folder.as_posix()}")')

@@ -1,0 +1,70 @@
+"""The ledger of Propositions 2 to 8 → the data frames that its charts draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from app.tables import ALL_TASKS
+from featcal.drift.ledger import DriftLedger, TaskDrift
+from featcal.drift.source import SourceExcess, excess_frame
+
+
+def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:
+    """One row per layer: share and telescoped share of the final drift, and both times the final relative drift.
+
+    Of one task, or the mean over tasks.
+    """
+    return _mean([_attribution(one) for one in _chosen(ledger, task)])
+
+
+def growth(ledger: DriftLedger, task: str) -> pd.DataFrame:
+    """One row per block: gamma, eta, response and the share of samples with certified growth."""
+    columns = ["layer", "gamma", "eta", "response", "certified_growth"]
+    frames = [pd.DataFrame(one.to_json()["layers"])[columns].dropna() for one in _chosen(ledger, task)]
+    return _mean(frames)
+
+
+def outputs(ledger: DriftLedger) -> pd.DataFrame:
+    """One row per task: score drift, bound, tightness, loss change, margin, certified, agreement, accuracy."""
+    return pd.DataFrame([{"task": name, **one.to_json()["output"]} for name, one in ledger.tasks.items()])
+
+
+def margins(ledger: DriftLedger, task: str) -> pd.DataFrame:
+    """One row per sample of a task: margin, largest score change, certified, agrees, correct, drift, cosine."""
+    one = ledger.tasks[task]
+    drift = one.layers[-1].drift.tolist()
+    return pd.DataFrame(one.margins()).assign(drift=drift, cosine=one.cosine.tolist())
+
+
+def sources(found: Sequence[SourceExcess]) -> pd.DataFrame:
+    """One row per block and source: excess over the deployed minimum, summed over the block's linear maps."""
+    frame = excess_frame(found)
+    minimum = frame["excess"] / frame["relative"].where(frame["relative"] > 0)
+    frame = frame.assign(minimum=minimum.groupby([frame["block"], frame["modules"]]).transform("max"))
+    summed = frame.groupby(["block", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
+    number = summed["block"].str.rsplit(".", n=1).str[1]
+    return summed.assign(layer="block " + number, relative=summed["excess"] / summed["minimum"])
+
+
+def _attribution(task: TaskDrift) -> pd.DataFrame:
+    booked = task.attribution
+    assert booked is not None
+    final = task.layers[-1].relative_drift
+    frame = pd.DataFrame(
+        {
+            "layer": [layer.layer for layer in task.layers],
+            "share": booked.shares.tolist(),
+            "telescoped share": booked.telescoped_shares.tolist(),
+        }
+    )
+    return frame.assign(contribution=frame["share"] * final, telescoped=frame["telescoped share"] * final, final=final)
+
+
+def _chosen(ledger: DriftLedger, task: str) -> list[TaskDrift]:
+    return list(ledger.tasks.values()) if task == ALL_TASKS else [ledger.tasks[task]]
+
+
+def _mean(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(frames).groupby("layer", sort=False).mean(numeric_only=True).reset_index()

@@ -1,0 +1,107 @@
+"""Two-dimensional maps of feature clouds. UMAP runs in a process of its own: its first use compiles for seconds.
+
+Run as a program this file is that process: it reads pickled clouds from stdin and writes results to stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Points = NDArray[np.float32]
+NEIGHBOURS = 15
+TRUST_NEIGHBOURS = 10
+
+
+class Map(NamedTuple):
+    """A UMAP, its trustworthiness, and that of `pca_map` on the same cloud."""
+
+    points: Points
+    trust: float
+    pca_trust: float
+
+
+def pca_map(features: Points) -> Points:
+    """`[n, k]` → `[n, 2]`: the two directions of largest variance."""
+    centred = features - features.mean(0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    return np.asarray(centred @ directions[:2].T, dtype=np.float32)
+
+
+def umap_map(features: Points) -> Map:
+    """UMAP of the rows with cosine distance."""
+    from sklearn.manifold import trustworthiness
+    from umap import UMAP
+
+    neighbours = min(NEIGHBOURS, len(features) - 1)
+    reducer = UMAP(n_neighbors=neighbours, min_dist=0.15, metric="cosine", random_state=42, n_jobs=1)
+    points = np.asarray(reducer.fit_transform(features), dtype=np.float32)
+    near = max(1, min(TRUST_NEIGHBOURS, (len(features) - 1) // 2))
+    trust = [float(trustworthiness(features, flat, n_neighbors=near)) for flat in (points, pca_map(features))]
+    return Map(points, *trust)
+
+
+class MapWorker:
+    """The process that runs `umap_map`, one cloud after the other, at low priority.
+
+    Not `multiprocessing`: its child would run the main module again, and under streamlit that is the app.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = self._start()
+
+    def submit(self, features: Points) -> Future[Map]:
+        """Start the map of a cloud; the future fails with RuntimeError if the process does."""
+        future: Future[Map] = Future()
+        threading.Thread(target=self._serve, args=(features, future), daemon=True).start()
+        return future
+
+    def _serve(self, features: Points, future: Future[Map]) -> None:
+        with self._lock:
+            try:
+                if self._process.poll() is not None:
+                    self._process = self._start()
+                assert self._process.stdin is not None
+                assert self._process.stdout is not None
+                pickle.dump(features, self._process.stdin)
+                self._process.stdin.flush()
+                future.set_result(Map(*pickle.load(self._process.stdout)))
+            except (OSError, EOFError, pickle.UnpicklingError) as error:
+                future.set_exception(RuntimeError(f"the map process ended: {error}"))
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parents[1])
+        command = [sys.executable, "-m", "app.maps"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
+
+
+def _run() -> None:
+    """Compile on a small cloud, then serve until stdin closes; whatever libraries print goes to stderr."""
+    out, sys.stdout = sys.stdout.buffer, sys.stderr
+    if hasattr(os, "nice"):
+        os.nice(10)
+    umap_map(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
+    while True:
+        try:
+            features = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(tuple(umap_map(features)), out)
+        out.flush()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        _run()

@@ -1,0 +1,91 @@
+"""Ledgers and scores → the data frames that charts draw and downloads write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+
+from featcal.drift.decomposition import DriftLedger
+from featcal.evaluation.evaluate import Scores
+
+NORMS = ["drift", "mismatch", "propagation"]
+ALL_TASKS = "the mean over tasks"
+
+
+def drift_table(ledger: DriftLedger) -> pd.DataFrame:
+    """One row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
+    frame = ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment"]]
+    norms = [float(layer.expert_norm.mean()) for task in ledger.tasks.values() for layer in task.layers]
+    return frame.assign(model=ledger.model, expert_norm=norms)
+
+
+def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
+    """One row per layer, of one task or the mean over tasks."""
+    scaled = _in_units(table, relative)
+    if task != ALL_TASKS:
+        return scaled[scaled["task"] == task].reset_index(drop=True)
+    return scaled.groupby("layer", sort=False)[[*NORMS, "alignment"]].mean().reset_index()
+
+
+def per_task(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
+    """One row per task at one layer."""
+    scaled = _in_units(table, relative)
+    return scaled[scaled["layer"] == layer].reset_index(drop=True)
+
+
+def score_table(scores: Mapping[str, Scores]) -> pd.DataFrame:
+    """One row per task and one for the average, one column per model, in percent.
+
+    With merged and calibrated model also their difference in points, and with the experts the share of the gap
+    between merged model and expert that calibration closed (missing where the expert is not better).
+    """
+    columns = {model: [*(s.value for s in one.tasks.values()), one.average] for model, one in scores.items()}
+    tasks = list(next(iter(scores.values())).tasks)
+    frame = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
+    if {"merged", "calibrated"} <= set(frame):
+        frame["calibrated − merged"] = frame["calibrated"] - frame["merged"]
+        if "expert" in frame:
+            gap = frame["expert"] - frame["merged"]
+            frame["gap closed, %"] = 100 * frame["calibrated − merged"] / gap.where(gap > 0, np.nan)
+    return frame.reset_index()
+
+
+def mean_cosines(ledger: DriftLedger) -> dict[str, float]:
+    """Mean cosine of final features to the expert, per task."""
+    return {name: float(task.cosine.mean()) for name, task in ledger.tasks.items()}
+
+
+def pooled(models: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
+    unit = [torch.nn.functional.normalize(features.float(), dim=1) for features in models.values()]
+    return torch.cat(unit).numpy()
+
+
+def _in_units(table: pd.DataFrame, relative: bool) -> pd.DataFrame:
+    return table.assign(**{name: table[name] / table["expert_norm"] for name in NORMS}) if relative else table
+
+
+def stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several models below each other, the model first."""
+    together = pd.concat(frames, ignore_index=True)
+    return together[["model", *(name for name in together if name != "model")]]
+
+
+def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
+    """Per task what calibration gained over the merged model: cosine, and accuracy in points."""
+    joined = cosines.merge(scores, on="task", suffixes=(" cosine", " accuracy"))
+    return pd.DataFrame(
+        {
+            "task": joined["task"],
+            "cosine gain": joined["calibrated cosine"] - joined["merged cosine"],
+            "accuracy gain": joined["calibrated − merged"],
+        }
+    )
+
+
+def cosine_table(features: pd.DataFrame, vectors: pd.DataFrame) -> pd.DataFrame:
+    """Feature and task-vector cosines of both models, one row per task."""
+    return features.merge(vectors, on="task", suffixes=(", features", ", task vector"))

@@ -1,0 +1,75 @@
+"""What every chart shows, its formula, and when it misleads; shown under the chart."""
+
+DRIFT = r"""
+**What this shows.** For every layer $\ell$ and sample the difference between the model's feature and the task
+expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two parts:
+
+- *local mismatch* $m^\ell = f^\ell_\text{model}(h^{\ell-1}_\text{expert}) - h^\ell_\text{expert}$: the error that
+  this layer makes even on the expert's own input;
+- *propagation* $p^\ell = h^\ell_\text{model} - f^\ell_\text{model}(h^{\ell-1}_\text{expert})$: what earlier errors
+  become on their way through this layer.
+
+**Formula.** $e = m + p$ exactly, as vectors (Prop. 1). Bars and line are means over samples of the norms.
+
+**When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line lies at or below the top of the
+stack, and far below where the parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
+tokens, but only the class token reaches the head. Layers differ in scale: compare them in relative units. A small
+drift is not yet a right answer; see Accuracy.
+"""
+
+DRIFT_TASKS = r"""
+**What this shows.** The chosen layer's drift, task by task, in the same parts and units as above.
+
+**When it misleads.** Every task is compared with its own expert, so tasks whose expert moved far from the base show
+large drift even where the answer is still right.
+"""
+
+CALIBRATE = r"""
+**What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
+tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
+order, no preview:
+$$W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
+\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}, \qquad
+W_\text{anchor} = \rho\, W_\text{merged} + (1-\rho)\, W_\text{base}$$
+with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the Gram matrix of the deployed inputs.
+
+- $\lambda$: how strongly the anchor holds; large values return to the anchor, small ones trust the samples.
+- $\rho$: 1 anchors at the merged model, above 1 beyond it, 0 at the base.
+- $\alpha$: share of the expert's own inputs in the targets.
+
+**When it misleads.** Options that are chosen on few validation samples fit those samples; the score on the test
+split (page Accuracy) is for the final choice. With few calibration samples and a small $\lambda$ drift can grow in
+directions that were not seen.
+"""
+
+FEATURES = r"""
+**What this shows.** Final features of expert, merged and calibrated model on the same samples of one task, all
+divided by their norm, in **one** map that is fitted on the three clouds together, so their places can be compared.
+Lines lead from merged to calibrated. Click a point to see its picture.
+
+**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has compiled. *Trustworthiness* (0-1) is
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank.
+
+**When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
+histograms beside it are the truth: cosine and distance to the expert in the full feature space.
+"""
+
+COSINES = r"""
+**What this shows.** (a) Mean cosine of final features to the task's expert. (b) The same, one point per sample of
+the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
+validation accuracy calibration gained over the merged model. (d) In parameter space: cosine of
+$\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
+
+**When it misleads.** Cosines ignore feature length, as a zero-shot head does; other heads would not. In (c) accuracy
+is a count over few samples: one sample is one step. (d) need not grow: features can come closer to the expert's
+while the weights do not.
+"""
+
+ACCURACY = r"""
+**What this shows.** Top-1 accuracy on the whole **test** split: image features against class prompts through the
+base's own text tower. *gap closed* $= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** Choose options on validation samples (page Calibrate): a test split that was looked at for
+every slider position is a validation split. The gap closed is unstable where expert and merged model are close,
+and left out where the expert is not better.
+"""

@@ -1,0 +1,125 @@
+"""Pieces that several pages show: selectors, charts with their explanation, empty and failing states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import state
+from app.workspace import HOME_SUITE, SAMPLES, Workspace
+from featcal.errors import FeatcalError
+from featcal.resources import embedded_suites
+
+SAMPLE_CHOICES = (16, 32, 64, 128, 256)
+PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
+
+
+def suite_selector() -> None:
+    """In the sidebar: an embedded suite, or the path of a suite file typed into the same field."""
+    names = list(embedded_suites())
+    typed = st.session_state.get("suite") or st.query_params.get("suite")
+    st.sidebar.selectbox(
+        "Suite",
+        [*names, typed] if typed and typed not in names else names,
+        index=names.index(HOME_SUITE) if HOME_SUITE in names else 0,
+        key="suite",
+        bind="query-params",
+        accept_new_options=True,
+        on_change=_forget,
+        help="An embedded suite. For your own models type the path of a suite file (YAML).",
+    )
+
+
+def open_or_explain() -> Workspace:
+    """The selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
+    try:
+        return state.workspace()
+    except FeatcalError as error:
+        problem(error)
+        offer_home()
+        st.stop()
+
+
+def offer_home() -> None:
+    """One button back to the embedded suite, unless that is the one that fails."""
+    if state.reference() != HOME_SUITE:
+        st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=_select, args=("suite", HOME_SUITE))
+
+
+def task_selector(ws: Workspace, disabled: bool = False) -> str:
+    """In the sidebar: one task."""
+    return str(st.sidebar.selectbox("Task", ws.tasks, key="task", bind="query-params", disabled=disabled))
+
+
+def choice(label: str, options: Sequence[str], key: str, place: DeltaGenerator | None = None) -> str:
+    """One of a few options as a row of buttons, the first by default; it lives in the URL."""
+    return (place or st).segmented_control(
+        label, options, default=options[0], key=key, bind="query-params", required=True
+    ) or options[0]
+
+
+def sample_selector(ws: Workspace) -> int:
+    """In the sidebar: on how many samples per task models are measured."""
+    return int(
+        st.sidebar.select_slider(
+            "Samples to measure on",
+            SAMPLE_CHOICES,
+            value=SAMPLES,
+            key="n",
+            bind="query-params",
+            help=f"Per task, of the {ws.split} split. More samples: steadier numbers, slower.",
+        )
+    )
+
+
+def chart(figure: go.Figure, key: str, alt: str, explanation: str = "") -> None:
+    """A chart and, folded below it, what it shows, its formula and when it misleads."""
+    st.plotly_chart(figure, key=key, alt=alt, config=PLOTLY)
+    explain(explanation)
+
+
+def explain(text: str) -> None:
+    """The folded explanation of a chart."""
+    if text:
+        with st.expander("What this shows, formula, when it misleads", icon=":material/help:"):
+            st.markdown(text)
+
+
+def table(frame: pd.DataFrame, file_name: str, digits: int = 3) -> None:
+    """A table and its CSV."""
+    formats = {name: st.column_config.NumberColumn(format=f"%.{digits}f") for name in frame.select_dtypes("float")}
+    st.dataframe(frame, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {file_name}")
+    st.download_button(
+        "Download CSV",
+        frame.to_csv(index=False).encode(),
+        file_name,
+        "text/csv",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+
+
+def problem(error: FeatcalError) -> None:
+    """One red message with the library's own words."""
+    st.error(str(error), icon=":material/error:")
+
+
+def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
+    """A row of numbers: (label, value, difference or None)."""
+    for column, (label, value, delta) in zip(st.columns(len(values)), values, strict=True):
+        column.metric(label, value, delta, border=True, height="stretch")
+
+
+def _select(key: str, value: str) -> None:
+    st.session_state[key] = value
+
+
+def _forget() -> None:
+    """Tasks and layers of another suite mean nothing in this one."""
+    for key in ("task", "layer"):
+        st.session_state.pop(key, None)

@@ -1,0 +1,180 @@
+"""Everything the pages compute about one suite, each thing once; no streamlit in here.
+
+Lookups are by ids (split, number of samples, options), never by the content of arrays. One lock guards the
+whole of it: expert passes are walked by one caller at a time, however many sessions look at the suite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.drift.decomposition import DriftLedger, TaskDrift, decompose
+from featcal.drift.task_vectors import task_vector_cosines
+from featcal.errors import FeatcalError
+from featcal.evaluation.evaluate import Scores, TaskScore, heads_for, labelled, score
+from featcal.evaluation.zero_shot import ZeroShotHead
+from featcal.family import Family, open_family
+from featcal.models.expert_pass import ExpertPass
+from featcal.models.weights import Weights
+from featcal.progress import Progress, silent
+from featcal.suite import load_suite
+from featcal.tasks.sources import Samples
+
+T = TypeVar("T")
+ModelId = str | CalibrationConfig
+"""A model of the suite: "base", "merged", "expert", or the options it was calibrated with."""
+HOME_SUITE = "clip-mini"
+"""What the app opens on."""
+SAMPLES = 64
+"""Per task, what models are measured on unless the user says otherwise."""
+SEED = 42
+_MEASURE_BATCH = 256
+_MOST = {"samples": 6, "passes": 3, "result": 6, "drift": 8, "scores": 12, "vectors": 8, "heads": 1, "map": 8}
+"""How many results of each kind stay in memory."""
+
+
+@dataclass
+class Workspace:
+    """One opened suite and what was computed about it."""
+
+    family: Family
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _kept: dict[str, OrderedDict[Hashable, Any]] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(self.family.suite.tasks)
+
+    @property
+    def split(self) -> str:
+        """Where models are measured: validation samples, which calibration never sees, if there are any."""
+        return "validation" if "validation" in self.family.suite.splits() else "calibration"
+
+    def samples(self, split: str, n: int | None) -> dict[str, Samples]:
+        """`n` samples of every task (all with None)."""
+
+        def draw() -> dict[str, Samples]:
+            return {task: self.family.samples(task, split, n, SEED) for task in self.tasks}
+
+        return self.once("samples", (split, n), draw)
+
+    def calibrated(self, config: CalibrationConfig, progress: Progress = silent) -> CalibrationResult:
+        """The suite's merged model, calibrated with these options."""
+
+        def run() -> CalibrationResult:
+            key = ("calibration", config.samples, config.seed, config.batch_size)
+            experts = self.once("passes", key, lambda: expert_passes(self.family, config, keep=True))
+            return calibrate(self.family, config, experts=experts, progress=progress)
+
+        return self.once("result", config, run)
+
+    def drift(self, model: ModelId, n: int, progress: Progress = silent) -> DriftLedger:
+        """The drift of "merged", "base" or a calibrated model on `n` samples per task."""
+
+        def measure() -> DriftLedger:
+            tasks = decompose(
+                self.family.adapter,
+                self._weights(model),
+                self.family.head(),
+                self._measured_passes(n),
+                self.family.compute,
+                progress,
+            )
+            return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
+
+        return self.once("drift", (model, n), measure)
+
+    def quick_scores(self, model: ModelId, n: int) -> Scores:
+        """Accuracy on the samples that drift is measured on: their features are known, so it costs nothing."""
+        ledger = self.drift("merged" if model == "expert" else model, n)
+        data = self.samples(self.split, n)
+        tasks = {task: self._quick_score(task, ledger.tasks[task], data[task], model) for task in self.tasks}
+        return Scores(self.family.suite.name, label_of(model), self.split, tasks)
+
+    def scores(self, model: ModelId, split: str, progress: Progress = silent) -> Scores:
+        """Accuracy on every sample of a split."""
+
+        def evaluate() -> Scores:
+            tasks = {}
+            for done, task in enumerate(self.tasks):
+                progress(f"scoring {label_of(model)}", done, len(self.tasks))
+                weights = self.family.experts[task] if model == "expert" else self._weights(model)
+                tasks[task] = score(self.family, weights, self.samples(split, None)[task], self.heads()[task])
+            progress(f"scoring {label_of(model)}", len(self.tasks), len(self.tasks))
+            return Scores(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("scores", (model, split), evaluate)
+
+    def has_scores(self, model: ModelId, split: str) -> bool:
+        """Whether `scores` would cost nothing."""
+        return (model, split) in self._kept.get("scores", {})
+
+    def heads(self) -> dict[str, ZeroShotHead]:
+        """Zero-shot heads; InputError where labels, class names or a text tower are missing."""
+
+        def build() -> dict[str, ZeroShotHead]:
+            data = {task: labelled(self.family, task, self.split, 1, SEED) for task in self.tasks}
+            return heads_for(self.family, data)
+
+        return self.once("heads", (), build)
+
+    def vector_cosines(self, model: ModelId) -> dict[str, float]:
+        """Cosine of the model's task vector to each expert's."""
+        return self.once("vectors", model, lambda: task_vector_cosines(self.family, self._weights(model)))
+
+    def _weights(self, model: ModelId) -> Weights:
+        return self.calibrated(model).weights if isinstance(model, CalibrationConfig) else self.family.model(model)
+
+    def _measured_passes(self, n: int) -> Mapping[str, ExpertPass]:
+        def build() -> dict[str, ExpertPass]:
+            data = self.samples(self.split, n)
+            return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, keep=True) for task in self.tasks}
+
+        return self.once("passes", (self.split, n), build)
+
+    def _quick_score(self, task: str, drift: TaskDrift, data: Samples, model: ModelId) -> TaskScore:
+        features = drift.expert_features if model == "expert" else drift.model_features
+        head = self.heads()[task]
+        assert data.labels is not None
+        predictions = head.logits(features.float()).argmax(1)
+        return TaskScore("accuracy", float((predictions == data.labels).double().mean()), predictions, data.labels)
+
+    def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+        """The kept result of `make`; the least recently used of its kind makes room. Failures are not kept."""
+        with self._lock:
+            kept = self._kept.setdefault(kind, OrderedDict())
+            if key not in kept:
+                kept[key] = make()
+                while len(kept) > _MOST[kind]:
+                    kept.popitem(last=False)
+            kept.move_to_end(key)
+            found: T = kept[key]
+            return found
+
+
+def open_workspace(reference: str) -> Workspace:
+    """The suite called `reference` (an embedded name or a path) with every tensor in memory."""
+    return _prepared.pop(reference, None) or Workspace(open_family(load_suite(reference)).resident())
+
+
+def prepare(reference: str) -> None:
+    """Open a suite and measure what the first page shows, for the next `open_workspace`; errors wait until then."""
+    with suppress(FeatcalError):
+        ws = open_workspace(reference)
+        ws.drift("merged", SAMPLES)
+        _prepared[reference] = ws
+
+
+_prepared: dict[str, Workspace] = {}
+
+
+def label_of(model: ModelId) -> str:
+    """What charts and tables call a model."""
+    return "calibrated" if isinstance(model, CalibrationConfig) else model

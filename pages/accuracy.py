@@ -1,0 +1,47 @@
+"""The final report: accuracy of base, merged, calibrated model and experts on the test split."""
+
+import streamlit as st
+
+from app import charts, options, state, tables, text, view
+from featcal.errors import FeatcalError
+
+st.header("What is it worth on the test split?")
+ws = view.open_or_explain()
+n = view.sample_selector(ws)
+config = options.in_sidebar(ws, n)
+models = {"base": "base", "merged": "merged", "expert": "expert"}
+try:
+    with state.progress() as report:
+        scores = {name: ws.scores(model, "test", report) for name, model in models.items()}
+except FeatcalError as error:
+    view.problem(error)
+    st.page_link("../pages/drift.py", label="Drift needs no labels: go there", icon=":material/stacked_bar_chart:")
+    st.stop()
+
+if config is None:
+    options.offer("Base, merged model and experts are shown; a calibration adds its own bars.")
+elif not ws.has_scores(config, "test"):
+    if st.button(
+        "Score the calibrated model on the test split",
+        type="primary",
+        icon=":material/visibility:",
+        help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
+    ):
+        with state.progress() as report:
+            ws.scores(config, "test", report)
+        st.rerun()
+else:
+    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": ws.scores(config, "test")} | scores
+
+frame = tables.score_table(scores)
+average = frame.iloc[-1]
+numbers = [(f"average, {name}", f"{average[name]:.1f} %", None) for name in scores]
+if "calibrated" in scores:
+    gap = average["gap closed, %"]
+    numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
+view.metrics(numbers)
+view.chart(charts.score_bars(frame, list(scores)), "test-scores", "Test accuracy per task and model")
+size = next(iter(scores["merged"].tasks.values())).n
+st.caption(f"{size} test samples per task. The test split is for the final report; options are chosen on validation.")
+view.explain(text.ACCURACY)
+view.table(frame, f"accuracy-{ws.family.suite.name}.csv", 1)

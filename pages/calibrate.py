@@ -1,0 +1,45 @@
+"""Repair the merged model in closed form: move a slider, get the exact result, write the checkpoint."""
+
+import streamlit as st
+
+from app import charts, export, options, state, tables, text, view
+
+st.header("Repair it in closed form")
+ws = view.open_or_explain()
+n = view.sample_selector(ws)
+config = options.on_page(ws, n)
+before, after = ws.drift("merged", n), ws.drift(config, n)
+scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config, "expert": "expert"}, n)
+numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
+if scores:
+    merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))
+    numbers += [
+        ("accuracy merged", f"{merged:.1f} %", None),
+        ("accuracy calibrated", f"{calibrated:.1f} %", f"{calibrated - merged:+.1f} points"),
+        ("accuracy experts", f"{expert:.1f} %", None),
+    ]
+numbers.append(("calibration took", f"{ws.calibrated(config).record['seconds']['total']:.2f} s", None))
+view.metrics(numbers)
+
+left, right = st.columns(2)
+with left:
+    st.subheader("Drift per layer")
+    frames = {
+        name: tables.per_layer(tables.drift_table(one), tables.ALL_TASKS, relative=True)
+        for name, one in (("merged", before), ("calibrated", after))
+    }
+    view.chart(charts.drift_compared(frames, relative=True), "compared", "Drift per layer before and after")
+with right:
+    st.subheader("Accuracy per task")
+    if scores:
+        frame = tables.score_table(scores)
+        view.chart(charts.score_bars(frame, list(scores)), "quick", "Accuracy per task before and after")
+    else:
+        st.info(f"No accuracy here: {missing}", icon=":material/info:")
+st.caption(
+    f"Measured on {n} {ws.split} samples per task, which calibration does not see. Choose options here, not on test."
+    if ws.split == "validation"
+    else f"This suite has no validation split: measured on {n} of the calibration samples, so it flatters."
+)
+view.explain(text.CALIBRATE)
+export.section(ws, config)

@@ -1,0 +1,58 @@
+"""Where the merged model went wrong: drift per layer, split into local mismatch and propagation."""
+
+import streamlit as st
+
+from app import charts, options, state, tables, text, view
+
+SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}
+
+
+def choose_layer() -> None:
+    """A click on a bar selects its layer."""
+    points = st.session_state["drift-layers"].selection.points
+    if points:
+        st.session_state["layer"] = points[0]["x"]
+
+
+st.header("Where did the merged model go wrong?")
+ws = view.open_or_explain()
+averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
+task = view.task_selector(ws, disabled=averaged)
+n = view.sample_selector(ws)
+config = options.in_sidebar(ws, n)
+
+columns = st.columns(3, vertical_alignment="bottom")
+relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"
+shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config else ("merged",)
+
+models = {"merged": "merged", "calibrated": config}
+with state.progress() as report:
+    drift = {name: tables.drift_table(ws.drift(models[name], n, report)) for name in shown}
+layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
+layer = columns[2].selectbox("Layer (or click a bar)", layers, index=len(layers) - 2, key="layer", bind="query-params")
+
+subject = tables.ALL_TASKS if averaged else task
+frames = {name: tables.per_layer(one, subject, relative) for name, one in drift.items()}
+st.plotly_chart(
+    charts.drift_layers(frames, relative, layer),
+    key="drift-layers",
+    on_select=choose_layer,
+    selection_mode="points",
+    config=view.PLOTLY,
+    alt=f"Drift per layer on {subject}: local mismatch and propagation stacked, drift as a line",
+)
+st.caption(
+    f"Mean over {n} {ws.split} samples per task. e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
+)
+view.explain(text.DRIFT)
+
+st.subheader(f"{layer}, task by task")
+view.chart(
+    charts.drift_tasks({name: tables.per_task(one, layer, relative) for name, one in drift.items()}, relative),
+    "drift-tasks",
+    f"Drift of every task at {layer}",
+    text.DRIFT_TASKS,
+)
+with st.expander("Table", icon=":material/table:"):
+    numbers = [one.assign(model=name) for name, one in frames.items()]
+    view.table(tables.stacked(numbers), f"drift-{ws.family.suite.name}.csv")

@@ -1,0 +1,55 @@
+"""What is loaded, whether it fits together, and what the tasks look like."""
+
+import pandas as pd
+import streamlit as st
+
+from app import catalogue, state, view
+from featcal.errors import FeatcalError
+from featcal.preflight import check, describe
+from featcal.suite import load_suite
+
+st.header("What is loaded?")
+try:
+    suite = load_suite(state.reference())
+except FeatcalError as error:
+    view.problem(error)
+    view.offer_home()
+    st.stop()
+
+st.subheader(suite.name)
+st.write(suite.description)
+found = check(suite)
+for line in found.problems:
+    st.error(line, icon=":material/error:")
+if found.family is None or found.problems:
+    view.offer_home()
+    st.stop()
+st.success("Every model fits the base's architecture, every source of samples opens.", icon=":material/check_circle:")
+
+size = describe(found.family)
+view.metrics(
+    [
+        ("architecture", size["family"], None),
+        ("blocks", str(size["blocks"]), None),
+        ("parameters of the tower", f"{size['parameters'] / 1e6:.2f} M", None),
+        ("checkpoint", f"{size['bytes_written'] / 2**20:.1f} MiB", None),
+        ("stored as", ", ".join(size["dtypes"]), None),
+    ]
+)
+st.subheader("Models")
+st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model and experts")
+
+ws = view.open_or_explain()
+st.subheader("Tasks")
+n = view.sample_selector(ws)
+st.dataframe(
+    pd.DataFrame(catalogue.tasks(ws, n)),
+    hide_index=True,
+    column_config={"expert, %": st.column_config.NumberColumn(format="%.1f")},
+    alt="Tasks with classes, samples and the expert's own accuracy",
+)
+st.caption(
+    f"expert: accuracy of the expert on {n} {ws.split} samples of its own task. Far below what it should reach means "
+    "that the file is the wrong one."
+)
+catalogue.pictures(ws)
