@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from featcal.drift.decomposition import DriftLedger
+from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.evaluate import Scores
 
 NORMS = ["drift", "mismatch", "propagation"]

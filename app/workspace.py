@@ -10,12 +10,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.drift.decomposition import DriftLedger, TaskDrift, decompose
+from featcal.drift.decomposition import decompose
+from featcal.drift.ledger import DriftLedger, TaskDrift
+from featcal.drift.output import output_drift
+from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores, TaskScore, heads_for, labelled, score
@@ -36,7 +39,18 @@ SAMPLES = 64
 """Per task, what models are measured on unless the user says otherwise."""
 SEED = 42
 _MEASURE_BATCH = 256
-_MOST = {"samples": 6, "passes": 3, "result": 6, "drift": 8, "scores": 12, "vectors": 8, "heads": 1, "map": 8}
+_MOST = {
+    "samples": 6,
+    "passes": 3,
+    "result": 6,
+    "drift": 8,
+    "ledger": 8,
+    "sources": 4,
+    "scores": 12,
+    "vectors": 8,
+    "heads": 1,
+    "map": 8,
+}
 """How many results of each kind stay in memory."""
 
 
@@ -69,9 +83,7 @@ class Workspace:
         """The suite's merged model, calibrated with these options."""
 
         def run() -> CalibrationResult:
-            key = ("calibration", config.samples, config.seed, config.batch_size)
-            experts = self.once("passes", key, lambda: expert_passes(self.family, config, keep=True))
-            return calibrate(self.family, config, experts=experts, progress=progress)
+            return calibrate(self.family, config, experts=self._calibration_passes(config), progress=progress)
 
         return self.once("result", config, run)
 
@@ -90,6 +102,38 @@ class Workspace:
             return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
 
         return self.once("drift", (model, n), measure)
+
+    def ledger(
+        self, model: ModelId, n: int, class_token: bool = False, sublayers: bool = False, progress: Progress = silent
+    ) -> DriftLedger:
+        """The drift with its attribution and, where the suite has labels and a head, its effect on scores."""
+
+        def measure() -> DriftLedger:
+            tasks = decompose(
+                self.family.adapter,
+                self._weights(model),
+                self.family.head(),
+                self._measured_passes(n),
+                self.family.compute,
+                progress,
+                class_token=class_token,
+                sublayers=sublayers,
+                attribution=True,
+            )
+            with suppress(FeatcalError):  # no labels or no head: the layers are still worth showing
+                tasks = {task: self._with_scores(task, drift, n) for task, drift in tasks.items()}
+            return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
+
+        return self.once("ledger", (model, n, class_token, sublayers), measure)
+
+    def sources(self, config: CalibrationConfig, progress: Progress = silent) -> list[SourceExcess]:
+        """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8)."""
+
+        def measure() -> list[SourceExcess]:
+            weights = self.calibrated(config).weights
+            return measure_sources(self.family, weights, config, self._calibration_passes(config), progress)
+
+        return self.once("sources", config, measure)
 
     def quick_scores(self, model: ModelId, n: int) -> Scores:
         """Accuracy on the samples that drift is measured on: their features are known, so it costs nothing."""
@@ -131,6 +175,16 @@ class Workspace:
 
     def _weights(self, model: ModelId) -> Weights:
         return self.calibrated(model).weights if isinstance(model, CalibrationConfig) else self.family.model(model)
+
+    def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
+        key = ("calibration", config.samples, config.seed, config.batch_size)
+        return self.once("passes", key, lambda: expert_passes(self.family, config, keep=True))
+
+    def _with_scores(self, task: str, drift: TaskDrift, n: int) -> TaskDrift:
+        head, labels = self.heads()[task], self.samples(self.split, n)[task].labels
+        assert labels is not None
+        output = output_drift(drift.expert_features, drift.model_features, head.prompts, head.scale, labels)
+        return replace(drift, output=output)
 
     def _measured_passes(self, n: int) -> Mapping[str, ExpertPass]:
         def build() -> dict[str, ExpertPass]:

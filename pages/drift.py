@@ -1,8 +1,8 @@
-"""Where the merged model went wrong: drift per layer, split into local mismatch and propagation."""
+"""Where the merged model went wrong: the drift ledger, layer by layer; a click on a layer moves every panel."""
 
 import streamlit as st
 
-from app import charts, options, state, tables, text, view
+from app import charts, ledger_view, options, state, tables, text, view
 
 SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}
 
@@ -16,30 +16,31 @@ def choose_layer() -> None:
 
 st.header("Where did the merged model go wrong?")
 ws = view.open_or_explain()
-averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
-task = view.task_selector(ws, disabled=averaged)
+task = view.task_selector(ws)
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws, n)
 
-columns = st.columns(3, vertical_alignment="bottom")
-relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"
-shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config else ("merged",)
+columns = st.columns([3, 2, 3, 3], vertical_alignment="bottom")
+over = task
+if view.choice("Tasks", ["mean over tasks", "one task"], "over", columns[0]) == "mean over tasks":
+    over = tables.ALL_TASKS
+relative = view.choice("Units", ["relative", "absolute"], "units", columns[1]) == "relative"
+shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[2])] if config else ("merged",)
+models = {name: config if name == "calibrated" and config else "merged" for name in shown}
 
-models = {"merged": "merged", "calibrated": config}
 with state.progress() as report:
-    drift = {name: tables.drift_table(ws.drift(models[name], n, report)) for name in shown}
+    drift = {name: tables.drift_table(ws.drift(model, n, report)) for name, model in models.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
-layer = columns[2].selectbox("Layer (or click a bar)", layers, index=len(layers) - 2, key="layer", bind="query-params")
+layer = columns[3].selectbox("Layer (or click a bar)", layers, index=len(layers) - 1, key="layer", bind="query-params")
 
-subject = tables.ALL_TASKS if averaged else task
-frames = {name: tables.per_layer(one, subject, relative) for name, one in drift.items()}
+frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
     on_select=choose_layer,
     selection_mode="points",
     config=view.PLOTLY,
-    alt=f"Drift per layer on {subject}: local mismatch and propagation stacked, drift as a line",
+    alt=f"Drift per layer on {over}: local mismatch and propagation stacked, drift as a line",
 )
 st.caption(
     f"Mean over {n} {ws.split} samples per task. e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
@@ -56,3 +57,7 @@ view.chart(
 with st.expander("Table", icon=":material/table:"):
     numbers = [one.assign(model=name) for name, one in frames.items()]
     view.table(tables.stacked(numbers), f"drift-{ws.family.suite.name}.csv")
+
+ledger_view.sections(ws, models, n, over, task, layer)
+if config:
+    ledger_view.sources(ws, config)
