@@ -35,8 +35,8 @@ compat: $(VENV)/installed
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py
 
-lock:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-header \
+lock: $(VENV)/installed
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-header \
 		--no-emit-index-url --output-file requirements.lock
 
 clean:

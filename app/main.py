@@ -29,9 +29,11 @@ page = st.navigation(
         for name, (title, icon) in PAGES.items()
     ]
 )
-with st.spinner("Loading torch and transformers …"):
-    wait_until_warm()
-    from app import state, view
+note = st.caption("Loading torch and transformers …")  # no spinner: drawing one takes a core from the imports
+wait_until_warm()
+from app import state, view  # noqa: E402
+
+note.empty()
 
 view.suite_selector()
 page.run()

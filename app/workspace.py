@@ -21,7 +21,7 @@ from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError
-from featcal.evaluation.evaluate import Scores, TaskScore, heads_for, labelled, score
+from featcal.evaluation.evaluate import Scores, TaskScore, class_names, heads_for, labelled, score
 from featcal.evaluation.zero_shot import ZeroShotHead
 from featcal.family import Family, open_family
 from featcal.models.expert_pass import ExpertPass
@@ -164,8 +164,9 @@ class Workspace:
         """Zero-shot heads; InputError where labels, class names or a text tower are missing."""
 
         def build() -> dict[str, ZeroShotHead]:
-            data = {task: labelled(self.family, task, self.split, 1, SEED) for task in self.tasks}
-            return heads_for(self.family, data)
+            for task in self.tasks:
+                labelled(self.family, task, self.split, 1, SEED)  # no use of a head without labels
+            return heads_for(self.family, {task: class_names(self.family, task, self.split) for task in self.tasks})
 
         return self.once("heads", (), build)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
+from featcal.models.checkpoint import HUB_ID
 from featcal.suite import MergeRecipe, Suite
-
-_HUB_ID = re.compile(r"(?![./~])[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 _CITATION = """```bibtex
 @article{featcal,
@@ -29,7 +27,7 @@ def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any])
     Only references that cannot be local folders are named as base models.
     """
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    on_hub = [ref.partition("@")[0] for ref in refs if _HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
+    on_hub = [ref.partition("@")[0] for ref in refs if HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
     front: dict[str, Any] = {"library_name": "transformers", "tags": ["merge", "featcal"]}
     if on_hub:
         front |= {"base_model": on_hub, "base_model_relation": "merge"}

@@ -20,7 +20,6 @@ from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites
 
 if TYPE_CHECKING:
-    from featcal.calibration.config import CalibrationConfig
     from featcal.suite import Suite
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -76,7 +75,7 @@ def check(suite: str, as_json: bool) -> int:
     found = preflight(_load(suite))
     document = found.to_json()
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
     elif found.problems:
         click.echo(f"{len(found.problems)} problem(s) in suite '{found.suite}':", err=True)
         for problem in found.problems:
@@ -96,7 +95,7 @@ def check(suite: str, as_json: bool) -> int:
 @JSON
 def merge(suite: str, method: str, scale: float | None, out: Path, as_json: bool) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
-    from featcal.mergers.write import merge_to_folder
+    from featcal.merging import merge_to_folder
 
     document = merge_to_folder(_load(suite), method, scale, out)
     _show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
@@ -110,6 +109,7 @@ def merge(suite: str, method: str, scale: float | None, out: Path, as_json: bool
 @click.option(
     "--tokens", type=click.Choice(["all", "class"]), default="all", show_default=True, help="Tokens in norms."
 )
+@click.option("--sublayers", is_flag=True, help="Attention and MLP of every block as layers of their own (Prop. 4).")
 @click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
 @click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
 @click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
@@ -146,9 +146,9 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
 @commands.command()
 @SUITE
 @OUT
-@click.option("--lam", type=float, help="Ridge strength, >= 0.  [default: the paper's for the architecture]")
-@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [default: the paper's]")
-@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [default: the paper's]")
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [default: 0.05]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [default: 2]")
+@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [default: 0.3]")
 @click.option("--samples", type=int, default=256, show_default=True, help="Calibration samples per task.")
 @click.option("--biases/--no-biases", default=True, help="Calibrate biases (Eq. 55).  [default: on]")
 @click.option("--layernorms/--no-layernorms", default=True, help="Calibrate LayerNorms (Eq. 59).  [default: on]")
@@ -160,9 +160,10 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
 def calibrate(suite: str, out: Path, resume: bool, device: str, as_json: bool, **options: Any) -> None:
     """Calibrate the merged model in closed form and write the checkpoint."""
     from featcal.calibration.calibrate import calibrate_to_folder
+    from featcal.calibration.config import CalibrationConfig
 
     loaded = _load(suite)
-    config = _config(loaded, options)
+    config = CalibrationConfig(**{name: value for name, value in options.items() if value is not None})
     document = calibrate_to_folder(loaded, config, out, resume=resume, device=device, progress=_progress())
     rows = [
         (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
@@ -219,13 +220,6 @@ def _load(suite: str) -> Suite:
     return load_suite(suite)
 
 
-def _config(suite: Suite, options: Mapping[str, Any]) -> CalibrationConfig:
-    """The options as given; what was left out takes the paper's value for the suite's architecture."""
-    from featcal.calibration.config import CalibrationConfig
-
-    return CalibrationConfig(**{name: value for name, value in options.items() if value is not None})
-
-
 def _progress() -> Progress:
     """A bar with the time left on stderr; silent where stderr is not a terminal."""
     from tqdm import tqdm
@@ -245,7 +239,7 @@ def _progress() -> Progress:
 def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
     """The document as JSON, or its rows as an aligned table."""
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]

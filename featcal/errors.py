@@ -6,7 +6,15 @@ class FeatcalError(Exception):
 
 
 class InputError(FeatcalError):
-    """What was handed in is wrong: a suite file, a checkpoint, samples, an option or an output folder."""
+    """What was handed in is wrong: a suite file, a checkpoint, samples, an option or an output folder.
+
+    `problems` lists what is wrong one by one; the message has all of them.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        several = "\n".join([f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)])
+        super().__init__(problems[0] if len(problems) == 1 else several)
 
 
 class NumericalError(FeatcalError):

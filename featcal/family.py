@@ -14,11 +14,9 @@ from featcal.mergers.recipe import RecipeWeights
 from featcal.models.adapter import Adapter, adapter_for
 from featcal.models.checkpoint import Checkpoint, read_config, resolve
 from featcal.models.expert_pass import Batch, ExpertPass
-from featcal.models.weights import Compute, InMemory, Weights, compute_for
+from featcal.models.weights import PRECISIONS, Compute, InMemory, Weights, compute_for
 from featcal.suite import MergeRecipe, Suite
 from featcal.tasks.sources import Samples, draw
-
-MODEL_ROLES = ("base", "merged", "expert")
 
 
 @dataclass(frozen=True)
@@ -31,12 +29,10 @@ class Family:
     base: Weights
     merged: Weights
     experts: Mapping[str, Weights]
+    base_folder: Path
+    """Where tokenizer, image processor and text tower come from."""
     container: Path
     """Folder whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
-
-    @property
-    def base_folder(self) -> Path:
-        return resolve(self.suite.base, self.suite.root, "base")
 
     def model(self, name: str) -> Weights:
         """The model called "base" or "merged", or the checkpoint in a folder or on the Hub.
@@ -47,13 +43,22 @@ class Family:
         if name in ("base", "merged"):
             return self.base if name == "base" else self.merged
         folder = resolve(name, Path.cwd(), f"model '{name}'")
-        weights = Checkpoint(folder, f"model '{name}'", self.adapter.canonical)
-        report_all(differences(self.adapter, weights))
-        return weights
+        return _open_checked(folder, f"model '{name}'", self.adapter, self.compute.device)
 
     def samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
-        """`count` samples of a task's split (all with None), drawn by (seed, task name)."""
-        return draw(self.suite, task, split, count, seed, self.base_folder)
+        """`count` samples of a task's split (all with None), drawn by (seed, task name).
+
+        Raises:
+            InputError: as `draw`, and inputs of another shape than the model takes.
+        """
+        drawn = draw(self.suite, task, split, count, seed, self.base_folder)
+        shape = tuple(drawn.inputs["pixel_values"].shape[1:])
+        if shape != self.adapter.input_shape:
+            raise InputError(
+                f"task '{task}', {split} samples: inputs have shape {list(shape)}, the model takes "
+                f"{list(self.adapter.input_shape)}; check the base's image processor or the tensors"
+            )
+        return drawn
 
     def expert_pass(self, samples: Samples, batch_size: int, keep: bool = False) -> ExpertPass:
         """The expert of the samples' task, about to walk over them in batches of `batch_size`."""
@@ -65,14 +70,12 @@ class Family:
         return self.compute.place(self.base.read(name for name in self.adapter.head if name in self.base.info))
 
     def resident(self) -> Family:
-        """The same family with every tensor in memory, in the compute dtype of the storage device.
-
-        For models that fit: interactive work reads them many times.
-        """
+        """The same family with every tensor in memory as it is stored: interactive work reads them many times."""
         names = self.adapter.tower
 
         def load(weights: Weights, extra: Sequence[str] = ()) -> InMemory:
-            return InMemory(weights.label, weights.read([*names, *extra]))
+            files = weights.files if isinstance(weights, Checkpoint) else ()
+            return InMemory(weights.label, weights.read([*names, *extra]), files)
 
         head = [name for name in self.adapter.head if name in self.base.info]
         return replace(
@@ -97,12 +100,10 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
 
     def checked(ref: str, label: str) -> Checkpoint | None:
         try:
-            weights = Checkpoint(resolve(ref, suite.root, label), label, adapter.canonical)
-            found = differences(adapter, weights)
+            return _open_checked(resolve(ref, suite.root, label), label, adapter, compute.device)
         except InputError as error:
-            found = [str(error)]
-        problems.extend(found)
-        return None if found else weights
+            problems.extend(error.problems)
+            return None
 
     base = checked(suite.base, "base")
     experts = {task: checked(spec.expert, f"expert '{task}'") for task, spec in suite.tasks.items()}
@@ -112,14 +113,36 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
         recipe = RecipeWeights(suite.merged, base, list(present.values()))
-        return Family(suite, adapter, compute, base, recipe, present, base.folder)
+        return Family(suite, adapter, compute, base, recipe, present, base_folder, base.folder)
     assert merged is not None
-    return Family(suite, adapter, compute, base, merged, present, merged.folder)
+    return Family(suite, adapter, compute, base, merged, present, base_folder, merged.folder)
 
 
-def as_family(suite: Suite | Family, device: str = "auto", precision: str = "exact") -> Family:
-    """`suite` itself if it is open already, else opened with the given options."""
-    return suite if isinstance(suite, Family) else open_family(suite, device, precision)
+def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
+    """A suite opened with the given options; an open one on its own device, in the given precision if there is one.
+
+    A family that computes in float64, as references do, keeps doing so.
+    """
+    if not isinstance(suite, Family):
+        return open_family(suite, device, precision or "exact")
+    if precision is None or suite.compute.dtype is torch.float64:
+        return suite
+    return replace(suite, compute=Compute(suite.compute.device, PRECISIONS[precision]))
+
+
+def _open_checked(folder: Path, label: str, adapter: Adapter, device: torch.device) -> Checkpoint:
+    """A checkpoint that is a model of the adapter's architecture; InputError listing every difference."""
+    weights = Checkpoint(folder, label, adapter.canonical)
+    problems = differences(adapter, weights)
+    if not problems:
+        theirs = adapter_for(weights.config, device, label).settings
+        problems = [
+            f"{label}: {name} is {theirs[name]!r} in {folder / 'config.json'}, the base has {value!r}"
+            for name, value in adapter.settings.items()
+            if theirs[name] != value
+        ]
+    report_all(problems)
+    return weights
 
 
 def differences(adapter: Adapter, weights: Weights) -> list[str]:
@@ -140,15 +163,18 @@ def differences(adapter: Adapter, weights: Weights) -> list[str]:
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
     ]
+    problems += [
+        f"{weights.label}: tensor '{name}' holds {found[name].dtype}, weights are floating-point"
+        for name in expected
+        if name in found and not found[name].dtype.is_floating_point
+    ]
     return problems
 
 
 def report_all(problems: Sequence[str]) -> None:
     """Raise one InputError that lists every problem; nothing if there is none."""
-    if len(problems) == 1:
-        raise InputError(problems[0])
     if problems:
-        raise InputError("\n".join([f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]))
+        raise InputError(*problems)
 
 
 def batches_of(samples: Samples, size: int, device: torch.device) -> list[Batch]:

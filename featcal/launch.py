@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.workspace", "app.charts")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.models.clip", "app.workspace", "app.charts")
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 

@@ -28,25 +28,25 @@ class Preflight:
 
 
 def check(suite: Suite) -> Preflight:
-    """Open every model from its headers and every source of samples; collect all problems."""
+    """Open every model from its headers and draw two samples from every source; collect all problems."""
     problems: list[str] = []
     family = None
     try:
         family = open_family(suite, device="cpu")
     except InputError as error:
-        lines = str(error).splitlines()
-        problems += [line.strip() for line in (lines[1:] or lines)]
+        problems += error.problems
     for task, spec in suite.tasks.items():
         for split in SPLITS:
             source = spec.source(split)
             if source is None:
                 continue
             try:
-                pool = open_pool(source, split, suite.root, f"task '{task}', {split} samples")
-                if pool.size == 0:
-                    problems.append(f"task '{task}', {split} samples: the source is empty")
+                if family is not None:
+                    family.samples(task, split, 2, seed=0)
+                else:
+                    open_pool(source, split, suite.root, f"task '{task}', {split} samples")
             except InputError as error:
-                problems.append(str(error))
+                problems += error.problems
     return Preflight(suite.name, tuple(problems), family)
 
 

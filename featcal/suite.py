@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
@@ -32,7 +32,7 @@ class MergeRecipe(_Strict):
     """Merge the experts on the fly instead of reading a merged checkpoint."""
 
     method: Literal["simple-averaging", "task-arithmetic"]
-    scale: float | None = None
+    scale: FiniteFloat | None = None
     """Factor of the summed task vectors; Task Arithmetic alone has one, 0.3 when left out."""
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Source(_Strict):
     labels: str | None = None
     split: str | None = None
     limit: Annotated[int, Field(gt=0)] | None = None
-    """Use only the first so many samples of the source."""
+    """Use only so many samples of the source, evenly spread over it."""
 
     @model_validator(mode="after")
     def _one_kind_with_its_options(self) -> Source:
@@ -100,7 +100,10 @@ class Task(_Strict):
 
     def source(self, split: str) -> Source | None:
         """Source of `split`, one of `SPLITS`; None where the suite file gives none."""
-        return {"calibration": self.calibration, "validation": self.validation, "test": self.test}[split]
+        if split not in SPLITS:
+            raise InputError(f"no split '{split}', only {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+        source: Source | None = getattr(self, split)
+        return source
 
 
 class Suite(_Strict):
@@ -139,15 +142,18 @@ def load_suite(name_or_path: str | Path) -> Suite:
     """
     embedded = embedded_suites()
     file = embedded.get(str(name_or_path), Path(name_or_path).expanduser())
-    if file.is_dir():
-        file = file / "suite.yaml"
-    if not file.is_file():
+    try:
+        file = file / "suite.yaml" if file.is_dir() else file
+        found = file.is_file()
+    except OSError:  # not even a possible path
+        found = False
+    if not found:
         known = ", ".join(embedded) or "none"
         hint = did_you_mean(str(name_or_path), embedded)
         raise InputError(f"no suite '{name_or_path}': neither a file nor an embedded suite ({known}).{hint}")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{file}: not valid YAML: {error}") from error
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
@@ -165,6 +171,17 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
         raise InputError(f"{label}: not a valid suite file\n{problems}") from error
     suite._root = root
     return suite
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"'{', '.join(twice)}' stands twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

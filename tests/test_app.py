@@ -70,7 +70,7 @@ def healthy(app: AppTest) -> bool:
     return not app.exception and not app.error
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (2, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (5, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
     assert healthy(app)
@@ -81,7 +81,7 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60).run()
     assert healthy(app)
     assert app.selectbox(key="suite").value == "clip-mini"
-    assert charts(app) == 2
+    assert charts(app) == 5
 
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:

@@ -52,6 +52,24 @@ def test_drift_is_the_difference_of_two_whole_forwards(tiny64: Family) -> None:
             torch.testing.assert_close(layer.expert_norm, h_expert.flatten(1).norm(dim=1), rtol=1e-10, atol=1e-12)
 
 
+def test_mismatch_and_propagation_against_single_layers_of_the_library(tiny64: Family) -> None:
+    """m and p from the library's own blocks, run one at a time on the states of two whole forwards."""
+    from transformers import CLIPVisionModelWithProjection
+
+    network = CLIPVisionModelWithProjection(tiny64.adapter.model.config).double().eval()  # type: ignore[attr-defined]
+    network.load_state_dict({**tiny64.merged.read(tiny64.adapter.tower), **tiny64.base.read(tiny64.adapter.head)})
+    for name, task in measured(tiny64).items():
+        ours, own = states(tiny64, "merged", name), states(tiny64, name, name)
+        for index, block in enumerate(network.vision_model.encoder.layers):
+            with torch.no_grad():
+                on_expert = block(own[index], None)
+            layer = task.layers[index + 1]
+            mismatch = (on_expert - own[index + 1]).flatten(1).norm(dim=1)
+            propagation = (ours[index + 1] - on_expert).flatten(1).norm(dim=1)
+            torch.testing.assert_close(layer.mismatch, mismatch, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(layer.propagation, propagation, rtol=1e-10, atol=1e-12)
+
+
 def test_first_layer_has_no_propagation(tiny: Family) -> None:
     for task in measured(tiny).values():
         assert torch.equal(task.layers[0].propagation, torch.zeros(12, dtype=torch.float64))

@@ -17,7 +17,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
 from featcal.family import Family, open_family
-from featcal.mergers.write import merge_to_folder
+from featcal.merging import merge_to_folder
 from featcal.models import export
 from featcal.models.export import convert, verify_reload
 from featcal.models.features import final_features
@@ -69,8 +69,8 @@ def test_record_and_card(result: CalibrationResult, tmp_path: Path) -> None:
     assert record["config"]["lam"] == CONFIG.lam
     assert record["tasks"]["pets"]["samples"] == len(record["tasks"]["pets"]["indices"]) == 8
     assert record["tasks"]["pets"]["tokens"] == 8 * 10
-    assert set(record["inputs"]) == {"base", "pets", "signs"}
-    assert len(record["inputs"]["pets"]["model.safetensors"]) == 64
+    assert set(record["inputs"]) == {"base", "expert pets", "expert signs"}
+    assert len(record["inputs"]["expert pets"]["model.safetensors"]) == 64
     assert {"torch", "transformers", "featcal", "python"} <= set(record["versions"])
     assert set(record["seconds"]) == {"total", "samples", "calibration"}
     assert set(record["relative_drift"]) == {f"vision_model.encoder.layers.{i}" for i in range(3)}

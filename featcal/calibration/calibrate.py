@@ -16,15 +16,16 @@ from torch import Tensor
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
 from featcal.card import model_card
+from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.models.adapter import Block
 from featcal.models.checkpoint import Checkpoint
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
-from featcal.models.weights import Overlay, Weights
+from featcal.models.weights import InMemory, Overlay, Weights
 from featcal.progress import Progress, peak_rss_bytes, silent
-from featcal.suite import Suite
+from featcal.suite import MergeRecipe, Suite
 
 _PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
 
@@ -51,7 +52,9 @@ class CalibrationResult:
         record = {**self.record, "inputs": input_hashes(family)}
         with OutputFolder(out) as folder:
             card = _card(family, self.config)
-            return write_model(folder, family.adapter, family.container, self.weights, record, card)
+            content = write_model(folder, family.adapter, family.container, self.weights, lambda: record, card)
+        written: list[str] = content["written"]
+        return written
 
 
 def calibrate(
@@ -75,6 +78,8 @@ def calibrate(
     family = as_family(suite, device, config.precision)
     started = time.perf_counter()
     passes = expert_passes(family, config) if experts is None else experts
+    if any(one.compute != family.compute for one in passes.values()):
+        raise InputError("the expert passes were made on another device or in another precision; make them anew")
     loaded = time.perf_counter() - started
     done: dict[str, Tensor] = {}
 
@@ -106,17 +111,24 @@ def calibrate_to_folder(
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
-    with OutputFolder(out, {"config": asdict(config), "inputs": hashes}, resume) as folder:
-        passes = expert_passes(family, config)
-        loaded = time.perf_counter() - started
+    passes = expert_passes(family, config)
+    drawn = {task: one.digest() for task, one in passes.items()}
+    loaded = time.perf_counter() - started
+    suite_content = family.suite.model_dump(mode="json")
+    run = {"config": asdict(config), "suite": suite_content, "inputs": hashes, "samples": drawn}
+    with OutputFolder(out, run, resume) as folder:
         record = _run(family, config, passes, folder.put, folder.finished, progress)
         done = folder.finished_tensors(family.adapter.blocks())
-        record["seconds"] = {"total": 0.0, "samples": loaded, **record["seconds"]}
-        record["seconds"]["total"] = time.perf_counter() - started
+        solved = time.perf_counter()
+
+        def finished_record() -> dict[str, Any]:
+            now = time.perf_counter()
+            seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
+            return {**record, "seconds": seconds, "inputs": hashes}
+
         model = Overlay("calibrated model", family.merged, done)
-        record = {**record, "inputs": hashes}
-        written = write_model(folder, family.adapter, family.container, model, record, _card(family, config))
-    return {"out": str(folder.out), **record, "written": written}
+        content = write_model(folder, family.adapter, family.container, model, finished_record, _card(family, config))
+    return {"out": str(folder.out), **content}
 
 
 def expert_passes(family: Family, config: CalibrationConfig, keep: bool = False) -> dict[str, ExpertPass]:
@@ -134,11 +146,12 @@ def expert_passes(family: Family, config: CalibrationConfig, keep: bool = False)
 
 def input_hashes(family: Family) -> dict[str, dict[str, str]]:
     """SHA-256 of every weight file that a run reads, by model and file name."""
-    models = {"base": family.base, "merged": family.merged, **family.experts}
+    models = {"base": family.base, "merged": family.merged}
+    models |= {f"expert {task}": expert for task, expert in family.experts.items()}
     return {
         name: {file.name: _sha256(file) for file in weights.files}
         for name, weights in models.items()
-        if isinstance(weights, Checkpoint)
+        if isinstance(weights, Checkpoint | InMemory) and weights.files
     }
 
 
@@ -152,11 +165,13 @@ def _run(
 ) -> dict[str, Any]:
     """Algorithm 1 and the record of it."""
     started = time.perf_counter()
+    merged = family.suite.merged
     drift = calibrate_blocks(
         family.adapter, family.base, family.merged, passes, config, family.compute, put, finished, progress
     )
     return {
         "suite": family.suite.name,
+        "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
         "config": asdict(config),
         "tasks": {
             task: {"samples": len(one.indices), "tokens": one.tokens(), "indices": list(one.indices)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from featcal.drift.ledger import Attribution, DriftLedger, LayerDrift, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.propagation import Contributions, Layer
-from featcal.errors import InputError
+from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.family import Family, as_family
 from featcal.models.adapter import Adapter, Block, Call, Stage
@@ -19,6 +19,7 @@ from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
+from featcal.tasks.sources import Samples
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
 BATCH_SIZE = 64
@@ -60,7 +61,7 @@ def measure_drift(
     weights = family.model(model) if isinstance(model, str) else model
     split = split or ("validation" if "validation" in family.suite.splits() else "calibration")
     drawn = {task: family.samples(task, split, samples, seed) for task in family.suite.tasks}
-    heads = heads_for(family, {task: require_labels(one) for task, one in drawn.items()}) if output else {}
+    heads = heads_for(family, {task: _names(one) for task, one in drawn.items()}) if output else {}
     passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}
     label = model if isinstance(model, str) else weights.label
     tasks = decompose(
@@ -80,6 +81,13 @@ def measure_drift(
         found = output_drift(tasks[task].expert_features, tasks[task].model_features, head.prompts, head.scale, labels)
         tasks[task] = replace(tasks[task], output=found)
     return DriftLedger(family.suite.name, label, split, tasks)
+
+
+def _names(drawn: Samples) -> tuple[str, ...]:
+    names = require_labels(drawn).class_names or ()
+    if len(names) < 2:
+        raise InputError(f"task '{drawn.task}': a margin needs at least two classes")
+    return names
 
 
 @torch.no_grad()
@@ -258,6 +266,8 @@ class _Record:
             response, skip_residual = numbers.pop("response", None), numbers.pop("skip_residual", None)
             layers.append(LayerDrift(layer, **numbers, response=response, skip_residual=skip_residual))
         expert, model = torch.cat(self.expert_features).cpu(), torch.cat(self.model_features).cpu()
+        if not bool(torch.isfinite(model).all() and torch.isfinite(expert).all()):
+            raise NumericalError(f"task '{task}': final features are not finite")
         booked = None
         if self.attribution:
             inner, norm, telescoped, quality = (

@@ -125,14 +125,15 @@ class TaskDrift:
     def to_json(self) -> dict[str, Any]:
         """The task's part of the public document; norms are means over samples."""
         grown = self.growth()
-        shares = None if self.attribution is None else self.attribution.shares.tolist()
+        booked = self.attribution
+        shared = booked is not None and bool(booked.final_square.sum() > 0)  # without drift there is nothing to share
         layers = []
         for position, layer in enumerate(self.layers):
             entry = layer_json(layer)
-            entry["share"] = None if shares is None else shares[position]
-            if self.attribution is not None:
-                entry["telescoped_share"] = float(self.attribution.telescoped_shares[position])
-                entry["contribution"] = float(self.attribution.norm[position].mean())
+            entry["share"] = float(booked.shares[position]) if booked is not None and shared else None
+            if booked is not None:
+                entry["telescoped_share"] = float(booked.telescoped_shares[position]) if shared else None
+                entry["contribution"] = float(booked.norm[position].mean())
             if layer.layer in grown:
                 entry |= _growth_json(layer, grown[layer.layer])
             layers.append(entry)

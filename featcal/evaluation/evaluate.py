@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.errors import InputError, NumericalError
 from featcal.evaluation.zero_shot import ZeroShotHead, zero_shot_heads
 from featcal.family import Family, as_family, batches_of
 from featcal.models.features import final_features
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
-from featcal.tasks.sources import Samples
+from featcal.tasks.sources import Samples, open_pool
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BATCH_SIZE = 128
+CHUNK = 8
 
 
 @dataclass(frozen=True)
@@ -93,25 +95,35 @@ def evaluate(
     """
     family = as_family(suite, device)
     weights = None if model == "expert" else family.model(model) if isinstance(model, str) else model
-    data = {task: labelled(family, task, split, samples, seed) for task in family.suite.tasks}
-    heads = heads_for(family, data)
+    heads = heads_for(family, {task: class_names(family, task, split) for task in family.suite.tasks})
     scores = {}
-    for done, (task, drawn) in enumerate(data.items()):
-        progress("evaluating", done, len(data))
-        scores[task] = score(family, weights or family.experts[task], drawn, heads[task])
-    progress("evaluating", len(data), len(data))
+    for done, (task, head) in enumerate(heads.items()):
+        progress("evaluating", done, len(heads))
+        drawn = labelled(family, task, split, samples, seed)
+        scores[task] = score(family, weights or family.experts[task], drawn, head)
+    progress("evaluating", len(heads), len(heads))
     label = model if isinstance(model, str) else model.label
     return Scores(family.suite.name, label, split, scores)
 
 
 def score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead) -> TaskScore:
-    """Top-1 accuracy of one model on labelled samples."""
+    """Top-1 accuracy of one model on labelled samples.
+
+    Raises:
+        NumericalError: features that are not finite, which have no largest score.
+    """
     batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
-    features = final_features(family.adapter, model, family.head(), batches, family.compute).float().cpu()
-    predictions = head.logits(features).argmax(1)
+    own_head = family.head()
+    predictions = []
+    for start in range(0, len(batches), CHUNK):  # states of one chunk are in memory at a time
+        chunk = batches[start : start + CHUNK]
+        features = final_features(family.adapter, model, own_head, chunk, family.compute).float().cpu()
+        if not bool(torch.isfinite(features).all()):
+            raise NumericalError(f"{model.label}, task '{drawn.task}': final features are not finite")
+        predictions.append(head.logits(features).argmax(1))
     assert drawn.labels is not None
-    value = float((predictions == drawn.labels).double().mean())
-    return TaskScore("accuracy", value, predictions, drawn.labels)
+    predicted = torch.cat(predictions)
+    return TaskScore("accuracy", float((predicted == drawn.labels).double().mean()), predicted, drawn.labels)
 
 
 def labelled(family: Family, task: str, split: str, samples: int | None, seed: int) -> Samples:
@@ -132,7 +144,19 @@ def require_labels(drawn: Samples) -> Samples:
     return drawn
 
 
-def heads_for(family: Family, data: Mapping[str, Samples]) -> dict[str, ZeroShotHead]:
-    """Zero-shot heads of the tasks in `data`."""
-    prompts = {task: (drawn.class_names or (), family.suite.tasks[task].templates) for task, drawn in data.items()}
+def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
+    """The task's class names from the suite file or its source; InputError if there are none."""
+    spec = family.suite.task(task)
+    source = spec.source(split)
+    if spec.classes is not None or source is None:
+        return spec.classes or ()
+    names = open_pool(source, split, family.suite.root, f"task '{task}', {split} samples").class_names
+    if names is None:
+        raise InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+    return names
+
+
+def heads_for(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str, ZeroShotHead]:
+    """Zero-shot heads from the class names of tasks and the templates of the suite."""
+    prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
     return zero_shot_heads(family.base_folder, prompts)

@@ -46,11 +46,16 @@ def zero_shot_heads(
             "evaluation needs a full CLIP checkpoint as base"
         )
     model, _ = load_pretrained(CLIPModel, base_folder)
-    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    if not any((base_folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise InputError(f"base: {base_folder} has no tokenizer files, which class prompts need")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"base: {base_folder} has no usable tokenizer, which class prompts need ({error})") from error
     scale = float(model.logit_scale.exp())
     heads = {}
     for task, (class_names, templates) in tasks.items():
-        texts = [template.format(name) for name in class_names for template in templates]
+        texts = [template.replace("{}", name) for name in class_names for template in templates]
         tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         pooled = model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
         unit = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)

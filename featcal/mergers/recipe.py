@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featcal.mergers import simple_averaging, task_arithmetic
-from featcal.models.weights import TensorInfo, Weights
+from featcal.models.weights import TensorInfo, Weights, check_finite
 from featcal.suite import MergeRecipe
 
 Merger = Callable[[Tensor, Sequence[Tensor], float | None], Tensor]
@@ -43,4 +43,5 @@ class RecipeWeights:
             base = self.base.read([name])[name]
             own = [expert.read([name])[name].double() for expert in self.experts]
             merged[name] = merge(base.double(), own, self.recipe.scale).to(base.dtype)
+            check_finite(merged[name], f"{self.label}: tensor '{name}' in {base.dtype}")
         return merged

@@ -106,6 +106,11 @@ class Adapter(ABC):
     closing: tuple[str, ...]
     """Names of the tower that `final` needs."""
 
+    input_shape: tuple[int, ...]
+    """Shape of one sample's model input."""
+    settings: Mapping[str, Any]
+    """Options that change the forward without changing a shape; all models of a suite must agree on them."""
+
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         """Final features `[batch, k]` of the last token state; needs the tensors in `closing` and `head`."""
@@ -180,9 +185,15 @@ def adapter_for(config: Mapping[str, Any], device: torch.device, label: str) -> 
     Raises:
         InputError: an architecture that featcal does not know.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     from featcal.models.clip import ClipVision
 
     kind = config.get("model_type")
     if kind in ("clip", "clip_vision_model"):
-        return ClipVision(config, device)
+        try:
+            return ClipVision(config, device)
+        except (TypeError, ValueError, ZeroDivisionError, StrictDataclassError) as error:
+            what = " ".join(str(error).split())
+            raise InputError(f"{label}: config.json does not describe a CLIP model: {what}") from error
     raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads clip and clip_vision_model")

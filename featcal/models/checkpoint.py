@@ -19,7 +19,7 @@ from featcal.models.weights import TensorInfo, check_finite
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -48,14 +48,18 @@ class Checkpoint:
         self._info: dict[str, TensorInfo] = {}
         self.files = _weight_files(folder, label)
         for file in self.files:
-            for stored, info in _header(file, label).items():
+            for stored, (shape, code) in _header(file, label).items():
                 name = canonical(stored)
                 if name is None:
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
+                if code not in _DTYPES:
+                    raise InputError(
+                        f"{label}: tensor '{stored}' in {file} has dtype {code}, which featcal does not read"
+                    )
                 self._places[name] = (file, stored)
-                self._info[name] = info
+                self._info[name] = TensorInfo(shape, _DTYPES[code])
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:
@@ -93,7 +97,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     if folder.is_dir():
         return folder
     inside_known_folder = (root / ref.split("/")[0]).is_dir()
-    if inside_known_folder or not _HUB_ID.fullmatch(ref):
+    if inside_known_folder or not HUB_ID.fullmatch(ref):
         raise InputError(f"{label}: no folder {folder}; give an existing folder or a Hub id such as 'owner/name'")
     return _download(ref, folder, label)
 
@@ -144,8 +148,10 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
-            raise InputError(f"{label}: {index} is not a valid index of shards") from error
+            if any(Path(name).name != name for name in names):
+                raise ValueError("a shard lies beside its index")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InputError(f"{label}: {index} is not a valid index of shards ({error})") from error
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
@@ -159,10 +165,11 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
     raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
 
 
-def _header(file: Path, label: str) -> dict[str, TensorInfo]:
+def _header(file: Path, label: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype code of every tensor of a file."""
     with _open(file, label) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
-        return {name: TensorInfo(tuple(part.get_shape()), _DTYPES[part.get_dtype()]) for name, part in slices.items()}
+        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _open(file: Path, label: str) -> Any:

@@ -16,6 +16,7 @@ from featcal.models.adapter import Adapter, Block, Call, Stage, capture_call, ch
 _TOWER = "vision_model."
 _PROJECTION = "visual_projection.weight"
 _BARE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
+_SETTINGS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "patch_size", "image_size")
 _CARRIED = ("text_model.", "text_projection.", "logit_scale", _PROJECTION)
 
 
@@ -80,8 +81,11 @@ class ClipVision(Adapter):
         vision = dict(config.get("vision_config", config))
         if "projection_dim" in config:
             vision["projection_dim"] = config["projection_dim"]
+        checked = CLIPVisionConfig(**vision)
+        self.settings = {name: getattr(checked, name) for name in _SETTINGS}
+        self.input_shape = (checked.num_channels, checked.image_size, checked.image_size)
         with torch.device("meta"):
-            self.model = CLIPVisionModelWithProjection(CLIPVisionConfig(**vision))
+            self.model = CLIPVisionModelWithProjection(checked)
         embeddings = self.model.vision_model.embeddings
         positions = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
         embeddings.register_buffer("position_ids", positions, persistent=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,6 +62,14 @@ class ExpertPass:
     def tokens(self) -> int:
         """Number of tokens in the first stage's states; the stage must have been started."""
         return sum(call.hidden.shape[:2].numel() for call in self._calls)
+
+    def digest(self) -> str:
+        """SHA-256 of all inputs, in order."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name in sorted(batch):
+                digest.update(batch[name].cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def last_calls(self) -> list[Call]:
         """The calls after the last block that was walked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from featcal.errors import InputError, NumericalError
 from featcal.models.adapter import Adapter, adapter_for
 from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config, resolve
 from featcal.models.features import final_features
-from featcal.models.output import OutputFolder, save_tensors
+from featcal.models.output import OutputFolder, save_tensors, save_text
 from featcal.models.pretrained import load_pretrained
 from featcal.models.weights import Compute, TensorInfo, Weights
 
@@ -28,14 +28,22 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".
 
 
 def write_model(
-    folder: OutputFolder, adapter: Adapter, container: Path, model: Weights, record: Mapping[str, Any], card: str
-) -> list[str]:
+    folder: OutputFolder,
+    adapter: Adapter,
+    container: Path,
+    model: Weights,
+    record: Callable[[], Mapping[str, Any]],
+    card: str,
+) -> dict[str, Any]:
     """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
 
     Tensors outside the tower (text tower, projections) and all non-weight files are the container's own.
 
+    Args:
+        record: asked once everything is written and verified, so that it can say how long that took.
+
     Returns:
-        Names of the files in the finished folder.
+        The content of `featcal.json`: the record and the names of all files.
 
     Raises:
         NumericalError: the reloaded model is not the one that was written.
@@ -49,15 +57,14 @@ def write_model(
         save_tensors({**source.read(rest), **model.read(tower)}, folder.partial / file)
         written.append(file)
         if index is not None:
-            (folder.partial / INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
+            save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)
             written.append(INDEX_FILE)
     verify_reload(folder.partial, model)
-    written = sorted([*written, CARD_FILE, RECORD_FILE])
-    (folder.partial / CARD_FILE).write_text(card, encoding="utf-8")
-    content = json.dumps({**record, "written": written}, indent=2)
-    (folder.partial / RECORD_FILE).write_text(content + "\n", encoding="utf-8")
+    save_text(card, folder.partial / CARD_FILE)
+    content = {**record(), "written": sorted([*written, CARD_FILE, RECORD_FILE])}
+    save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
     folder.commit()
-    return written
+    return content
 
 
 def convert(source: str | Path, out: str | Path) -> dict[str, Any]:
@@ -75,9 +82,12 @@ def convert(source: str | Path, out: str | Path) -> dict[str, Any]:
     card = container / CARD_FILE
     text = card.read_text(encoding="utf-8") if card.is_file() else "---\nlibrary_name: transformers\n---\n"
     record_file = container / RECORD_FILE
-    record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.is_file() else {}
+    try:
+        record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.is_file() else {}
+    except ValueError as error:
+        raise InputError(f"{record_file} is not valid JSON ({error}); repair or remove it") from error
     with OutputFolder(out) as folder:
-        written = write_model(folder, adapter, container, model, record, text)
+        written = write_model(folder, adapter, container, model, lambda: record, text)["written"]
     return {"out": str(folder.out), "format": "hf", "written": written}
 
 
@@ -96,9 +106,9 @@ def verify_reload(folder: Path, model: Weights) -> None:
     if lost:
         raise NumericalError(f"{folder}: transformers would re-initialise {', '.join(lost[:4])}; not finished")
     cpu = Compute(torch.device("cpu"), torch.float32)
-    side = int(config.get("vision_config", config)["image_size"])
-    pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
-    own = final_features(adapter_for(config, cpu.device, "written model"), model, {}, [{"pixel_values": pixels}], cpu)
+    adapter = adapter_for(config, cpu.device, "written model")
+    pixels = torch.randn(2, *adapter.input_shape, generator=torch.Generator().manual_seed(0))
+    own = final_features(adapter, model, {}, [{"pixel_values": pixels}], cpu)
     with torch.no_grad():
         tower = getattr(loaded, "vision_model", loaded)
         theirs = tower(pixel_values=pixels).pooler_output

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -110,5 +110,13 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses."""
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write {file}: {error}") from error
+
+
+def save_text(text: str, file: Path) -> None:
+    """A UTF-8 text file; InputError if the disk refuses."""
+    try:
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot write {file}: {error.strerror or error}") from error
+        raise InputError(f"cannot write {file}: {error.strerror}") from error

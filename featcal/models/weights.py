@@ -6,8 +6,9 @@ checkpoint on disk, a merge computed on the fly, or one of these with some tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -93,6 +94,8 @@ class InMemory:
 
     label: str
     tensors: Mapping[str, Tensor]
+    files: Sequence[Path] = ()
+    """Where the tensors were read from, if anywhere."""
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out
     if scale is not None and method != "task-arithmetic":
         raise InputError(f"--scale means nothing to {method}")
     family = as_family(suite, "cpu")
+    if scale is not None and not math.isfinite(scale):
+        raise InputError(f"--scale must be a finite number, not {scale}")
     recipe = MergeRecipe.model_validate({"method": method, "scale": scale})
     merged = RecipeWeights(recipe, family.base, list(family.experts.values()))
     settings: dict[str, Any] = {"method": method}
@@ -37,5 +40,5 @@ def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out
     record = {"suite": family.suite.name, **settings}
     with OutputFolder(out) as folder:
         card = model_card(family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings)
-        written = write_model(folder, family.adapter, family.base_folder, merged, record, card)
-    return {"out": str(folder.out), **record, "written": written}
+        content = write_model(folder, family.adapter, family.base_folder, merged, lambda: record, card)
+    return {"out": str(folder.out), **content}

@@ -1,0 +1,240 @@
+"""Inputs that would give a wrong result without a word, or a traceback: each is one clear message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.drift.decomposition import measure_drift
+from featcal.errors import InputError, NumericalError
+from featcal.evaluation.evaluate import evaluate
+from featcal.family import Family, open_family
+from featcal.merging import merge_to_folder
+from featcal.models import output
+from featcal.models.weights import InMemory
+from featcal.preflight import check
+from featcal.suite import Source, load_suite
+from featcal.tasks.sources import open_pool
+
+Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
+CONFIG = CalibrationConfig(samples=6)
+
+
+def problems(suite_file: Path) -> str:
+    return "\n".join(check(load_suite(suite_file)).problems)
+
+
+def change_samples(suite_file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = suite_file.parent / "samples.safetensors"
+    content = load_file(file)
+    change(content)
+    save_file(content, file)
+
+
+def test_an_expert_with_another_activation(own_suite_file: Path) -> None:
+    """Shapes agree, forwards do not: mixing CLIPs with and without QuickGELU."""
+    file = own_suite_file.parent / "experts" / "pets" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "gelu", "num_attention_heads": 4}))
+    found = problems(own_suite_file)
+    assert "expert 'pets': hidden_act is 'gelu'" in found
+    assert "num_attention_heads is 4" in found
+    assert "the base has 'quick_gelu'" in found
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 3}, {"hidden_size": "wide"}, {"image_size": -1}])
+def test_a_config_that_describes_no_model(own_suite_file: Path, change: dict[str, Any]) -> None:
+    file = own_suite_file.parent / "base" / "config.json"
+    config = json.loads(file.read_text())
+    config["vision_config"] |= change
+    file.write_text(json.dumps(config))
+    assert "base: " in problems(own_suite_file)
+
+
+def test_integer_weights(own_suite_file: Path) -> None:
+    file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
+    tensors = load_file(file)
+    name = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].long()
+    save_file(tensors, file)
+    assert f"'{name}' holds torch.int64, weights are floating-point" in problems(own_suite_file)
+
+
+@pytest.mark.parametrize("shape", [(12, 3, 16, 16), (12, 1, 12, 12)])
+def test_inputs_of_another_shape(own_suite_file: Path, shape: tuple[int, ...]) -> None:
+    change_samples(own_suite_file, lambda content: content.update({"pets.calibration": torch.zeros(shape)}))
+    assert f"inputs have shape {list(shape[1:])}, the model takes [3, 12, 12]" in problems(own_suite_file)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.full((12,), -1), "label -1 is negative"),
+        (torch.zeros(12, 1, dtype=torch.int64), "expected one integer for each of 12"),
+        (torch.zeros(5, dtype=torch.int64), "expected one integer for each of 12"),
+        (torch.zeros(12), "expected one integer for each of 12"),
+    ],
+)
+def test_labels_that_are_none(own_suite_file: Path, labels: torch.Tensor, message: str) -> None:
+    change_samples(own_suite_file, lambda content: content.update({"pets.test.y": labels}))
+    assert message in problems(own_suite_file)
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    for name in (".ipynb_checkpoints", "cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
+        Image.new("RGB", (4, 4)).save(tmp_path / name / "._1.png")
+    pool = open_pool(Source(imagefolder="."), "calibration", tmp_path, "t")
+    assert (pool.size, pool.class_names) == (2, ("cat", "dog"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"])
+def test_damaged_arrays(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        open_pool(Source(arrays="x.npz"), "calibration", tmp_path, "t")
+
+
+def test_sources_that_are_the_wrong_kind_of_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        open_pool(Source(imagefolder="file"), "calibration", tmp_path, "t")
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        open_pool(Source(tensors=".", key="k"), "calibration", tmp_path, "t")
+
+
+def test_unknown_split_of_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.uint8), train_y=np.zeros(2, dtype=int))
+    with pytest.raises(InputError, match="arrays have no split 'tset'"):
+        open_pool(Source(arrays="x.npz", split="tset"), "test", tmp_path, "t")
+
+
+def test_unknown_split_from_python(tiny: Family) -> None:
+    with pytest.raises(InputError, match=r"no split 'tset'.*Did you mean 'test'"):
+        evaluate(tiny, split="tset")
+
+
+def test_scale_that_is_no_number(edit_suite: Edit, tiny: Family, tmp_path: Path) -> None:
+    file = edit_suite(lambda content: content["merged"].update(scale=float("nan")))
+    with pytest.raises(InputError, match="finite number"):
+        load_suite(file)
+    with pytest.raises(InputError, match="--scale must be a finite number"):
+        merge_to_folder(tiny, "task-arithmetic", float("inf"), tmp_path / "out")
+
+
+def test_a_merge_that_overflows(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda content: content["merged"].update(scale=1e300)))
+    with pytest.raises(InputError, match=r"merged model \(task-arithmetic 1e\+300\).*NaN or infinite"):
+        evaluate(suite, device="cpu")
+
+
+def test_features_that_are_not_finite(tiny: Family) -> None:
+    tensors = {name: 1e30 * t for name, t in tiny.merged.read(tiny.adapter.tower).items()}
+    for action in (evaluate, measure_drift):
+        with pytest.raises(NumericalError, match="final features are not finite"):
+            action(tiny, InMemory("huge", tensors))
+
+
+def test_no_drift_has_no_shares(tiny: Family) -> None:
+    same = replace(tiny, experts=dict.fromkeys(tiny.experts, tiny.base))
+    document = measure_drift(same, "base", samples=4, attribution=True).to_json()
+    json.dumps(document, allow_nan=False)
+    assert {layer["share"] for task in document["tasks"].values() for layer in task["layers"]} == {None}
+
+
+def test_duplicate_keys(tmp_path: Path) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text("name: a\nname: b\n")
+    with pytest.raises(InputError, match="'name' stands twice"):
+        load_suite(file)
+
+
+@pytest.mark.parametrize("name", ["2024-13-45", "x" * 5000])
+def test_odd_suite_names(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(f"name: {name[:20]}")
+    for suite in (file, name):
+        with pytest.raises(InputError):
+            load_suite(suite)
+
+
+def test_base_without_tokenizer(own_suite_file: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (own_suite_file.parent / "base" / name).unlink()
+    with pytest.raises(InputError, match="no tokenizer files"):
+        evaluate(load_suite(own_suite_file), device="cpu")
+
+
+def test_one_class_has_no_margin(edit_suite: Edit) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["tasks"]["pets"]["classes"] = ["cat"]
+
+    file = edit_suite(change)
+    change_samples(file, lambda c: c.update({"pets.validation.y": torch.zeros(12, dtype=torch.int64)}))
+    with pytest.raises(InputError, match="at least two classes"):
+        measure_drift(load_suite(file), output=True, device="cpu")
+
+
+def test_a_full_disk(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(output, "save_file", full)
+    with pytest.raises(InputError, match="No space left"):
+        calibrate_to_folder(tiny, CONFIG, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_refuses_another_suite(own_suite_file: Path, edit_suite: Edit, tmp_path: Path) -> None:
+    def stop(label: str, done: int, total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_to_folder(load_suite(own_suite_file), CONFIG, tmp_path / "out", device="cpu", progress=stop)
+    for change in (lambda c: c["merged"].update(scale=0.1), lambda c: c["merged"].update(scale=0.5)):
+        edit_suite(change)
+        if change is not None and load_suite(own_suite_file).merged.scale == 0.5:  # type: ignore[union-attr]
+            change_samples(own_suite_file, lambda c: c.update({"pets.calibration": c["pets.calibration"] + 1}))
+        with pytest.raises(InputError, match="other inputs or options"):
+            calibrate_to_folder(load_suite(own_suite_file), CONFIG, tmp_path / "out", resume=True, device="cpu")
+
+
+def test_an_open_family_takes_the_precision_that_is_asked_for(tiny: Family) -> None:
+    exact, fast = (
+        calibrate(tiny, replace(CONFIG, precision=precision)).weights.read(tiny.adapter.tower)
+        for precision in ("exact", "fast")
+    )
+    assert any(not exact[name].equal(fast[name]) for name in exact)
+    with pytest.raises(InputError, match="another precision"):
+        calibrate(tiny, replace(CONFIG, precision="fast"), experts=expert_passes(tiny, CONFIG))
+
+
+def test_resident_families_keep_the_hashes_of_their_inputs(tiny: Family, tmp_path: Path) -> None:
+    calibrate(tiny.resident(), CONFIG).save(tmp_path / "out")
+    inputs = json.loads((tmp_path / "out" / "featcal.json").read_text())["inputs"]
+    assert set(inputs) == {"base", "expert pets", "expert signs"}
+
+
+def test_total_time_includes_writing(tiny: Family, tmp_path: Path) -> None:
+    seconds = calibrate_to_folder(tiny, CONFIG, tmp_path / "out")["seconds"]
+    assert seconds["total"] >= seconds["samples"] + seconds["calibration"] + seconds["writing"] - 1e-6
+    assert seconds["writing"] > 0
+
+
+def test_family_with_open_samples_of_the_wrong_size_is_refused(own_suite_file: Path) -> None:
+    change_samples(own_suite_file, lambda c: c.update({"pets.validation": torch.zeros(12, 3, 8, 8)}))
+    with pytest.raises(InputError, match=r"\[3, 8, 8\]"):
+        measure_drift(open_family(load_suite(own_suite_file), device="cpu"))
