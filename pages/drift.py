@@ -16,22 +16,21 @@ def choose_layer() -> None:
 
 st.header("Where did the merged model go wrong?")
 ws = view.open_or_explain()
-task = view.task_selector(ws)
+averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
+task = view.task_selector(ws, disabled=averaged)
+over = tables.ALL_TASKS if averaged else task
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws, n)
 
-columns = st.columns([3, 2, 3, 3], vertical_alignment="bottom")
-over = task
-if view.choice("Tasks", ["mean over tasks", "one task"], "over", columns[0]) == "mean over tasks":
-    over = tables.ALL_TASKS
-relative = view.choice("Units", ["relative", "absolute"], "units", columns[1]) == "relative"
-shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[2])] if config else ("merged",)
+columns = st.columns(3, vertical_alignment="bottom")
+relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"
+shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config else ("merged",)
 models = {name: config if name == "calibrated" and config else "merged" for name in shown}
 
 with state.progress() as report:
     drift = {name: tables.drift_table(ws.drift(model, n, report)) for name, model in models.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
-layer = columns[3].selectbox("Layer (or click a bar)", layers, index=len(layers) - 1, key="layer", bind="query-params")
+layer = columns[2].selectbox("Layer (or click a bar)", layers, index=len(layers) - 2, key="layer", bind="query-params")
 
 frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
 st.plotly_chart(
