@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from featcal.launch import wait_until_warm  # noqa: E402
+from app import charts, preview, tables  # noqa: E402
+from featcal.launch import is_warm, wait_until_warm  # noqa: E402
 
 PAGES = {
     "drift": ("Drift", ":material/stacked_bar_chart:"),
@@ -29,11 +30,28 @@ page = st.navigation(
         for name, (title, icon) in PAGES.items()
     ]
 )
-note = st.caption("Loading torch and transformers …")  # no spinner: drawing one takes a core from the imports
+
+
+def first_chart() -> None:
+    """What the app opens on, as it was measured before for these very files, while torch is loading."""
+    table = preview.kept()
+    if table is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
+        return
+    st.header("Where did the merged model go wrong?")
+    frames = {"merged": tables.per_layer(table, tables.ALL_TASKS, relative=True)}
+    st.plotly_chart(charts.drift_layers(frames, relative=True), key="first-chart", alt="Drift per layer, kept")
+
+
+opening = st.empty()
+if not is_warm():
+    with opening.container():  # no spinner: drawing one takes a core from the imports
+        if page.title == "Drift":
+            first_chart()
+        st.caption("Loading torch and transformers …")
 wait_until_warm()
 from app import state, view  # noqa: E402
 
-note.empty()
+opening.empty()
 
 view.suite_selector()
 page.run()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
 
-from featcal.drift.ledger import DriftLedger
-from featcal.evaluation.evaluate import Scores
+if TYPE_CHECKING:  # the first chart is drawn before torch is there
+    import torch
+
+    from featcal.drift.ledger import DriftLedger
+    from featcal.evaluation.evaluate import Scores
 
 NORMS = ["drift", "mismatch", "propagation"]
 ALL_TASKS = "the mean over tasks"
@@ -60,8 +63,8 @@ def mean_cosines(ledger: DriftLedger) -> dict[str, float]:
 
 def pooled(models: Mapping[str, torch.Tensor]) -> np.ndarray:
     """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
-    unit = [torch.nn.functional.normalize(features.float(), dim=1) for features in models.values()]
-    return torch.cat(unit).numpy()
+    clouds = [features.float().numpy() for features in models.values()]
+    return np.concatenate([cloud / np.linalg.norm(cloud, axis=1, keepdims=True) for cloud in clouds])
 
 
 def _in_units(table: pd.DataFrame, relative: bool) -> pd.DataFrame:

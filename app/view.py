@@ -11,7 +11,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from app.workspace import HOME_SUITE, SAMPLES, Workspace
+from app.preview import HOME_SUITE, SAMPLES
+from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.resources import embedded_suites
 

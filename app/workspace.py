@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from app import preview, tables
+from app.preview import HOME_SUITE, SAMPLES
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import decompose
@@ -33,10 +35,6 @@ from featcal.tasks.sources import Samples
 T = TypeVar("T")
 ModelId = str | CalibrationConfig
 """A model of the suite: "base", "merged", "expert", or the options it was calibrated with."""
-HOME_SUITE = "clip-mini"
-"""What the app opens on."""
-SAMPLES = 64
-"""Per task, what models are measured on unless the user says otherwise."""
 SEED = 42
 _MEASURE_BATCH = 256
 _MOST = {
@@ -223,8 +221,10 @@ def prepare(reference: str) -> None:
     """Open a suite and measure what the first page shows, for the next `open_workspace`; errors wait until then."""
     with suppress(FeatcalError):
         ws = open_workspace(reference)
-        ws.drift("merged", SAMPLES)
+        ledger = ws.drift("merged", SAMPLES)
         _prepared[reference] = ws
+        if reference == HOME_SUITE:
+            preview.keep(tables.drift_table(ledger))
 
 
 _prepared: dict[str, Workspace] = {}

@@ -110,7 +110,7 @@ class Browser:
 def running_app(command: list[str] | None = None) -> Iterator[str]:
     """The app on a free port; yields its address."""
     port = _free_port()
-    command = command or [sys.executable, "-c", "from featcal.cli import main; main()", "app"]
+    command = command or [sys.executable, "-m", "featcal", "app"]
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         _answer(f"http://127.0.0.1:{port}/_stcore/health")

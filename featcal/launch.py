@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.models.clip", "app.workspace", "app.charts")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 
@@ -39,6 +39,11 @@ def wait_until_warm() -> None:
         thread.join()
 
 
+def is_warm() -> bool:
+    """Whether the libraries are loaded: a page can be drawn at once."""
+    return "torch" in sys.modules and not any(thread.is_alive() for thread in _warming)
+
+
 def _warm_up() -> None:
     """Everything that the first chart needs.
 
@@ -52,4 +57,4 @@ def _warm_up() -> None:
     finally:
         gc.enable()
     workspace = import_module("app.workspace")
-    workspace.prepare(workspace.HOME_SUITE)
+    workspace.prepare(import_module("app.preview").HOME_SUITE)

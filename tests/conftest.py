@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may look outside
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,0 +1,66 @@
+"""The first chart before torch is loaded: the kept measurement of the very same files.
+
+Importing torch and transformers takes seconds; what the app opens on was measured before. The measurement is kept
+under a hash of the embedded suite, of featcal's code and of its version, so a changed file is measured anew.
+Nothing in here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+
+import featcal
+from featcal.resources import data_path
+
+HOME_SUITE = "clip-mini"
+"""What the app opens on."""
+SAMPLES = 64
+"""Per task, what models are measured on unless the user says otherwise."""
+
+
+def keep(table: pd.DataFrame) -> None:
+    """Keep the drift table of the merged model; a folder that cannot be written only costs the next start time."""
+    file = _file()
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(table.to_json(orient="table", index=False), encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        print(f"featcal: the first chart is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
+
+
+def kept() -> pd.DataFrame | None:
+    """The drift table of these very files, if it was measured before."""
+    file = _file()
+    if not file.is_file():
+        return None
+    return pd.read_json(StringIO(file.read_text(encoding="utf-8")), orient="table")
+
+
+def _file() -> Path:
+    """Where the measurement of the suite and the code as they are now is kept."""
+    digest = hashlib.sha256(f"{featcal.__version__} {SAMPLES}".encode())
+    suite = data_path(HOME_SUITE)
+    code = Path(featcal.__file__).parent
+    sources = [path for path in suite.rglob("*") if path.suffix in (".safetensors", ".json", ".yaml", ".npz")]
+    sources += code.rglob("*.py")
+    for path in sorted(sources):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return _folder() / f"{HOME_SUITE}-{digest.hexdigest()[:24]}.json"
+
+
+def _folder() -> Path:
+    """The user's cache folder; FEATCAL_CACHE overrides it."""
+    if "FEATCAL_CACHE" in os.environ:
+        return Path(os.environ["FEATCAL_CACHE"])
+    homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
+    home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "featcal"

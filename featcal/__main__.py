@@ -1,0 +1,5 @@
+"""`python -m featcal`."""
+
+from featcal.cli import main
+
+main()
