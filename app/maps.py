@@ -71,6 +71,7 @@ class MapWorker:
         with self._lock:
             try:
                 if self._process.poll() is not None:
+                    self.close()
                     self._process = self._start()
                 assert self._process.stdin is not None
                 assert self._process.stdout is not None
@@ -79,6 +80,12 @@ class MapWorker:
                 future.set_result(Map(*pickle.load(self._process.stdout)))
             except (OSError, EOFError, pickle.UnpicklingError) as error:
                 future.set_exception(RuntimeError(f"the map process ended: {error}"))
+
+    def close(self) -> None:
+        """End the process and give its pipes back."""
+        self._process.kill()
+        with suppress(BrokenPipeError):  # what was never read is of no use to anyone
+            self._process.communicate()
 
     @staticmethod
     def _start() -> subprocess.Popen[bytes]:

@@ -245,4 +245,4 @@ def test_the_map_process_maps_and_survives_a_kill() -> None:
     worker._process.kill()
     worker._process.wait()
     assert np.array_equal(worker.submit(cloud).result(timeout=120).points, found.points)
-    worker._process.kill()
+    worker.close()

@@ -48,7 +48,7 @@ def linear_weight(
         SolveError: the left matrix is not positive definite; no pseudo-inverse is ever substituted.
 
     >>> one = torch.eye(2, dtype=torch.float64)
-    >>> linear_weight(one, 3 * one, one, lam=1.0, eps=0.0).tolist()
+    >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
     left = gram_sum + (lam + eps) * torch.eye(len(gram_sum), dtype=gram_sum.dtype, device=gram_sum.device)
