@@ -76,32 +76,26 @@ and left out where the expert is not better.
 
 ATTRIBUTION = r"""
 **What this shows.** Every unit of final drift booked to the layer whose local mismatch caused it: bars start where
-the
-last one ended and add up to the final drift, relative to the norm of the expert's final feature. Percentages are
-shares; a negative one (green) compensates for the others. The ticks are the running sum of another allocation.
+the last one ended and add up to the final drift, relative to the norm of the expert's final feature. Percentages
+are shares; a negative one (green) compensates for the others. The ticks are the running sum of another allocation.
 
 **Formula.** $e^L = \sum_\ell c_\ell$ with $c_\ell = A_L \cdots A_{\ell+1}\, m^\ell$ and $A_k$ the Jacobian of layer
-$k$
-averaged between the expert's and the model's input (Prop. 2); share $= \langle c_\ell, e^L\rangle / \|e^L\|^2$.
-Ticks:
-$e^L = \sum_\ell (u_{\ell-1} - u_\ell)$, $u_\ell$ the model's remaining layers on the expert's state after layer
-$\ell$.
+$k$ averaged between the expert's and the model's input (Prop. 2); share $= \langle c_\ell, e^L\rangle / \|e^L\|^2$.
+Ticks: $e^L = \sum_\ell (u_{\ell-1} - u_\ell)$, $u_\ell$ the model's remaining layers on the expert's state after
+layer $\ell$.
 
 **When it misleads.** Two allocations of one total need not agree, and neither is *the* answer where they differ.
-Large
-contributions can cancel: a small share is not a small error. Repairing a layer changes what later layers receive, so
-shares are not the gain of repairing it.
+Large contributions can cancel: a small share is not a small error. Repairing a layer changes what later layers
+receive, so shares are not the gain of repairing it.
 """
 
 GROWTH = r"""
 **What this shows.** Left: $\gamma$, how much a block stretches the drift that comes in, and $\eta$, how much new
-mismatch it
-adds, both relative to the incoming drift. Right: whether the block's residual branch answers incoming drift by
-amplifying it (above 0) or compensating for it (below 0).
+mismatch it adds, both relative to the incoming drift. Right: whether the block's residual branch answers incoming
+drift by amplifying it (above 0) or compensating for it (below 0).
 
-**Formula.** $\gamma = \|p\|/\|e_\text{before}\| - 1$, $\eta = \|m\|/\|e_\text{before}\|$,
-$\|e\| \ge (1+\gamma-\eta)\|e_\text{before}\|$ (Prop. 5); $r = p - e_\text{before}$ (Prop. 4). Hover for the share
-of samples
+**Formula.** $\gamma = \|p\|/\|e_\text{before}\| - 1$, $\eta = \|m\|/\|e_\text{before}\|$, $\|e\| \ge
+(1+\gamma-\eta)\|e_\text{before}\|$ (Prop. 5); $r = p - e_\text{before}$ (Prop. 4). Hover for the share of samples
 for which growth is *certified*: $\gamma > 0$ and $\eta < \gamma$.
 
 **When it misleads.** No certificate does not mean no growth: drift mostly grows by new mismatch, which is not
@@ -109,14 +103,13 @@ certified.
 """
 
 OUTPUTS = r"""
-**What this shows.** Left: how far the scores of expert and model are apart, and the bound that the final drift sets.
-Right: for how many samples the model decides as the expert (full symbols), and for how many the margin *proves* it
-(open symbols); hover for the accuracy.
+**What this shows.** Left: how far the scores of expert and model are apart, and the bound that the final drift
+sets. Right: for how many samples the model decides as the expert (full symbols), and for how many the margin
+*proves* it (open symbols); hover for the accuracy.
 
 **Formula.** $\|\Delta z\| \le B\,\|e^L\|$, $B = s\,\sigma_\text{max}(T)/d_\text{min}$ with $d_\text{min}$ the
-distance of the segment
-between both features from the origin (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's margin
-(Eq. 44).
+distance of the segment between both features from the origin (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$,
+$\mu$ the expert's margin (Eq. 44).
 
 **When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. The
 expert is not always right.
@@ -124,13 +117,13 @@ expert is not always right.
 
 SOURCES = r"""
 **What this shows.** What the calibration objective of each block loses if its linear maps are fitted on other
-features
-than the finished model exposes: one block *stale*, the uncalibrated *merged* model's, the *expert*'s. *snapshot*: all
-modules of a block are fitted on one snapshot, while the finished block exposes what its own new modules produce.
+features than the finished model exposes: one block *stale*, the uncalibrated *merged* model's, the *expert*'s.
+*snapshot*: all modules of a block are fitted on one snapshot, while the finished block exposes what its own new
+modules produce.
 
 **Formula.** $J_\text{dep}(W_\text{src}) - J_\text{dep}(W_\text{dep}) \ge 0$ (Prop. 8), over
-$J_\text{dep}(W_\text{dep})$, summed over the
-block's linear maps. The prefix-calibrated source of Algorithm 1 has none.
+$J_\text{dep}(W_\text{dep})$, summed over the block's linear maps. The prefix-calibrated source of Algorithm 1 has
+none.
 
 **When it misleads.** It is the local objective on the calibration samples, not accuracy.
 """

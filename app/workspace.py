@@ -22,7 +22,7 @@ from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, class_names, heads_for, labelled, score
 from featcal.evaluation.zero_shot import ZeroShotHead
 from featcal.family import Family, open_family
@@ -87,19 +87,7 @@ class Workspace:
 
     def drift(self, model: ModelId, n: int, progress: Progress = silent) -> DriftLedger:
         """The drift of "merged", "base" or a calibrated model on `n` samples per task."""
-
-        def measure() -> DriftLedger:
-            tasks = decompose(
-                self.family.adapter,
-                self._weights(model),
-                self.family.head(),
-                self._measured_passes(n),
-                self.family.compute,
-                progress,
-            )
-            return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
-
-        return self.once("drift", (model, n), measure)
+        return self.once("drift", (model, n), lambda: self._measured(model, n, progress))
 
     def ledger(
         self, model: ModelId, n: int, class_token: bool = False, sublayers: bool = False, progress: Progress = silent
@@ -107,20 +95,12 @@ class Workspace:
         """The drift with its attribution and, where the suite has labels and a head, its effect on scores."""
 
         def measure() -> DriftLedger:
-            tasks = decompose(
-                self.family.adapter,
-                self._weights(model),
-                self.family.head(),
-                self._measured_passes(n),
-                self.family.compute,
-                progress,
-                class_token=class_token,
-                sublayers=sublayers,
-                attribution=True,
-            )
-            with suppress(FeatcalError):  # no labels or no head: the layers are still worth showing
-                tasks = {task: self._with_scores(task, drift, n) for task, drift in tasks.items()}
-            return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
+            options = {"class_token": class_token, "sublayers": sublayers, "attribution": True}
+            ledger = self._measured(model, n, progress, **options)
+            with suppress(InputError):  # no labels or no head: the layers are still worth showing
+                scored = {task: self._with_scores(task, drift, n) for task, drift in ledger.tasks.items()}
+                ledger = replace(ledger, tasks=scored)
+            return ledger
 
         return self.once("ledger", (model, n, class_token, sublayers), measure)
 
@@ -174,6 +154,19 @@ class Workspace:
 
     def _weights(self, model: ModelId) -> Weights:
         return self.calibrated(model).weights if isinstance(model, CalibrationConfig) else self.family.model(model)
+
+    def _measured(self, model: ModelId, n: int, progress: Progress, **options: bool) -> DriftLedger:
+        family = self.family
+        tasks = decompose(
+            family.adapter,
+            self._weights(model),
+            family.head(),
+            self._measured_passes(n),
+            family.compute,
+            progress,
+            **options,
+        )
+        return DriftLedger(family.suite.name, label_of(model), self.split, tasks)
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size)
