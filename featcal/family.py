@@ -11,9 +11,9 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.mergers.recipe import RecipeWeights
-from featcal.models.adapter import Adapter, adapter_for
-from featcal.models.checkpoint import Checkpoint, read_config, resolve
-from featcal.models.expert_pass import Batch, ExpertPass
+from featcal.models.adapter import Adapter, Batch, adapter_for
+from featcal.models.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.models.expert_pass import ExpertPass
 from featcal.models.weights import PRECISIONS, Compute, InMemory, Weights, compute_for
 from featcal.suite import MergeRecipe, Suite
 from featcal.tasks.sources import Samples, draw
@@ -49,15 +49,12 @@ class Family:
         """`count` samples of a task's split (all with None), drawn by (seed, task name).
 
         Raises:
-            InputError: as `draw`, and inputs of another shape than the model takes.
+            InputError: as `draw`, and inputs that the model does not take.
         """
         drawn = draw(self.suite, task, split, count, seed, self.base_folder)
-        shape = tuple(drawn.inputs["pixel_values"].shape[1:])
-        if shape != self.adapter.input_shape:
-            raise InputError(
-                f"task '{task}', {split} samples: inputs have shape {list(shape)}, the model takes "
-                f"{list(self.adapter.input_shape)}; check the base's image processor or the tensors"
-            )
+        problem = self.adapter.misfit(drawn.inputs)
+        if problem is not None:
+            raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
 
     def expert_pass(self, samples: Samples, batch_size: int, keep: bool = False) -> ExpertPass:
@@ -95,7 +92,8 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     """
     compute = compute_for(device, precision)
     base_folder = resolve(suite.base, suite.root, "base")
-    adapter = adapter_for(read_config(base_folder, "base"), compute.device, "base")
+    config = read_config(base_folder, "base")
+    adapter = adapter_for(config, stored_names(base_folder, "base"), compute.device, "base")
     problems: list[str] = []
 
     def checked(ref: str, label: str) -> Checkpoint | None:
@@ -135,12 +133,17 @@ def _open_checked(folder: Path, label: str, adapter: Adapter, device: torch.devi
     weights = Checkpoint(folder, label, adapter.canonical)
     problems = differences(adapter, weights)
     if not problems:
-        theirs = adapter_for(weights.config, device, label).settings
+        theirs = adapter_for(weights.config, weights.info, device, label).settings
         problems = [
             f"{label}: {name} is {theirs[name]!r} in {folder / 'config.json'}, the base has {value!r}"
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]
+    problems += [
+        f"{label}: '{stored}' must repeat '{name}' but holds other values ({folder})"
+        for stored, name in adapter.aliases.items()
+        if stored in weights.left_out and name in weights.info and not weights.repeats(stored, name)
+    ]
     report_all(problems)
     return weights
 

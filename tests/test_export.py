@@ -117,9 +117,9 @@ def test_partial_folder_of_another_run_is_not_continued(tmp_path: Path) -> None:
 
 def test_verification_sees_a_changed_tensor(tiny: Family, result: CalibrationResult, tmp_path: Path) -> None:
     result.save(tmp_path / "out")
-    verify_reload(tmp_path / "out", result.weights)
-    with pytest.raises(NumericalError, match="reloaded features differ"):
-        verify_reload(tmp_path / "out", tiny.merged)
+    verify_reload(tmp_path / "out", tiny.adapter, result.weights)
+    with pytest.raises(NumericalError, match="reloaded outputs differ"):
+        verify_reload(tmp_path / "out", tiny.adapter, tiny.merged)
 
 
 def test_verification_sees_a_reinitialised_tensor(result: CalibrationResult, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_verification_sees_a_reinitialised_tensor(result: CalibrationResult, tmp
     tensors.pop("vision_model.encoder.layers.0.mlp.fc1.weight")
     save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
     with pytest.raises(NumericalError, match="would re-initialise"):
-        verify_reload(tmp_path / "out", result.weights)
+        verify_reload(tmp_path / "out", tiny.adapter, result.weights)
 
 
 def test_large_models_are_sharded_with_an_index(

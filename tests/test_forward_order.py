@@ -183,8 +183,8 @@ def test_scale_of_token_weights_changes_nothing(tiny64: Family, monkeypatch: pyt
     stage = type(tiny64.adapter.stages[0])
     original = stage.token_weights
 
-    def scaled(self: Any, weighting: str, call: Any, patch_weight: float) -> Tensor:
-        weights = original(self, weighting, call, patch_weight)
+    def scaled(self: Any, weighting: str, call: Any, *rest: Any) -> Tensor:
+        weights = original(self, weighting, call, *rest)
         return 7.0 * (torch.ones(call.hidden.shape[:2], dtype=torch.float64) if weights is None else weights)
 
     monkeypatch.setattr(stage, "token_weights", scaled)

@@ -174,7 +174,7 @@ def _run(
         "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
         "config": asdict(config),
         "tasks": {
-            task: {"samples": len(one.indices), "tokens": one.tokens(), "indices": list(one.indices)}
+            task: {"samples": len(one.indices), "tokens": one.tokens, "indices": list(one.indices)}
             for task, one in passes.items()
         },
         "seconds": {"calibration": time.perf_counter() - started},

@@ -105,3 +105,15 @@ def layernorm_affine(
     to_shift = shift_target_sum + lam * anchor_shift
     determinant = (a22 * a11 - a12 * a12).clamp_min(eps)
     return (a22 * to_scale - a12 * to_shift) / determinant, (a11 * to_shift - a12 * to_scale) / determinant
+
+
+def rmsnorm_scale(
+    square_sum: Float[Tensor, " d"], scale_target_sum: Float[Tensor, " d"], anchor: Float[Tensor, " d"], lam: float
+) -> Float[Tensor, " d"]:
+    """Scale of an RMSNorm: Eq. (59) without a shift, one ridge regression per coordinate. Our extension.
+
+    Args:
+        square_sum: sum over tasks of q_i, the second moments of the normalised features; `square_sum + lam` > 0.
+        scale_target_sum: sum over tasks of q_i gamma_i.
+    """
+    return (scale_target_sum + lam * anchor) / (square_sum + lam)

@@ -31,6 +31,10 @@ class CalibrationConfig:
     """Calibrate the biases of linear maps (Eq. 55)."""
     layernorms: bool = True
     """Calibrate LayerNorm scales and shifts (Eq. 59)."""
+    rmsnorms: bool = False
+    """Calibrate the scales of RMSNorms too (T5, Llama); our extension of Eq. (59), which the paper does not run."""
+    completion_only: bool = False
+    """In causal language models count the tokens of the answer alone, not those of the prompt."""
     patch_weight: float = 0.01
     """Weight of CLIP's patch tokens in the last block, in (0, 1]; the class token has 1, inputs of keys and
     values always 1. The paper's own code uses 0.01."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
 from featcal.errors import NumericalError
-from featcal.models.adapter import Adapter, Block, Call, Stage
+from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
@@ -84,7 +84,10 @@ def calibrate_blocks(
             deployed = block.local(compute.place(before or stored))
             for task in experts:
                 streams[task] = [stage.advance(call, block.run(deployed, call)) for call in streams[task]]
-            residuals[block.name] = {task: _relative_drift(streams[task], targets[task]) for task in experts}
+            residuals[block.name] = {
+                task: _relative_drift(stage, streams[task], expert.batches, targets[task])
+                for task, expert in experts.items()
+            }
     progress("calibrating", total, total)
     return residuals
 
@@ -100,12 +103,12 @@ def _count_task(
     """Run one task through a block on both streams, count it, and return the expert's states after the block."""
     tensors = expert.tensors(block)
     after = []
-    for call, trace in zip(stream, expert.walk(stage, block, tensors), strict=True):
-        after.append(trace.after.hidden)
+    for call, batch, trace in zip(stream, expert.batches, expert.walk(stage, block, tensors), strict=True):
+        after.append(stage.state(trace.after, batch))
         if moments is not None:
-            with capture_inputs(block.module) as inputs:
+            with capture_inputs(block.module, moments.norm) as inputs:
                 block.run(student, call)
-            moments.update(call, inputs, trace.outputs, tensors)
+            moments.update(call, batch, inputs, trace.outputs, tensors)
     if moments is not None:
         moments.end_task(tensors)
     return after
@@ -128,9 +131,12 @@ def _stored(name: str, solved: Tensor, old: Tensor) -> Tensor:
     return new
 
 
-def _relative_drift(stream: Sequence[Call], expert: Sequence[Tensor]) -> float:
+def _relative_drift(stage: Stage, stream: Sequence[Call], batches: Sequence[Batch], expert: Sequence[Tensor]) -> float:
     """||h_cal - h_exp|| / ||h_exp|| over all samples and tokens of a task; NumericalError if not finite."""
-    drift = sum(float((call.hidden - own).double().square().sum()) for call, own in zip(stream, expert, strict=True))
+    drift = sum(
+        float((stage.state(call, batch) - own).double().square().sum())
+        for call, batch, own in zip(stream, batches, expert, strict=True)
+    )
     scale = sum(float(own.double().square().sum()) for own in expert)
     value = float((drift / scale) ** 0.5)
     if not math.isfinite(value):

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from featcal.calibration import closed_form
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
-from featcal.models.adapter import Call, Stage
-from featcal.models.capture import layernorms, linears
+from featcal.models.adapter import Batch, Call, Stage
+from featcal.models.capture import layernorms, linears, rmsnorms
 
 Named = Mapping[str, Tensor]
 """Tensors by their name inside the block."""
@@ -115,13 +117,16 @@ class LinearGroup:
         features = self.features(inputs)
         if self._task is None:
             self._task = self.new_task(features.device)
-        self._task.update(features, self.expert_rows(outputs, expert), weights)
+        counted, own, weights = _counted(weights, features, self.expert_rows(outputs, expert))
+        self._task.update(counted, own, weights)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
         task, self._task = self._task, None
-        if task is None or not bool(torch.isfinite(task.gram).all() and torch.isfinite(task.cross).all()):
-            raise NumericalError(f"{', '.join(self.names)}: features are missing or not finite")
+        if task is None or not task.weight > 0:
+            raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
+        if not bool(torch.isfinite(task.gram).all() and torch.isfinite(task.cross).all()):
+            raise NumericalError(f"{', '.join(self.names)}: features are not finite")
         weight = self.stack(expert, "weight")
         gram, target = task.targets(weight, config.alpha)
         mean = task.mean / task.weight
@@ -190,7 +195,7 @@ class NormGroup:
 
     def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
         """Count one batch of the current task: weighted sums of z and z^2."""
-        features = _at_least_float32(_tokens(inputs[self.names[0]]))
+        features, weights = _counted(weights, _at_least_float32(_tokens(inputs[self.names[0]])))
         z = nn.functional.layer_norm(features, self._shape, eps=self._eps).double()
         w = torch.ones_like(z[:, 0]) if weights is None else weights.double()
         self._weight += float(w.sum())
@@ -224,32 +229,69 @@ class NormGroup:
         return tensors[f"{self.names[0]}.weight"].double(), tensors[f"{self.names[0]}.bias"].double()
 
 
+class RmsGroup:
+    """One RMSNorm: as `NormGroup`, with a scale alone."""
+
+    def __init__(self, name: str, weighting: str, module: nn.Module) -> None:
+        self.names = (name,)
+        self.weighting = weighting
+        self._module = module
+        self._weight, self._square, self._sums = 0.0, torch.zeros(()), torch.zeros(())
+
+    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+        """Count one batch of the current task: weighted sums of z^2."""
+        features, weights = _counted(weights, _at_least_float32(_tokens(inputs[self.names[0]])))
+        ones = {"weight": torch.ones_like(features[0])}
+        z = functional_call(self._module, ones, (features,), strict=True).double()
+        w = torch.ones_like(z[:, 0]) if weights is None else weights.double()
+        self._weight += float(w.sum())
+        self._square = self._square + w @ z.square()
+
+    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
+        """Fold the current task into the sums of q_i and q_i gamma_i."""
+        square = self._square / self._weight
+        self._sums = self._sums + torch.stack([square, square * self._scale(expert)])
+        self._weight, self._square = 0.0, torch.zeros(())
+
+    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+        """Calibrated scale, in float64."""
+        anchor = closed_form.anchor(self._scale(merged), self._scale(base), config.rho)
+        return {f"{self.names[0]}.weight": closed_form.rmsnorm_scale(self._sums[0], self._sums[1], anchor, config.lam)}
+
+    def _scale(self, tensors: Named) -> Tensor:
+        return tensors[f"{self.names[0]}.weight"].double()
+
+
 class BlockMoments:
     """The statistics of every calibrated module of one block, from one snapshot of features."""
 
     def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
         self._stage, self._index, self._config = stage, index, config
-        self._groups: list[LinearGroup | NormGroup] = []
+        self._groups: list[LinearGroup | NormGroup | RmsGroup] = []
 
-    def update(self, call: Call, inputs: Named, outputs: Named, expert: Named) -> None:
-        """Count one batch: the student's captured inputs and the expert's outputs and tensors."""
+    @property
+    def norm(self) -> type[nn.Module] | None:
+        """Class of the scale-only norms whose inputs must be captured; None where they are not calibrated."""
+        return self._stage.norm if self._config.rmsnorms else None
+
+    def update(self, call: Call, batch: Batch, inputs: Named, outputs: Named, expert: Named) -> None:
+        """Count one batch: the student's call and captured inputs, and the expert's outputs and tensors."""
         if not self._groups:
             self._groups = [*linear_groups(self._stage, self._index, inputs), *self._norm_groups(call)]
         for group in self._groups:
-            weights = self._stage.token_weights(group.weighting, call, self._config.patch_weight)
+            weights = self._stage.token_weights(group.weighting, call, batch, self._config)
             group.update(inputs, outputs, expert, None if weights is None else weights.flatten())
 
     def end_task(self, expert: Named) -> None:
         for group in self._groups:
             group.end_task(expert, self._config)
 
-    def _norm_groups(self, call: Call) -> list[NormGroup]:
-        if not self._config.layernorms:
-            return []
-        modules = layernorms(self._stage.blocks[self._index].module)
+    def _norm_groups(self, call: Call) -> list[NormGroup | RmsGroup]:
+        block, stage, index = self._stage.blocks[self._index].module, self._stage, self._index
+        shifted = layernorms(block) if self._config.layernorms else {}
         return [
-            NormGroup(name, self._stage.weighting(self._index, name), module, call.hidden.device)
-            for name, module in modules.items()
+            *(NormGroup(n, stage.weighting(index, n), module, call.hidden.device) for n, module in shifted.items()),
+            *(RmsGroup(n, stage.weighting(index, n), module) for n, module in rmsnorms(block, self.norm).items()),
         ]
 
     def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
@@ -267,6 +309,14 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
     for name in modules:
         shared.setdefault((id(inputs[name]), stage.weighting(index, name)), []).append(name)
     return [LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()]
+
+
+def _counted(weights: Tensor | None, *rows: Tensor) -> tuple[Any, ...]:
+    """Rows and weights without the tokens of weight 0: padding may hold anything, even what is not finite."""
+    if weights is None or bool((weights > 0).all()):
+        return *rows, weights
+    counted = weights > 0
+    return *(part[counted] for part in rows), weights[counted]
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from featcal.drift.propagation import Contributions, Layer
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.family import Family, as_family
-from featcal.models.adapter import Adapter, Block, Call, Stage
-from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
+from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
@@ -64,6 +64,8 @@ def measure_drift(
     heads = heads_for(family, {task: _names(one) for task, one in drawn.items()}) if output else {}
     passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}
     label = model if isinstance(model, str) else weights.label
+    if tokens == "class" and not family.adapter.class_token:
+        raise InputError(f"tokens: a {family.adapter.family} model has no class token; take 'all'")
     tasks = decompose(
         family.adapter,
         weights,
@@ -115,9 +117,11 @@ def decompose(
     for stage in adapter.stages:
         outer = compute.place(model.read(stage.outer))
         for task, expert in experts.items():
+            before = expert.last_calls(), streams[task]
             expert_calls = expert.start(stage)
             streams[task] = first_calls(stage, outer, expert.batches, streams[task])
-            records[task].entry(_first_layer(adapter, stage.name), expert_calls, streams[task])
+            after = expert_calls, streams[task]
+            records[task].enter(adapter, stage, outer, expert.batches, before, after)
         for block in stage.blocks:
             progress("measuring drift", done, total)
             tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
@@ -125,14 +129,15 @@ def decompose(
                 stored = expert.tensors(block)
                 own = compute.place(stored)
                 for position, trace in enumerate(expert.walk(stage, block, stored)):
-                    call = streams[task][position]
-                    parts = _parts(stage, block, layer, (own, tensors), call, trace, sublayers)
-                    state = records[task].chain(position, parts, trace.call.hidden, call.hidden)
-                    streams[task][position] = stage.advance(call, state)
+                    call, batch = streams[task][position], expert.batches[position]
+                    walked = _Walked(stage, block, batch, (own, tensors), (trace.call, call), trace.after)
+                    parts = walked.parts(layer, sublayers)
+                    records[task].chain(position, parts, stage.state(trace.call, batch), walked.model_state)
+                    streams[task][position] = walked.model_after()
     closing = compute.place(model.read(adapter.closing)) | dict(head)
     for task, expert in experts.items():
         own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
-        records[task].close(adapter, own, closing, expert.last_calls(), streams[task])
+        records[task].close(adapter, (own, closing), expert.batches, (expert.last_calls(), streams[task]))
     progress("measuring drift", total, total)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
@@ -143,32 +148,57 @@ def _first_layer(adapter: Adapter, stage: str) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A residual layer of the chain: a block, or one half of it, of the expert and of the model."""
+    """A residual layer of the chain: a block, or one part of it, of the expert and of the model."""
 
     name: str
     expert: Layer
     model: Layer
 
 
-def _parts(
-    stage: Stage,
-    block: Block,
-    layer: str,
-    tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
-    call: Call,
-    trace: BlockTrace,
-    sublayers: bool,
-) -> list[_Part]:
-    """What the ledger calls layers inside one block; `tensors` are the expert's and the model's."""
-    own, model = tensors
-    if sublayers:
-        halves = stage.sublayers(block, own, trace.call), stage.sublayers(block, model, call)
-        return [_Part(f"{layer} {name}", run, halves[1][name]) for name, run in halves[0].items()]
+@dataclass
+class _Walked:
+    """One block on one batch: `tensors` and `calls` are the expert's and the model's."""
 
-    def run_model(hidden: Tensor) -> Tensor:
-        return stage.advance(call, block.run(model, Call((hidden, *call.args[1:]), call.kwargs))).hidden
+    stage: Stage
+    block: Block
+    batch: Batch
+    tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    calls: tuple[Call, Call]
+    expert_after: Call
+    _model_after: Call | None = None
 
-    return [_Part(layer, lambda _: trace.after.hidden, run_model)]
+    def __post_init__(self) -> None:
+        self.model_state = self.stage.state(self.calls[1], self.batch)
+
+    def model_after(self) -> Call:
+        """The model's call of the next block, on its own state."""
+        if self._model_after is None:  # its parts were run, not the block itself
+            self._run_model(self.model_state)
+        assert self._model_after is not None
+        return self._model_after
+
+    def _run_model(self, state: Tensor) -> Tensor:
+        call = self.stage.with_state(self.calls[1], state)
+        after = self.stage.advance(call, self.block.run(self.tensors[1], call))
+        if state is self.model_state:
+            self._model_after = after
+        return self.stage.state(after, self.batch)
+
+    def parts(self, layer: str, sublayers: bool) -> list[_Part]:
+        """What the ledger calls layers inside the block."""
+        if not sublayers:
+            return [_Part(layer, lambda _: self.stage.state(self.expert_after, self.batch), self._run_model)]
+        own, model = (
+            self.stage.sublayers(self.block, tensors, call)
+            for tensors, call in zip(self.tensors, self.calls, strict=True)
+        )
+        return [_Part(f"{layer} {name}", self._masked(run), self._masked(model[name])) for name, run in own.items()]
+
+    def _masked(self, run: Layer) -> Layer:
+        def masked(state: Tensor) -> Tensor:
+            return self.stage.state(self.stage.with_state(self.calls[1], run(state)), self.batch)
+
+        return masked
 
 
 @dataclass
@@ -182,20 +212,46 @@ class _Record:
     expert_features: list[Tensor] = field(default_factory=list)
     model_features: list[Tensor] = field(default_factory=list)
 
-    def entry(self, layer: str, expert: Sequence[Call], model: Sequence[Call]) -> None:
-        """The first layer has no drift before it: all of it is local mismatch."""
-        for own, call in zip(expert, model, strict=True):
-            self._measure(layer, (own.hidden, call.hidden, call.hidden), None)
-            if self.attribution:
-                self.contributions.append(Contributions.first(own.hidden, call.hidden))
+    def enter(
+        self,
+        adapter: Adapter,
+        stage: Stage,
+        outer: Mapping[str, Tensor],
+        batches: Sequence[Batch],
+        before: tuple[Sequence[Call], Sequence[Call]],
+        after: tuple[Sequence[Call], Sequence[Call]],
+    ) -> None:
+        """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
 
-    def chain(self, position: int, parts: Sequence[_Part], expert: Tensor, model: Tensor) -> Tensor:
-        """One batch through residual layers that follow each other; returns the model's state after them."""
+        The very first layer has no drift before it: all of its drift is local mismatch.
+
+        Args:
+            outer: the model's tensors for the stage's first call.
+            before, after: the expert's and the model's calls, one per batch; `before` is empty for the first stage.
+        """
+        position_of_stage = adapter.stages.index(stage)
+        for position, (batch, own, call) in enumerate(zip(batches, *after, strict=True)):
+            expert, model = stage.state(own, batch), stage.state(call, batch)
+            if position_of_stage == 0:
+                self._measure(_first_layer(adapter, stage.name), (expert, model, model), None)
+                if self.attribution:
+                    self.contributions.append(Contributions.first(expert, model))
+                continue
+            upper, ended = adapter.stages[position_of_stage - 1], before[1][position]
+
+            def lead_over(state: Tensor, upper: Stage = upper, ended: Call = ended, batch: Batch = batch) -> Tensor:
+                return stage.state(stage.first_call(outer, batch, upper.with_state(ended, state)), batch)
+
+            arrived = upper.state(before[0][position], batch), upper.state(ended, batch)
+            states = (expert, lead_over(arrived[0]), model)
+            self.step(_first_layer(adapter, stage.name), position, lead_over, arrived, states, skip=False)
+
+    def chain(self, position: int, parts: Sequence[_Part], expert: Tensor, model: Tensor) -> None:
+        """One batch through residual layers that follow each other, from the states before them."""
         for part in parts:
             after = (part.expert(expert), part.model(expert), part.model(model))
             self.step(part.name, position, part.model, (expert, model), after, skip=True)
             expert, _, model = after
-        return model
 
     def step(
         self,
@@ -220,20 +276,20 @@ class _Record:
     def close(
         self,
         adapter: Adapter,
-        own: Mapping[str, Tensor],
-        model: Mapping[str, Tensor],
-        expert_calls: Sequence[Call],
-        calls: Sequence[Call],
+        tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        batches: Sequence[Batch],
+        calls: tuple[Sequence[Call], Sequence[Call]],
     ) -> None:
-        """The last layer: final norm and projection, which has no skip connection."""
+        """The last layer: final norm and projection, which has no skip connection; expert's and model's."""
+        stage = adapter.stages[-1]
+        for position, (batch, expert_call, call) in enumerate(zip(batches, *calls, strict=True)):
 
-        def run(hidden: Tensor) -> Tensor:
-            return adapter.final(model, hidden)
+            def run(state: Tensor, call: Call = call, batch: Batch = batch) -> Tensor:
+                return adapter.final(tensors[1], stage.with_state(call, state), batch)
 
-        for position, (expert_call, call) in enumerate(zip(expert_calls, calls, strict=True)):
-            expert, features = adapter.final(own, expert_call.hidden), run(call.hidden)
-            before = (expert_call.hidden, call.hidden)
-            self.step(LAST_LAYER, position, run, before, (expert, run(expert_call.hidden), features), skip=False)
+            before = stage.state(expert_call, batch), stage.state(call, batch)
+            expert, features = adapter.final(tensors[0], expert_call, batch), run(before[1])
+            self.step(LAST_LAYER, position, run, before, (expert, run(before[0]), features), skip=False)
             self.expert_features.append(expert)
             self.model_features.append(features)
 

@@ -114,13 +114,15 @@ def measure_sources(
     found: list[SourceExcess] = []
     adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
     done = 0
+    streams: dict[str, dict[str, list[Call]]] = {}
     for stage in adapter.stages:
-        streams = {}
         outer = compute.place(family.merged.read(stage.outer))
         for task, expert in passes.items():
             expert.start(stage)
-            first = first_calls(stage, outer, expert.batches, [])
-            streams[task] = {source: list(first) for source in (DEPLOYED, "stale", "merged")}
+            streams[task] = {
+                source: first_calls(stage, outer, expert.batches, streams.get(task, {}).get(source, []))
+                for source in (DEPLOYED, "stale", "merged")
+            }
         for index, block in enumerate(stage.blocks):
             progress("comparing sources", done, total)
             merged = compute.place(block.local(family.merged.read(block.names)))
@@ -133,7 +135,8 @@ def measure_sources(
                     seen, following = _inputs(stage, block, merged, new, compute.place(own), calls, trace)
                     books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
                     for book in books:
-                        weights = stage.token_weights(book.group.weighting, trace.call, config.patch_weight)
+                        batch = expert.batches[position]
+                        weights = stage.token_weights(book.group.weighting, trace.call, batch, config)
                         book.update(seen, trace.outputs, own, weights)
                     for source, call in following.items():
                         streams[task][source][position] = call

@@ -7,15 +7,31 @@ adapter never rewrites a forward: block i runs as the library's own module on th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
+
+Batch = Mapping[str, Tensor]
+"""Keyword inputs of the model for some samples of one task."""
+
+
+class TokenOptions(Protocol):
+    """The options of a calibration that decide how much a token counts."""
+
+    @property
+    def patch_weight(self) -> float:
+        """Weight of CLIP's patch tokens in the last block."""
+
+    @property
+    def completion_only(self) -> bool:
+        """In causal language models, count the tokens of the answer alone."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +82,11 @@ class Stage(ABC):
     blocks: tuple[Block, ...]
     outer: tuple[str, ...]
     """Tensors outside the blocks that the first call needs (embeddings, first norm)."""
+    norm: type[nn.Module] | None = None
+    """Class of the scale-only norms (RMSNorm) inside the blocks, where there are any."""
 
     @abstractmethod
-    def first_call(self, outer: Mapping[str, Tensor], inputs: Mapping[str, Tensor], upstream: Call | None) -> Call:
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         """The call of block 0 on `inputs`; `upstream` is the call after the last block of the stage before."""
 
     @abstractmethod
@@ -76,13 +94,21 @@ class Stage(ABC):
         """Name of the token weighting of `module` in block `index`; "all" is weight 1 on every token."""
 
     @abstractmethod
-    def token_weights(self, weighting: str, call: Call, patch_weight: float) -> Tensor | None:
-        """Weights `[batch, tokens]` of a weighting on one batch; None means all 1."""
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token out."""
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
+        return call.hidden
+
+    def with_state(self, call: Call, state: Tensor) -> Call:
+        """The same call on another state."""
+        return Call((state, *call.args[1:]), call.kwargs)
 
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """The residual halves of a block, from state to state, in order; together they are the block.
+        """The residual parts of a block, from state to state, in order; together they are the block.
 
         For measurement only; empty where an architecture's block does not fall apart like this.
         """
@@ -97,31 +123,61 @@ class Stage(ABC):
 class Adapter(ABC):
     """One architecture family at one size."""
 
+    @abstractmethod
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        """Build the skeleton from `config.json`; `names` are the tensors of the checkpoint."""
+
     family: str
+    modality: str
+    """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
     """Canonical names that base, merged and every expert must have: all that a merger acts on."""
     head: tuple[str, ...]
     """Canonical names read from the base for every model (CLIP: the visual projection), possibly none."""
     closing: tuple[str, ...]
-    """Names of the tower that `final` needs."""
-
-    input_shape: tuple[int, ...]
-    """Shape of one sample's model input."""
+    """Names of the tower that `final` and `output` need."""
+    vocabulary: tuple[str, ...] = ()
+    """Names of tensors with one row per token of the vocabulary."""
+    aliases: Mapping[str, str] = {}
+    """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
+    class_token = False
+    """Whether the first token is a class token."""
+    defaults: Mapping[str, Any]
+    """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
     """Options that change the forward without changing a shape; all models of a suite must agree on them."""
 
     @abstractmethod
-    def final(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Final features `[batch, k]` of the last token state; needs the tensors in `closing` and `head`."""
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Final features `[batch, k]` from the call after the last block; needs the tensors in `closing` and `head`."""
+
+    def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """What the library's own model returns for final features: the features, or a language model's scores."""
+        return features
+
+    @abstractmethod
+    def probe(self) -> Batch:
+        """Small fixed inputs on which a written model is compared with the one in memory."""
+
+    @abstractmethod
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        """`output` as the originating library computes it from a checkpoint folder.
+
+        Raises:
+            NumericalError: the library would re-initialise a tensor.
+        """
+
+    @abstractmethod
+    def misfit(self, inputs: Batch) -> str | None:
+        """What keeps `inputs` from being inputs of the model; None if nothing does."""
 
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor in `tower` and `head`."""
 
-    @staticmethod
     @abstractmethod
-    def canonical(stored: str) -> str | None:
+    def canonical(self, stored: str) -> str | None:
         """Canonical name of a tensor in a checkpoint file; None for one that carries no information."""
 
     @staticmethod
@@ -179,21 +235,40 @@ def check_buffers(skeleton: nn.Module) -> nn.Module:
     return skeleton.eval()
 
 
-def adapter_for(config: Mapping[str, Any], device: torch.device, label: str) -> Adapter:
-    """The adapter for a checkpoint's `config.json`.
+def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
+    """The adapter for a checkpoint.
+
+    Args:
+        config: content of its `config.json`.
+        names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
 
     Raises:
-        InputError: an architecture that featcal does not know.
+        InputError: an architecture that featcal does not know, or a config that does not describe it.
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    from featcal.models.clip import ClipVision
+    architecture = architecture_for(config, label)
+    try:
+        return architecture(config, names, device)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
+        what = " ".join(str(error).split())
+        kind = config.get("model_type")
+        raise InputError(f"{label}: config.json does not describe a model of type '{kind}': {what}") from error
 
+
+def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
+    """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
+    from featcal.models.clip import ClipVision
+    from featcal.models.llama import Llama
+    from featcal.models.t5 import T5
+
+    known: dict[str, type[Adapter]] = {
+        "clip": ClipVision,
+        "clip_vision_model": ClipVision,
+        "t5": T5,
+        "llama": Llama,
+    }
     kind = config.get("model_type")
-    if kind in ("clip", "clip_vision_model"):
-        try:
-            return ClipVision(config, device)
-        except (TypeError, ValueError, ZeroDivisionError, StrictDataclassError) as error:
-            what = " ".join(str(error).split())
-            raise InputError(f"{label}: config.json does not describe a CLIP model: {what}") from error
-    raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads clip and clip_vision_model")
+    if kind not in known:
+        raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads {', '.join(known)}")
+    return known[kind]

@@ -19,9 +19,14 @@ def layernorms(block: nn.Module) -> dict[str, nn.LayerNorm]:
     return {name: module for name, module in block.named_modules() if isinstance(module, nn.LayerNorm)}
 
 
+def rmsnorms(block: nn.Module, norm: type[nn.Module] | None) -> dict[str, nn.Module]:
+    """Every scale-only norm of class `norm` of a block by name, in module order."""
+    return {} if norm is None else {name: m for name, m in block.named_modules() if isinstance(m, norm)}
+
+
 @contextmanager
-def capture_inputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, the first run of `block` fills name → input of every linear map and LayerNorm.
+def capture_inputs(block: nn.Module, norm: type[nn.Module] | None = None) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, the first run of `block` fills name → input of every linear map, LayerNorm and `norm`.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
 
@@ -30,7 +35,7 @@ def capture_inputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
             its statistics would be incomplete.
     """
     seen: dict[str, Tensor] = {}
-    modules: dict[str, nn.Module] = {**linears(block), **layernorms(block)}
+    modules: dict[str, nn.Module] = {**linears(block), **layernorms(block), **rmsnorms(block, norm)}
 
     def remember(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:

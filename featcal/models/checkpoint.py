@@ -46,11 +46,14 @@ class Checkpoint:
         self.label = label
         self._places: dict[str, tuple[Path, str]] = {}
         self._info: dict[str, TensorInfo] = {}
+        self.left_out: dict[str, Path] = {}
+        """Stored names that mean no tensor of their own, and their files."""
         self.files = _weight_files(folder, label)
         for file in self.files:
             for stored, (shape, code) in _header(file, label).items():
                 name = canonical(stored)
                 if name is None:
+                    self.left_out[stored] = file
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
@@ -69,6 +72,12 @@ class Checkpoint:
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
         return read_config(self.folder, self.label)
+
+    def repeats(self, stored: str, name: str) -> bool:
+        """Whether a tensor that was left out holds the very values of the tensor `name`."""
+        with _open(self.left_out[stored], self.label) as handle:
+            other: Tensor = handle.get_tensor(stored)
+        return torch.equal(other, self.read([name])[name])
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         by_file: dict[Path, list[tuple[str, str]]] = defaultdict(list)
@@ -125,6 +134,11 @@ def _download(ref: str, folder: Path, label: str) -> Path:
             f"{label}: no folder {folder}, and '{ref}' is neither on the Hub nor in its local cache, "
             f"or the Hub cannot be reached ({type(error).__name__})"
         ) from error
+
+
+def stored_names(folder: Path, label: str) -> list[str]:
+    """Names of all tensors of a checkpoint folder as they are stored."""
+    return [name for file in _weight_files(folder, label) for name in _header(file, label)]
 
 
 def read_config(folder: Path, label: str) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from transformers import CLIPVisionConfig
+from transformers import CLIPModel, CLIPVisionConfig, CLIPVisionModel
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
-from featcal.models.adapter import Adapter, Block, Call, Stage, capture_call, check_buffers
+from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.checkpoint import read_config
+from featcal.models.pretrained import load_complete
 
 _TOWER = "vision_model."
 _PROJECTION = "visual_projection.weight"
@@ -33,7 +36,7 @@ class VisionStage(Stage):
         before = (f"{_TOWER}embeddings.", f"{_TOWER}pre_layrnorm.")
         self.outer = tuple(name for name, _ in model.named_parameters() if name.startswith(before))
 
-    def first_call(self, outer: Mapping[str, Tensor], inputs: Mapping[str, Tensor], upstream: Call | None) -> Call:
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         return capture_call(self._model, self.blocks[0].module, outer, pixel_values=inputs["pixel_values"])
 
     def weighting(self, index: int, module: str) -> str:
@@ -41,11 +44,11 @@ class VisionStage(Stage):
         last = index == len(self.blocks) - 1
         return "class-token" if last and module not in ("self_attn.k_proj", "self_attn.v_proj") else "all"
 
-    def token_weights(self, weighting: str, call: Call, patch_weight: float) -> Tensor | None:
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         if weighting == "all":
             return None
         shape, device = call.hidden.shape[:2], call.hidden.device
-        weights = torch.full(shape, patch_weight, device=device, dtype=torch.float64)
+        weights = torch.full(shape, options.patch_weight, device=device, dtype=torch.float64)
         weights[:, 0] = 1.0
         return weights
 
@@ -76,14 +79,17 @@ class ClipVision(Adapter):
     """
 
     family = "clip"
+    modality = "pixels"
+    class_token = True
+    defaults: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
-    def __init__(self, config: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         vision = dict(config.get("vision_config", config))
         if "projection_dim" in config:
             vision["projection_dim"] = config["projection_dim"]
         checked = CLIPVisionConfig(**vision)
         self.settings = {name: getattr(checked, name) for name in _SETTINGS}
-        self.input_shape = (checked.num_channels, checked.image_size, checked.image_size)
+        self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
         with torch.device("meta"):
             self.model = CLIPVisionModelWithProjection(checked)
         embeddings = self.model.vision_model.embeddings
@@ -96,14 +102,36 @@ class ClipVision(Adapter):
         self.head = (_PROJECTION,)
         self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}post_layernorm."))
 
-    def final(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Class token → last norm → projection; without a projection the normed class token itself."""
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
-        pooled = functional_call(self.model.vision_model.post_layernorm, norm, (hidden[:, 0],), strict=True)
+        pooled = functional_call(self.model.vision_model.post_layernorm, norm, (call.hidden[:, 0],), strict=True)
         if _PROJECTION in tensors:
             pooled = torch.nn.functional.linear(pooled, tensors[_PROJECTION])
         features: Tensor = pooled
         return features
+
+    def probe(self) -> Batch:
+        return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        """Pooled features before the projection, which a vision tower alone does not have."""
+        whole = read_config(folder, "written model")["model_type"] == "clip"
+        loaded = load_complete(CLIPModel if whole else CLIPVisionModel, folder)
+        with torch.no_grad():
+            pooled: Tensor = getattr(loaded, "vision_model", loaded)(**inputs).pooler_output
+        return pooled
+
+    def misfit(self, inputs: Batch) -> str | None:
+        pixels = inputs.get("pixel_values")
+        if pixels is None:
+            return "no pixel_values; a vision tower takes pictures"
+        if tuple(pixels.shape[1:]) != self._input_shape:
+            return (
+                f"inputs have shape {list(pixels.shape[1:])}, the model takes {list(self._input_shape)}; check the "
+                "base's image processor or the tensors"
+            )
+        return None
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}

@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from featcal.models.adapter import Adapter, Block, Call, Stage
+from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.capture import capture_outputs
 from featcal.models.weights import Compute, Weights
-
-Batch = Mapping[str, Tensor]
-"""Keyword inputs of the model for some samples of one task."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,8 @@ class ExpertPass:
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
     keep: bool = False
+    tokens: int = 0
+    """Tokens of the first stage without padding; known once it was started."""
     _calls: list[Call] = field(default_factory=list)
     _kept: dict[str, list[BlockTrace]] = field(default_factory=dict)
     _started: dict[str, list[Call]] = field(default_factory=dict)
@@ -52,16 +51,14 @@ class ExpertPass:
         if stage.name not in self._started:
             upstream = [] if stage is self.adapter.stages[0] else list(self._calls)
             calls = first_calls(stage, self.compute.place(self.weights.read(stage.outer)), self.batches, upstream)
+            if not upstream:
+                self.tokens = sum(_tokens(call, batch) for call, batch in zip(calls, self.batches, strict=True))
             if self.keep:
                 self._started[stage.name] = calls
         else:
             calls = self._started[stage.name]
         self._calls = list(calls)
         return calls
-
-    def tokens(self) -> int:
-        """Number of tokens in the first stage's states; the stage must have been started."""
-        return sum(call.hidden.shape[:2].numel() for call in self._calls)
 
     def digest(self) -> str:
         """SHA-256 of all inputs, in order."""
@@ -105,3 +102,8 @@ def first_calls(
     """First calls of a stage for every batch; `upstream` is empty for the first stage."""
     before: list[Call | None] = list(upstream) if upstream else [None] * len(batches)
     return [stage.first_call(outer, batch, call) for batch, call in zip(batches, before, strict=True)]
+
+
+def _tokens(call: Call, batch: Batch) -> int:
+    mask = batch.get("attention_mask")
+    return call.hidden.shape[:2].numel() if mask is None else int(mask.sum())

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.models.adapter import Adapter, Call
-from featcal.models.expert_pass import Batch, first_calls
+from featcal.models.adapter import Adapter, Batch, Call
+from featcal.models.expert_pass import first_calls
 from featcal.models.weights import Compute, Weights
 
 
@@ -25,4 +25,4 @@ def final_features(
             tensors = block.local(compute.place(model.read(block.names)))
             calls = [stage.advance(call, block.run(tensors, call)) for call in calls]
     closing = compute.place(model.read(adapter.closing)) | dict(head)
-    return torch.cat([adapter.final(closing, call.hidden) for call in calls])
+    return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(calls, batches, strict=True)])

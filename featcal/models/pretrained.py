@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from featcal.errors import NumericalError
+
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     """(model in float32 and eval mode, transformers' loading report), without a progress bar."""
@@ -20,3 +22,16 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
         if shown:
             logging.enable_progress_bar()
     return model.eval(), report
+
+
+def load_complete(model_class: Any, folder: Path) -> Any:
+    """The model, of which every tensor came from the folder.
+
+    Raises:
+        NumericalError: a tensor would be re-initialised.
+    """
+    model, report = load_pretrained(model_class, folder)
+    lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if lost:
+        raise NumericalError(f"{folder}: transformers would re-initialise {', '.join(lost[:4])}; not finished")
+    return model

@@ -1,0 +1,99 @@
+"""What T5 and Llama share: masks as token weights, a vocabulary, scores of the next token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from featcal.models.adapter import Adapter, Batch, Call
+from featcal.models.pretrained import load_complete
+
+IGNORED = -100
+"""Label of a position that is no target, as transformers has it."""
+
+
+class LanguageModel(Adapter):
+    """A model whose outputs are scores of tokens: its decisions are generated text."""
+
+    model: Any
+    """Skeleton of the whole model."""
+    lm_head: str
+    """Canonical name of the tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
+    scale = 1.0
+    """Factor of the features before the head."""
+
+    def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """Scores of the next token, `[batch, vocabulary]`."""
+        return torch.nn.functional.linear(self.scale * features, tensors[self.lm_head])
+
+    def generator(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+        """The library's own model on the given tensors of the tower, ready for `generate`.
+
+        Args:
+            folder: checkpoint whose generation settings are used.
+        """
+        from transformers import GenerationConfig
+
+        model = self.fresh()
+        state = {name: tensors[self.canonical(name) or self.aliases[name]] for name in model.state_dict()}
+        model.load_state_dict(state, assign=True)
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        return model.eval()
+
+    @abstractmethod
+    def fresh(self) -> Any:
+        """A skeleton of the whole model like `model`, not shared with anyone; its parameters are on meta."""
+
+    def misfit(self, inputs: Batch) -> str | None:
+        ids = inputs.get("input_ids")
+        if ids is None:
+            return "no input_ids; a language model takes text"
+        rows = self.shapes()[self.vocabulary[0]][0]
+        largest = max(int(tensor.max()) for name, tensor in inputs.items() if name in ("input_ids", "labels"))
+        if largest >= rows or int(ids.min()) < 0:
+            return f"token ids reach from {int(ids.min())} to {largest}, the vocabulary has {rows} rows"
+        return None
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+
+    @staticmethod
+    def carried(name: str) -> bool:
+        return False
+
+
+def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """States `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out zeroed."""
+    return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
+
+
+def run_norm(module: nn.Module, weight: Tensor, hidden: Tensor) -> Tensor:
+    """A scale-only norm of the skeleton with the given scale."""
+    normed: Tensor = functional_call(module, {"weight": weight}, (hidden,), strict=True)
+    return normed
+
+
+def library_logits(loader: Any, folder: Path, **inputs: Tensor) -> Tensor:
+    """Scores `[batch, tokens, vocabulary]` from a checkpoint folder through transformers."""
+    with torch.no_grad():
+        logits: Tensor = load_complete(loader, folder)(**inputs, use_cache=False).logits
+    return logits
+
+
+def without_cache(call: Call) -> Call:
+    """`call` itself; RuntimeError if it carries a cache, which a replay would change."""
+    if call.kwargs.get("past_key_values") is not None:
+        raise RuntimeError("a captured call carries a cache; replaying it would not give the same output")
+    return call
+
+
+def random_tokens(rows: int, batch: int = 2, tokens: int = 7) -> Tensor:
+    """Fixed token ids `[batch, tokens]` below `rows`."""
+    return torch.randint(0, rows, (batch, tokens), generator=torch.Generator().manual_seed(0))

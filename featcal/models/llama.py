@@ -1,0 +1,135 @@
+"""Llama: decoder-only, rotary positions, grouped-query attention, tied or untied head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.language import LanguageModel, library_logits, masked, random_tokens, run_norm, without_cache
+
+_EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+_SETTINGS = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "rope_parameters",
+    "attention_bias", "mlp_bias",
+)  # fmt: skip
+
+
+class DecoderStage(Stage):
+    """Token ids → embeddings → decoder blocks."""
+
+    name = "decoder"
+    norm = LlamaRMSNorm
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self._model = model.model
+        self.blocks = tuple(Block(f"model.layers.{i}", block) for i, block in enumerate(model.model.layers))
+        self.outer = (_EMBEDDING,)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        call = capture_call(
+            self._model,
+            self.blocks[0].module,
+            {"embed_tokens.weight": outer[_EMBEDDING]},
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs.get("attention_mask"),
+            use_cache=False,
+        )
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        return "tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Padding has weight 0; with `completion_only` so has the prompt."""
+        return inputs.get("completion_mask" if options.completion_only else "attention_mask")
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+    def sublayers(
+        self, block: Block, tensors: Mapping[str, Tensor], call: Call
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        def part(name: str, *args: Any, **kwargs: Any) -> Any:
+            own = {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
+            return functional_call(block.module.get_submodule(name), own, args, kwargs, strict=True)
+
+        def attention(hidden: Tensor) -> Tensor:
+            attended, _ = part("self_attn", hidden_states=part("input_layernorm", hidden), **call.kwargs)
+            result: Tensor = hidden + attended
+            return result
+
+        def mlp(hidden: Tensor) -> Tensor:
+            result: Tensor = hidden + part("mlp", part("post_attention_layernorm", hidden))
+            return result
+
+        return {"attention": attention, "mlp": mlp}
+
+
+class Llama(LanguageModel):
+    """Llama with its language-modelling head, which is never calibrated, tied to the embedding or not."""
+
+    family = "llama"
+    modality = "causal"
+    defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}
+    head = ()
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        tied = config.get("tie_word_embeddings", False)
+        self._config = LlamaConfig(**{**config, "tie_word_embeddings": tied})
+        self._device = device
+        self.model = self.fresh()
+        check_buffers(self.model)
+        self.settings = {name: getattr(self._config, name, None) for name in _SETTINGS}
+        self.stages = (DecoderStage(self.model),)
+        self.tower = tuple(name for name, _ in self.model.named_parameters())
+        self.lm_head = _EMBEDDING if tied else _HEAD
+        self.aliases = {_HEAD: _EMBEDDING} if tied else {}
+        self.vocabulary = (_EMBEDDING,) if tied else (_EMBEDDING, _HEAD)
+        self.closing = (_NORM, self.lm_head)
+
+    def fresh(self) -> LlamaForCausalLM:
+        with torch.device("meta"):
+            model = LlamaForCausalLM(self._config)
+            if self._config.tie_word_embeddings:
+                model.lm_head.weight = model.model.embed_tokens.weight
+        with self._device:
+            model.model.rotary_emb = LlamaRotaryEmbedding(self._config)
+        return model
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Normed state at the position that decides the first token of the answer."""
+        rows = torch.arange(len(call.hidden), device=call.hidden.device)
+        return run_norm(self.model.model.norm, tensors[_NORM], call.hidden[rows, answer_position(inputs)])
+
+    def probe(self) -> Batch:
+        ids = random_tokens(self._config.vocab_size)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        return library_logits(LlamaForCausalLM, folder, **inputs)[:, -1]
+
+    def canonical(self, stored: str) -> str | None:
+        return None if stored in self.aliases or stored.endswith("rotary_emb.inv_freq") else stored
+
+
+def answer_position(inputs: Batch) -> Tensor:
+    """`[batch]`: the last token of the prompt; the last token of all where there is no answer.
+
+    `completion_mask` marks the tokens of the answer, `attention_mask` all but padding; both are 0 or 1.
+    """
+    ids = inputs["input_ids"]
+    attended = inputs.get("attention_mask", torch.ones_like(ids))
+    last = attended.sum(1) - 1
+    answer = inputs.get("completion_mask")
+    if answer is None:
+        return last
+    first = answer.argmax(1)
+    return torch.where(first > 0, first - 1, last)

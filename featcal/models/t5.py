@@ -1,0 +1,220 @@
+"""T5 and FLAN-T5: an encoder stage, and a decoder stage that starts when the encoder is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.language import (
+    IGNORED,
+    LanguageModel,
+    library_logits,
+    masked,
+    random_tokens,
+    run_norm,
+    without_cache,
+)
+
+_SHARED, _HEAD = "shared.weight", "lm_head.weight"
+_ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+"""Old checkpoints hold a table that no version of the model ever reads."""
+_SETTINGS = (
+    "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "relative_attention_num_buckets",
+    "relative_attention_max_distance", "pad_token_id", "decoder_start_token_id", "scale_decoder_outputs",
+)  # fmt: skip
+HIDDEN, BIAS, ENCODER, CROSS_BIAS = 0, 2, 3, 5
+"""Positions of a block's arguments: state, position bias, encoder output, position bias of cross-attention."""
+
+
+class EncoderStage(Stage):
+    """Token ids → embeddings → encoder blocks."""
+
+    name = "encoder"
+    norm = T5LayerNorm
+
+    def __init__(self, model: T5ForConditionalGeneration) -> None:
+        self._stack = model.encoder
+        self.blocks = tuple(Block(f"encoder.block.{i}", block) for i, block in enumerate(model.encoder.block))
+        self.outer = (_SHARED,)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        embedding = {"embed_tokens.weight": outer[_SHARED]}
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        call = capture_call(
+            self._stack, self.blocks[0].module, embedding, input_ids=ids, attention_mask=mask, use_cache=False
+        )
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        return "encoder tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        return inputs.get("attention_mask")
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+    def advance(self, call: Call, output: Any) -> Call:
+        """The block's output, and the position bias that block 0 computed for all."""
+        return _with(call, {HIDDEN: output[0], BIAS: output[1]})
+
+    def sublayers(
+        self, block: Block, tensors: Mapping[str, Tensor], call: Call
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        return _sublayers(self, block, tensors, call, ("attention", "mlp"))
+
+
+class DecoderStage(Stage):
+    """Encoder output and shifted targets → decoder blocks, by teacher forcing.
+
+    The state is the pair of decoder tokens and normed encoder output, one after the other along the token
+    axis: the drift of the encoder reaches every decoder block through cross-attention.
+    """
+
+    name = "decoder"
+    norm = T5LayerNorm
+
+    def __init__(self, model: T5ForConditionalGeneration, start: int) -> None:
+        self._stack, self._encoder_norm, self._start = model.decoder, model.encoder.final_layer_norm, start
+        self.blocks = tuple(Block(f"decoder.block.{i}", block) for i, block in enumerate(model.decoder.block))
+        self.outer = (_SHARED, "encoder.final_layer_norm.weight")
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        assert upstream is not None
+        encoded = run_norm(self._encoder_norm, outer["encoder.final_layer_norm.weight"], upstream.hidden)
+        call = capture_call(
+            self._stack,
+            self.blocks[0].module,
+            {"embed_tokens.weight": outer[_SHARED]},
+            input_ids=shift_right(inputs["labels"], self._start),
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=inputs.get("attention_mask"),
+            use_cache=False,
+        )
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        """Keys and values of cross-attention see encoder tokens, everything else decoder tokens."""
+        crossed = module.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+        return "encoder tokens" if crossed else "decoder tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        return inputs.get("attention_mask") if weighting == "encoder tokens" else _targets(inputs)
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        decoded = masked(call.hidden, _targets(inputs))
+        return torch.cat([decoded, masked(call.args[ENCODER], inputs.get("attention_mask"))], dim=1)
+
+    def with_state(self, call: Call, state: Tensor) -> Call:
+        tokens = call.hidden.shape[1]
+        return _with(call, {HIDDEN: state[:, :tokens], ENCODER: state[:, tokens:]})
+
+    def advance(self, call: Call, output: Any) -> Call:
+        return _with(call, {HIDDEN: output[0], BIAS: output[1], CROSS_BIAS: output[2]})
+
+    def sublayers(
+        self, block: Block, tensors: Mapping[str, Tensor], call: Call
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        return _sublayers(self, block, tensors, call, ("attention", "cross-attention", "mlp"))
+
+
+class T5(LanguageModel):
+    """T5 with its language-modelling head; `lm_head` is never calibrated, tied to the embedding or not."""
+
+    family = "t5"
+    modality = "seq2seq"
+    defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
+    head = ()
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        self._config = {**config, "tie_word_embeddings": config.get("tie_word_embeddings", True)}
+        self._untied = _HEAD in names
+        self.aliases = _ALIASES if self._untied else {**_ALIASES, _HEAD: _SHARED}
+        self.model = self.fresh()
+        checked: Any = self.model.config
+        check_buffers(self.model)
+        self.settings = {name: getattr(checked, name) for name in _SETTINGS}
+        start = checked.decoder_start_token_id
+        self._start = checked.pad_token_id if start is None else start
+        self.stages = (EncoderStage(self.model), DecoderStage(self.model, self._start))
+        self.tower = tuple(name for name, _ in self.model.named_parameters())
+        self.lm_head = _HEAD if self._untied else _SHARED
+        self.vocabulary = (_SHARED, _HEAD) if self._untied else (_SHARED,)
+        self.closing = ("decoder.final_layer_norm.weight", self.lm_head)
+        self.scale = checked.d_model**-0.5 if checked.scale_decoder_outputs else 1.0
+
+    def fresh(self) -> T5ForConditionalGeneration:
+        """transformers 5 ties the head whatever the config says; the file decides here."""
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(T5Config(**self._config))
+            tied = model.shared.weight
+            model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = tied
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(tied)) if self._untied else tied
+        return model
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Normed decoder state at the first position, which decides the first token of the answer."""
+        norm = tensors["decoder.final_layer_norm.weight"]
+        return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden[:, 0])
+
+    def probe(self) -> Batch:
+        ids = random_tokens(self.model.config.vocab_size)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, :3].contiguous()}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        return library_logits(T5ForConditionalGeneration, folder, **inputs)[:, 0]
+
+    def canonical(self, stored: str) -> str | None:
+        return None if stored in self.aliases or stored == _UNUSED else stored
+
+
+def shift_right(labels: Tensor, start: int) -> Tensor:
+    """Decoder inputs `[batch, targets]` for teacher forcing: the start token, then the targets but the last."""
+    shifted = labels.new_full(labels.shape, start)
+    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)
+    return shifted
+
+
+def _targets(inputs: Batch) -> Tensor:
+    return (inputs["labels"] != IGNORED).long()
+
+
+def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
+    return Call(tuple(replaced.get(i, value) for i, value in enumerate(call.args)), call.kwargs)
+
+
+def _sublayers(
+    stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call, names: tuple[str, ...]
+) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    """T5 blocks hold their residual parts as `layer.0`, `layer.1` and so on."""
+    mask, bias, cross_mask, cross_bias = (call.args[i] for i in (1, BIAS, 4, CROSS_BIAS))
+
+    def part(position: int, name: str) -> Callable[[Tensor], Tensor]:
+        prefix = f"layer.{position}"
+        own = {key[len(prefix) + 1 :]: tensor for key, tensor in tensors.items() if key.startswith(f"{prefix}.")}
+        module = block.module.get_submodule(prefix)
+
+        def run(state: Tensor) -> Tensor:
+            here = stage.with_state(call, state)
+            kwargs: dict[str, Any] = {}
+            if name == "attention":
+                kwargs = {"attention_mask": mask, "position_bias": bias}
+            elif name == "cross-attention":
+                kwargs = {"key_value_states": here.args[ENCODER], "attention_mask": cross_mask,
+                          "position_bias": cross_bias}  # fmt: skip
+            output = functional_call(module, own, (here.hidden,), kwargs, strict=True)
+            hidden: Tensor = output[0] if isinstance(output, tuple) else output
+            return torch.cat([hidden, state[:, hidden.shape[1] :]], dim=1)
+
+        return run
+
+    return {name: part(position, name) for position, name in enumerate(names)}
