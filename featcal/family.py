@@ -12,9 +12,10 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.mergers.recipe import RecipeWeights
 from featcal.models.adapter import Adapter, Batch, adapter_for
-from featcal.models.checkpoint import Checkpoint, read_config, resolve, stored_names
 from featcal.models.expert_pass import ExpertPass
-from featcal.models.weights import PRECISIONS, Compute, InMemory, Weights, compute_for
+from featcal.models.language import IGNORED
+from featcal.models.locate import Located, locate
+from featcal.models.weights import PRECISIONS, Compute, FirstRows, InMemory, Weights, compute_for
 from featcal.suite import MergeRecipe, Suite
 from featcal.tasks.sources import Samples, draw
 
@@ -42,8 +43,8 @@ class Family:
         """
         if name in ("base", "merged"):
             return self.base if name == "base" else self.merged
-        folder = resolve(name, Path.cwd(), f"model '{name}'")
-        return _open_checked(folder, f"model '{name}'", self.adapter, self.compute.device)
+        located = locate(name, Path.cwd(), f"model '{name}'")
+        return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
     def samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
         """`count` samples of a task's split (all with None), drawn by (seed, task name).
@@ -51,7 +52,7 @@ class Family:
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, self.base_folder)
+        drawn = draw(self.suite, task, split, count, seed, self.base_folder, self.adapter.modality)
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
@@ -71,8 +72,7 @@ class Family:
         names = self.adapter.tower
 
         def load(weights: Weights, extra: Sequence[str] = ()) -> InMemory:
-            files = weights.files if isinstance(weights, Checkpoint) else ()
-            return InMemory(weights.label, weights.read([*names, *extra]), files)
+            return InMemory(weights.label, weights.read([*names, *extra]), getattr(weights, "files", ()))
 
         head = [name for name in self.adapter.head if name in self.base.info]
         return replace(
@@ -91,29 +91,29 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
             misshapen tensors.
     """
     compute = compute_for(device, precision)
-    base_folder = resolve(suite.base, suite.root, "base")
-    config = read_config(base_folder, "base")
-    adapter = adapter_for(config, stored_names(base_folder, "base"), compute.device, "base")
+    found = locate(suite.base, suite.root, "base")
+    adapter = adapter_for(found.config, found.names, compute.device, "base")
     problems: list[str] = []
 
-    def checked(ref: str, label: str) -> Checkpoint | None:
+    def checked(ref: str, label: str) -> tuple[Located, Weights] | None:
         try:
-            return _open_checked(resolve(ref, suite.root, label), label, adapter, compute.device)
+            located = locate(ref, suite.root, label)
+            return located, open_checked(located, adapter, compute.device, suite.vocabulary == "base")
         except InputError as error:
             problems.extend(error.problems)
             return None
 
     base = checked(suite.base, "base")
-    experts = {task: checked(spec.expert, f"expert '{task}'") for task, spec in suite.tasks.items()}
+    opened = {task: checked(spec.expert, f"expert '{task}'") for task, spec in suite.tasks.items()}
     merged = None if isinstance(suite.merged, MergeRecipe) else checked(suite.merged, "merged")
     report_all(problems)
-    present = {task: expert for task, expert in experts.items() if expert is not None}
+    experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
-        recipe = RecipeWeights(suite.merged, base, list(present.values()))
-        return Family(suite, adapter, compute, base, recipe, present, base_folder, base.folder)
+        recipe = RecipeWeights(suite.merged, base[1], list(experts.values()))
+        return Family(suite, adapter, compute, base[1], recipe, experts, found.folder, found.folder)
     assert merged is not None
-    return Family(suite, adapter, compute, base, merged, present, base_folder, merged.folder)
+    return Family(suite, adapter, compute, base[1], merged[1], experts, found.folder, merged[0].folder)
 
 
 def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
@@ -128,21 +128,33 @@ def as_family(suite: Suite | Family, device: str = "auto", precision: str | None
     return replace(suite, compute=Compute(suite.compute.device, PRECISIONS[precision]))
 
 
-def _open_checked(folder: Path, label: str, adapter: Adapter, device: torch.device) -> Checkpoint:
-    """A checkpoint that is a model of the adapter's architecture; InputError listing every difference."""
-    weights = Checkpoint(folder, label, adapter.canonical)
+def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_vocabulary: bool = False) -> Weights:
+    """A model of the adapter's architecture.
+
+    Args:
+        cut_vocabulary: leave out rows of the vocabulary that the base does not have.
+
+    Raises:
+        InputError: listing every difference.
+    """
+    stored = located.open(adapter.canonical)
+    weights: Weights = stored
+    if cut_vocabulary:
+        rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}
+        longer = {n: r for n, r in rows.items() if n in stored.info and stored.info[n].shape[0] > r}
+        weights = FirstRows(stored, longer) if longer else stored
     problems = differences(adapter, weights)
     if not problems:
-        theirs = adapter_for(weights.config, weights.info, device, label).settings
+        theirs = adapter_for(located.config, located.names, device, located.label).settings
         problems = [
-            f"{label}: {name} is {theirs[name]!r} in {folder / 'config.json'}, the base has {value!r}"
+            f"{located.label}: {name} is {theirs[name]!r} in {located.folder / 'config.json'}, the base has {value!r}"
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]
     problems += [
-        f"{label}: '{stored}' must repeat '{name}' but holds other values ({folder})"
-        for stored, name in adapter.aliases.items()
-        if stored in weights.left_out and name in weights.info and not weights.repeats(stored, name)
+        f"{located.label}: '{repeated}' must repeat '{name}' but holds other values ({located.folder})"
+        for repeated, name in adapter.aliases.items()
+        if repeated in stored.left_out and name in stored.info and not stored.repeats(repeated, name)
     ]
     report_all(problems)
     return weights
@@ -181,11 +193,22 @@ def report_all(problems: Sequence[str]) -> None:
 
 
 def batches_of(samples: Samples, size: int, device: torch.device) -> list[Batch]:
-    """The samples' model inputs in batches of `size`, on the device."""
+    """The samples' model inputs in batches of `size`, on the device; text without the padding that all share."""
     return [
-        {name: tensor[start : start + size].to(device) for name, tensor in samples.inputs.items()}
+        _trimmed({name: tensor[start : start + size] for name, tensor in samples.inputs.items()}, device)
         for start in range(0, len(samples), size)
     ]
+
+
+def _trimmed(batch: Batch, device: torch.device) -> Batch:
+    longest = {}
+    if "attention_mask" in batch:
+        tokens = int(batch["attention_mask"].sum(1).max())
+        longest = {name: tokens for name in ("input_ids", "attention_mask", "completion_mask")}
+    if "labels" in batch:
+        longest["labels"] = int((batch["labels"] != IGNORED).sum(1).max())
+    cut = {name: tensor[:, : longest[name]] if name in longest else tensor for name, tensor in batch.items()}
+    return {name: tensor.contiguous().to(device) for name, tensor in cut.items()}
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

@@ -12,23 +12,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
+from featcal.tasks.schema import Source, Strict
 
 ModelRef = Annotated[str, Field(min_length=1)]
-"""Folder (relative to the suite file) or Hub id, optionally with `@revision`."""
+"""Folder (relative to the suite file), Hub id, optionally with `@revision`, or `open_clip:…`; `REF+ADAPTER` is
+a model with a LoRA adapter."""
 
 SPLITS = ("calibration", "validation", "test")
-SOURCE_KINDS = ("embedded", "tensors", "arrays", "imagefolder")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MergeRecipe(_Strict):
+class MergeRecipe(Strict):
     """Merge the experts on the fly instead of reading a merged checkpoint."""
 
     method: Literal["simple-averaging", "task-arithmetic"]
@@ -42,60 +39,69 @@ class MergeRecipe(_Strict):
         return self
 
 
-class Source(_Strict):
-    """Where the samples of one split come from; exactly one of the four kinds is given."""
+class CalibrationDefaults(Strict):
+    """What a suite recommends for its calibration: options of `CalibrationConfig`, which checks their ranges."""
 
-    embedded: str | None = None
-    """Name of a task whose samples featcal renders itself."""
-    tensors: str | None = None
-    """safetensors file of preprocessed inputs `[n, 3, H, W]`; with `key`, and `labels` if it has any."""
-    arrays: str | None = None
-    """`.npz` with `train_x`, `train_y`, `test_x`, `test_y` (uint8 `[n, H, W, 3]`, int) and `class_names`."""
-    imagefolder: str | None = None
-    """Folder with one sub-folder of images per class."""
+    lam: FiniteFloat | None = None
+    rho: FiniteFloat | None = None
+    alpha: FiniteFloat | None = None
+    samples: int | None = None
+    seed: int | None = None
+    biases: bool | None = None
+    layernorms: bool | None = None
+    rmsnorms: bool | None = None
+    patch_weight: FiniteFloat | None = None
+    completion_only: bool | None = None
+    eps: FiniteFloat | None = None
+    batch_size: int | None = None
+    precision: Literal["exact", "fast"] | None = None
 
-    key: str | None = None
-    labels: str | None = None
-    split: str | None = None
-    limit: Annotated[int, Field(gt=0)] | None = None
-    """Use only so many samples of the source, evenly spread over it."""
-
-    @model_validator(mode="after")
-    def _one_kind_with_its_options(self) -> Source:
-        kinds = [kind for kind in SOURCE_KINDS if getattr(self, kind) is not None]
-        if len(kinds) != 1:
-            raise ValueError(f"give exactly one of {', '.join(SOURCE_KINDS)} (found {', '.join(kinds) or 'none'})")
-        allowed = {"embedded": {"split"}, "tensors": {"key", "labels"}, "arrays": {"split"}, "imagefolder": set()}
-        misplaced = {option for option in ("key", "labels", "split") if getattr(self, option) is not None}
-        misplaced -= allowed[kinds[0]]
-        if misplaced:
-            raise ValueError(f"{', '.join(sorted(misplaced))} means nothing to a source of kind '{kinds[0]}'")
-        if self.tensors is not None and self.key is None:
-            raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
-        return self
-
-    @property
-    def kind(self) -> str:
-        return next(kind for kind in SOURCE_KINDS if getattr(self, kind) is not None)
+    def given(self) -> dict[str, Any]:
+        """The options that the suite sets, by name."""
+        return self.model_dump(exclude_none=True)
 
 
-class Task(_Strict):
-    """One task: its expert, its samples and how its zero-shot head is built."""
+class Task(Strict):
+    """One task: its expert, its samples and how its answers are scored."""
 
     expert: ModelRef
-    calibration: Source
+    calibration: Source | None = None
     validation: Source | None = None
     test: Source | None = None
     classes: tuple[str, ...] | None = None
     """Class names in label order; left out, the source's own names are used."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
-    metric: Literal["accuracy"] = "accuracy"
+    metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
+    """Left out: `accuracy` for pictures, `exact_match` for text."""
+    max_length: Annotated[int, Field(gt=1)] = 512
+    """Most tokens of one input."""
+    max_target_length: Annotated[int, Field(gt=1)] = 32
+    """Most tokens of one answer, its end token counted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_matched_exactly(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "metric" not in content:
+            sources = [content.get(split) for split in SPLITS]
+            if any(isinstance(source, dict) and "input" in source for source in sources):
+                return {**content, "metric": "exact_match"}
+        return content
 
     @model_validator(mode="after")
     def _templates_have_a_place(self) -> Task:
         without = [template for template in self.templates if "{}" not in template]
         if without or not self.templates:
             raise ValueError(f"templates need one {{}} where the class name goes (see {without or 'an empty list'})")
+        return self
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> Task:
+        sources = [source for source in (self.calibration, self.validation, self.test) if source is not None]
+        if any(source.input is not None for source in sources):
+            if self.metric == "accuracy":
+                raise ValueError("text is scored by exact_match or spearman; 'accuracy' is for pictures")
+            if self.model_fields_set & {"classes", "templates"}:
+                raise ValueError("'classes' and 'templates' name the classes of pictures; remove them from a text task")
         return self
 
     def source(self, split: str) -> Source | None:
@@ -106,7 +112,7 @@ class Task(_Strict):
         return source
 
 
-class Suite(_Strict):
+class Suite(Strict):
     """A validated suite file. `root` is the folder that its relative paths start from."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -114,6 +120,9 @@ class Suite(_Strict):
     base: ModelRef
     merged: ModelRef | MergeRecipe
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
+    calibration: CalibrationDefaults = CalibrationDefaults()
+    vocabulary: Literal["exact", "base"] = "exact"
+    """`base` leaves out the rows of an expert's embeddings that go beyond the base's vocabulary."""
     _root: Path = PrivateAttr(default=Path())
 
     @property
@@ -129,6 +138,12 @@ class Suite(_Strict):
     def splits(self) -> tuple[str, ...]:
         """Splits that every task has, in the order calibration, validation, test."""
         return tuple(s for s in SPLITS if all(task.source(s) for task in self.tasks.values()))
+
+    def unpinned(self) -> tuple[str, ...]:
+        """Hub data sets that are named without a revision, so that they may change under the suite."""
+        sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
+        ids = [source.hub for source in sources if source.unpinned and not (self.root / str(source.hub)).is_dir()]
+        return tuple(dict.fromkeys(str(one) for one in ids))
 
 
 def load_suite(name_or_path: str | Path) -> Suite:
@@ -197,7 +212,14 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
-        models: tuple[type[BaseModel], ...] = (Suite, Task, Source, MergeRecipe)
-        known = sorted({field for model in models for field in model.model_fields})
-        return f"unknown key.{did_you_mean(str(error['loc'][-1]), known)}"
+        return f"unknown key.{did_you_mean(str(error['loc'][-1]), _keys_at(error['loc']))}"
     return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
+    """Keys that a suite file may have at the place of an unknown one."""
+    models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "merged": MergeRecipe, "tasks": Task}
+    model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
+    if model is Task and len(loc) > 3:
+        model = Source
+    return list(model.model_fields)

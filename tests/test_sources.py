@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from conftest import SIDE
 from featcal.errors import InputError
 from featcal.suite import Source, load_suite
-from featcal.tasks.sources import draw, open_pool, pick, preprocess
+from featcal.tasks.prepare import prepare_pixels
+from featcal.tasks.sources import draw, open_pool, pick
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
@@ -141,7 +142,7 @@ def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
     """The tiny processor neither resizes nor crops: values are (x / 255 - mean) / std of CLIP."""
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-    ours = preprocess([image], tiny_suite_file.parent / "base")
+    ours = prepare_pixels([image], tiny_suite_file.parent / "base")
     mean = np.array([0.48145466, 0.4578275, 0.40821073])
     std = np.array([0.26862954, 0.26130258, 0.27577711])
     expected = torch.from_numpy((image / 255 - mean) / std).permute(2, 0, 1).float()
@@ -150,7 +151,7 @@ def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
 
 def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
     with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
-        preprocess([np.zeros((4, 4, 3), dtype=np.uint8)], tiny_suite_file.parent / "experts" / "pets")
+        prepare_pixels([np.zeros((4, 4, 3), dtype=np.uint8)], tiny_suite_file.parent / "experts" / "pets")
 
 
 def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:

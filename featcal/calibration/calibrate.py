@@ -30,6 +30,16 @@ from featcal.suite import MergeRecipe, Suite
 _PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
 
 
+def config_for(family: Family, **options: Any) -> CalibrationConfig:
+    """The options of a run: those given (None is not), else the suite's, else the paper's for the architecture.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return CalibrationConfig(**{**family.adapter.defaults, **family.suite.calibration.given(), **given})
+
+
 @dataclass(frozen=True)
 class CalibrationResult:
     """A calibrated model and the account of how it was made."""
@@ -65,17 +75,19 @@ def calibrate(
     device: str = "auto",
     progress: Progress = silent,
 ) -> CalibrationResult:
-    """Calibrate in memory: Algorithm 1 with the given options (the paper's for CLIP by default).
+    """Calibrate in memory: Algorithm 1.
 
     Args:
+        config: left out, the options that the suite recommends, else the paper's for the architecture.
         experts: expert passes to use again, from `expert_passes` with the same samples and precision.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
         NumericalError: the closed form has no trustworthy solution with these options.
     """
-    config = config or CalibrationConfig()
-    family = as_family(suite, device, config.precision)
+    opened = as_family(suite, device)
+    config = config or config_for(opened)
+    family = as_family(opened, device, config.precision)
     started = time.perf_counter()
     passes = expert_passes(family, config) if experts is None else experts
     if any(one.compute != family.compute for one in passes.values()):

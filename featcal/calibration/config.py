@@ -11,7 +11,7 @@ from featcal.models.weights import PRECISIONS
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Options of Algorithm 1, with the paper's CLIP values as defaults.
+    """Options of Algorithm 1, with the paper's CLIP values as defaults (`config_for` gives those of a suite).
 
     Raises:
         InputError: a value outside its range; the message names the option.

@@ -8,18 +8,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from featcal.drift.heads import judges
 from featcal.drift.ledger import Attribution, DriftLedger, LayerDrift, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.propagation import Contributions, Layer
 from featcal.errors import InputError, NumericalError
-from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.family import Family, as_family
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
-from featcal.tasks.sources import Samples
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
 BATCH_SIZE = 64
@@ -61,7 +60,7 @@ def measure_drift(
     weights = family.model(model) if isinstance(model, str) else model
     split = split or ("validation" if "validation" in family.suite.splits() else "calibration")
     drawn = {task: family.samples(task, split, samples, seed) for task in family.suite.tasks}
-    heads = heads_for(family, {task: _names(one) for task, one in drawn.items()}) if output else {}
+    judged = judges(family, weights, drawn) if output else {}
     passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}
     label = model if isinstance(model, str) else weights.label
     if tokens == "class" and not family.adapter.class_token:
@@ -77,19 +76,10 @@ def measure_drift(
         sublayers=sublayers,
         attribution=attribution,
     )
-    for task, head in heads.items():
-        labels = drawn[task].labels
-        assert labels is not None
-        found = output_drift(tasks[task].expert_features, tasks[task].model_features, head.prompts, head.scale, labels)
+    for task, judge in judged.items():
+        found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
         tasks[task] = replace(tasks[task], output=found)
     return DriftLedger(family.suite.name, label, split, tasks)
-
-
-def _names(drawn: Samples) -> tuple[str, ...]:
-    names = require_labels(drawn).class_names or ()
-    if len(names) < 2:
-        raise InputError(f"task '{drawn.task}': a margin needs at least two classes")
-    return names
 
 
 @torch.no_grad()

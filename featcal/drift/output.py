@@ -1,7 +1,7 @@
 """From feature drift to scores, losses and decisions: Propositions 3, 6 and 7, Corollary 2 and Eq. (44).
 
-Pure functions of final features, for a head that the merged model and the expert share (the score map
-mismatch of Eq. 7 is then 0). Everything is computed in float64.
+Pure functions of final features and heads: the cosine head of CLIP, which all models share, and the linear
+head of a language model, of which every model has its own. Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from featcal.drift.heads import Head
 
 LOSS_NODES = 64
 """Gauss-Legendre nodes of the loss integral; CLIP-sized logits need 32 to 64 for an error below 1e-3."""
@@ -28,6 +30,8 @@ class OutputDrift:
     """||e_L|| of the final features, before normalisation."""
     lipschitz: Float[Tensor, " n"]
     """B of Prop. 3: no score map moves faster anywhere on the segment between the two features."""
+    head_mismatch: Float[Tensor, " n"]
+    """delta of Eq. (7): ||psi_model(h_expert) - psi_expert(h_expert)||, 0 where both share the head."""
     loss_change: Float[Tensor, " n"]
     """Cross-entropy of the model minus the expert's, as the path integral of Eq. (41)."""
     gradient_norm: Float[Tensor, " n"]
@@ -43,7 +47,7 @@ class OutputDrift:
     @property
     def bound(self) -> Float[Tensor, " n"]:
         """Right side of Eq. (7)."""
-        return self.lipschitz * self.feature_drift
+        return self.lipschitz * self.feature_drift + self.head_mismatch
 
     @property
     def tightness(self) -> Float[Tensor, " n"]:
@@ -81,50 +85,30 @@ class OutputDrift:
 def output_drift(
     expert: Float[Tensor, "n k"],
     model: Float[Tensor, "n k"],
-    prompts: Float[Tensor, "c k"],
-    scale: float,
+    expert_head: Head,
+    model_head: Head,
     labels: Int[Tensor, " n"],
     nodes: int = LOSS_NODES,
 ) -> OutputDrift:
-    """Scores of a cosine head, z = scale * prompts @ h / ||h||, on both final features.
+    """Scores of both final features, each through its own head.
 
     Args:
-        expert, model: final features before normalisation.
-        prompts: unit rows, one per class; at least two.
-        scale: CLIP's exp(logit_scale).
+        expert, model: final features; before normalisation for a `CosineHead`.
+        labels: the right class or token of every sample.
     """
-    expert, model, prompts = expert.double(), model.double(), prompts.double()
-
-    def scores(features: Tensor) -> Tensor:
-        return scale * torch.nn.functional.normalize(features, dim=1) @ prompts.mT
-
-    before, after = scores(expert), scores(model)
+    expert, model = expert.double(), model.double()
+    before, after = expert_head.scores(expert), model_head.scores(model)
     gradient = mean_loss_gradient(before, after, labels, nodes)
     return OutputDrift(
         before,
         after,
         (model - expert).norm(dim=1),
-        cosine_head_lipschitz(expert, model, prompts, scale),
+        model_head.lipschitz(expert, model),
+        (model_head.scores(expert) - before).norm(dim=1),
         (gradient * (after - before)).sum(1),
         gradient.norm(dim=1),
         labels,
     )
-
-
-def cosine_head_lipschitz(
-    expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"], prompts: Float[Tensor, "c k"], scale: float
-) -> Float[Tensor, " n"]:
-    """B = scale * sigma_max(prompts) / d_min, d_min the distance of the segment expert-model from the origin.
-
-    The Jacobian of h / ||h|| has norm 1 / ||h||, so this is a true upper bound; infinite for a segment
-    through the origin.
-    """
-    e = model - expert
-    square = e.square().sum(1)
-    t = (-(expert * e).sum(1) / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(0, 1)
-    nearest = (expert + t[:, None] * e).norm(dim=1)
-    bound: Tensor = scale * torch.linalg.matrix_norm(prompts, ord=2) / nearest
-    return bound
 
 
 def mean_loss_gradient(

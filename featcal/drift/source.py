@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
-from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import LinearGroup, LinearMoments, linear_groups
 from featcal.errors import InputError
@@ -159,7 +159,7 @@ def compare_sources(
     device: str = "auto",
     progress: Progress = silent,
 ) -> list[SourceExcess]:
-    """`measure_sources` for a suite: of the calibration that a folder records, or of one with the paper's defaults.
+    """`measure_sources` for a suite: of the calibration that a folder records, or of one with the suite's.
 
     Args:
         model: folder of a calibrated checkpoint, whose own options, samples and seed are used; or "merged".
@@ -170,7 +170,7 @@ def compare_sources(
     """
     family = as_family(suite, device)
     if model == "merged":
-        config = CalibrationConfig(samples=samples, seed=seed)
+        config = config_for(family, samples=samples, seed=seed)
         passes = expert_passes(family, config)
         return measure_sources(family, calibrate(family, config, experts=passes).weights, config, passes, progress)
     config = recorded_config(Path(model))

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError, NumericalError
+from featcal.evaluation.language import METRICS, answers
 from featcal.evaluation.zero_shot import ZeroShotHead, zero_shot_heads
 from featcal.family import Family, as_family, batches_of
 from featcal.models.features import final_features
+from featcal.models.language import LanguageModel
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
@@ -31,9 +33,9 @@ class TaskScore:
 
     metric: str
     value: float
-    predictions: Tensor
-    """`[n]` class indices."""
-    labels: Tensor
+    predictions: Tensor | tuple[str, ...]
+    """`[n]` class indices, or a language model's answers."""
+    labels: Tensor | tuple[str, ...]
 
     @property
     def n(self) -> int:
@@ -83,7 +85,7 @@ def evaluate(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Scores:
-    """Accuracy of a model on every task of the suite.
+    """Score a model on every task of the suite: zero-shot accuracy of pictures, generated answers of text.
 
     Args:
         model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, or weights such
@@ -91,27 +93,50 @@ def evaluate(
         samples: per task; None takes the whole split.
 
     Raises:
-        InputError: no such split, no labels or class names, or a base without a text tower.
+        InputError: no such split, no labels, answers or class names, or a base without a text tower.
     """
     family = as_family(suite, device)
     weights = None if model == "expert" else family.model(model) if isinstance(model, str) else model
-    heads = heads_for(family, {task: class_names(family, task, split) for task in family.suite.tasks})
+    heads = scoring_heads(family, split)
     scores = {}
-    for done, (task, head) in enumerate(heads.items()):
-        progress("evaluating", done, len(heads))
-        drawn = labelled(family, task, split, samples, seed)
-        scores[task] = score(family, weights or family.experts[task], drawn, head)
-    progress("evaluating", len(heads), len(heads))
+    for done, task in enumerate(family.suite.tasks):
+        progress("evaluating", done, len(family.suite.tasks))
+        drawn = family.samples(task, split, samples, seed)
+        scores[task] = score(family, weights or family.experts[task], drawn, heads.get(task))
+    progress("evaluating", len(scores), len(scores))
     label = model if isinstance(model, str) else model.label
     return Scores(family.suite.name, label, split, scores)
 
 
-def score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead) -> TaskScore:
-    """Top-1 accuracy of one model on labelled samples.
+def scoring_heads(family: Family, split: str) -> dict[str, ZeroShotHead]:
+    """Zero-shot heads of all tasks of pictures; a language model needs none.
 
     Raises:
+        InputError: class names or a text tower are missing.
+    """
+    if isinstance(family.adapter, LanguageModel):
+        return {}
+    return heads_for(family, {task: class_names(family, task, split) for task in family.suite.tasks})
+
+
+def score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead | None) -> TaskScore:
+    """One model on samples with known answers: top-1 accuracy with a head, the task's own metric without.
+
+    Raises:
+        InputError: labels or answers are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
+    if head is not None:
+        return _accuracy(family, model, require_labels(drawn), head)
+    task = family.suite.task(drawn.task)
+    if drawn.targets is None:
+        raise InputError(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
+    predicted = answers(family, model, drawn, task.max_target_length)
+    metric = "exact_match" if task.metric == "accuracy" else task.metric
+    return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
+
+
+def _accuracy(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead) -> TaskScore:
     batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
     own_head = family.head()
     predictions = []

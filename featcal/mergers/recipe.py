@@ -1,31 +1,34 @@
-"""A merge recipe as a model: every tensor is merged when it is read."""
+"""A merge recipe as a model: tensors are merged when they are read, from one expert after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+import torch
 from torch import Tensor
 
-from featcal.mergers import simple_averaging, task_arithmetic
+from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
+from featcal.mergers.schema import METHODS, MergeRecipe
 from featcal.models.weights import TensorInfo, Weights, check_finite
-from featcal.suite import MergeRecipe
 
-Merger = Callable[[Tensor, Sequence[Tensor], float | None], Tensor]
-
-MERGERS: Mapping[str, Merger] = {
-    "simple-averaging": simple_averaging.merge,
-    "task-arithmetic": task_arithmetic.merge,
-}
+MERGERS = METHODS
+VALUES_AT_ONCE = 2**24
+"""Values that are merged together: an expert's files are opened once for so many, and float64 copies stay small."""
 
 
 @dataclass(frozen=True)
 class RecipeWeights:
-    """The merged model of a recipe, computed tensor by tensor in float64 and given in the base's dtype."""
+    """The merged model of a recipe, computed in float64 and given in the base's dtype, or in the recipe's.
+
+    Memory holds some tensors of the base, of the sums and of one or two experts, whatever the number of experts.
+    """
 
     recipe: MergeRecipe
     base: Weights
-    experts: Sequence[Weights]
+    experts: Mapping[str, Weights]
+    """Experts by task, in the order in which they are summed."""
 
     @property
     def label(self) -> str:
@@ -34,14 +37,63 @@ class RecipeWeights:
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:
-        return self.base.info
+        return {name: TensorInfo(info.shape, self._dtype(info.dtype)) for name, info in self.base.info.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        merge = MERGERS[self.recipe.method]
         merged: dict[str, Tensor] = {}
-        for name in names:
-            base = self.base.read([name])[name]
-            own = [expert.read([name])[name].double() for expert in self.experts]
-            merged[name] = merge(base.double(), own, self.recipe.scale).to(base.dtype)
-            check_finite(merged[name], f"{self.label}: tensor '{name}' in {base.dtype}")
+        for group in self._groups(names):
+            merged |= self._read_together(group)
         return merged
+
+    def _read_together(self, names: Sequence[str]) -> dict[str, Tensor]:
+        base = self.base.read(names)
+        sizes = [base[name].numel() for name in names]
+        experts = (_joined(expert.read(names), names) for expert in self.experts.values())
+        parts = self._merge(_joined(base, names), experts, sizes).split(sizes)
+        merged: dict[str, Tensor] = {}
+        for name, part in zip(names, parts, strict=True):
+            dtype = self._dtype(base[name].dtype)
+            merged[name] = part.view(base[name].shape).to(dtype, copy=True)
+            check_finite(merged[name], f"{self.label}: tensor '{name}' in {dtype}")
+        return merged
+
+    def _merge(self, base: Tensor, experts: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
+        """One merged vector out of one per model; `sizes` are those of the tensors joined in it."""
+        recipe = self.recipe
+        weights = self._by_expert(recipe.weights)
+        if recipe.method == "simple-averaging":
+            return simple_averaging.merge(base, experts)
+        if recipe.method == "linear":
+            return linear.merge(base, experts, weights, recipe.normalize is not False)
+        if recipe.method == "task-arithmetic":
+            return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
+        densities = self._by_expert(recipe.density)
+        return ties.merge(base, experts, recipe.scale, weights, densities, recipe.normalize is not False, sizes)
+
+    def _by_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
+        if option is None:
+            return None
+        return [option[task] if isinstance(option, Mapping) else option for task in self.experts]
+
+    def _dtype(self, stored: torch.dtype) -> torch.dtype:
+        wanted: torch.dtype = stored if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
+        return wanted
+
+    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """The names in lists of at most `VALUES_AT_ONCE` values, or of one tensor that alone has more."""
+        group: list[str] = []
+        filled = 0
+        for name in names:
+            size = prod(self.base.info[name].shape) if name in self.base.info else 0
+            if group and filled + size > VALUES_AT_ONCE:
+                yield group
+                group, filled = [], 0
+            group.append(name)
+            filled += size
+        if group:
+            yield group
+
+
+def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The named tensors one after the other, in float64."""
+    return torch.cat([tensors[name].flatten().double() for name in names])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
+from featcal.mergers import linear
 
-def merge(base: Tensor, experts: Sequence[Tensor], scale: float | None = None) -> Tensor:
-    """Mean of the experts' tensors; `base` and `scale` are not used."""
-    return torch.stack([*experts]).mean(0)
+
+def merge(base: Tensor, experts: Iterable[Tensor]) -> Tensor:
+    """Mean of the experts' tensors, read one at a time. Of `base` only shape and dtype count."""
+    return linear.merge(base, experts)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
 
+@runtime_checkable
 class TokenOptions(Protocol):
     """The options of a calibration that decide how much a token counts."""
 
@@ -258,17 +260,19 @@ def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch
 
 def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
     """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
-    from featcal.models.clip import ClipVision
-    from featcal.models.llama import Llama
-    from featcal.models.t5 import T5
-
-    known: dict[str, type[Adapter]] = {
-        "clip": ClipVision,
-        "clip_vision_model": ClipVision,
-        "t5": T5,
-        "llama": Llama,
-    }
     kind = config.get("model_type")
-    if kind not in known:
-        raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads {', '.join(known)}")
-    return known[kind]
+    if kind not in _HOMES:
+        raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads {', '.join(_HOMES)}")
+    module, name = _HOMES[kind]
+    adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
+    return adapter
+
+
+_HOMES = {
+    "clip": ("clip", "ClipVision"),
+    "clip_vision_model": ("clip", "ClipVision"),
+    "open_clip": ("open_clip", "OpenClip"),
+    "t5": ("t5", "T5"),
+    "llama": ("llama", "Llama"),
+}
+"""`model_type` → module and class; imported when needed, since each brings its part of transformers."""

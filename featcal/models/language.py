@@ -59,6 +59,9 @@ class LanguageModel(Adapter):
         largest = max(int(tensor.max()) for name, tensor in inputs.items() if name in ("input_ids", "labels"))
         if largest >= rows or int(ids.min()) < 0:
             return f"token ids reach from {int(ids.min())} to {largest}, the vocabulary has {rows} rows"
+        mask = inputs.get("attention_mask")
+        if mask is not None and not bool((mask[:, :-1] >= mask[:, 1:]).all() and mask[:, 0].all()):
+            return "the attention mask must be 1 on the tokens and 0 on padding to their right"
         return None
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -72,6 +75,11 @@ class LanguageModel(Adapter):
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """States `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out zeroed."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
+
+
+def as_weights(mask: Tensor | None) -> Tensor | None:
+    """A mask of 0 and 1 as token weights."""
+    return None if mask is None else mask.double()
 
 
 def run_norm(module: nn.Module, weight: Tensor, hidden: Tensor) -> Tensor:
@@ -97,3 +105,18 @@ def without_cache(call: Call) -> Call:
 def random_tokens(rows: int, batch: int = 2, tokens: int = 7) -> Tensor:
     """Fixed token ids `[batch, tokens]` below `rows`."""
     return torch.randint(0, rows, (batch, tokens), generator=torch.Generator().manual_seed(0))
+
+
+def answer_position(inputs: Batch) -> Tensor:
+    """`[batch]`: the last token of the prompt; the last token of all where there is no answer.
+
+    `completion_mask` marks the tokens of the answer, `attention_mask` all but padding; both are 0 or 1.
+    """
+    ids = inputs["input_ids"]
+    attended = inputs.get("attention_mask", torch.ones_like(ids))
+    last = attended.sum(1) - 1
+    answer = inputs.get("completion_mask")
+    if answer is None:
+        return last
+    first = answer.argmax(1)
+    return torch.where(first > 0, first - 1, last)

@@ -13,7 +13,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
-from featcal.models.language import LanguageModel, library_logits, masked, random_tokens, run_norm, without_cache
+from featcal.models.language import (
+    LanguageModel,
+    answer_position,
+    as_weights,
+    library_logits,
+    masked,
+    random_tokens,
+    run_norm,
+    without_cache,
+)
 
 _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _SETTINGS = (
@@ -49,7 +58,8 @@ class DecoderStage(Stage):
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Padding has weight 0; with `completion_only` so has the prompt."""
-        return inputs.get("completion_mask" if options.completion_only else "attention_mask")
+        attended = inputs.get("attention_mask")
+        return as_weights(inputs.get("completion_mask", attended) if options.completion_only else attended)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
@@ -118,18 +128,3 @@ class Llama(LanguageModel):
 
     def canonical(self, stored: str) -> str | None:
         return None if stored in self.aliases or stored.endswith("rotary_emb.inv_freq") else stored
-
-
-def answer_position(inputs: Batch) -> Tensor:
-    """`[batch]`: the last token of the prompt; the last token of all where there is no answer.
-
-    `completion_mask` marks the tokens of the answer, `attention_mask` all but padding; both are 0 or 1.
-    """
-    ids = inputs["input_ids"]
-    attended = inputs.get("attention_mask", torch.ones_like(ids))
-    last = attended.sum(1) - 1
-    answer = inputs.get("completion_mask")
-    if answer is None:
-        return last
-    first = answer.argmax(1)
-    return torch.where(first > 0, first - 1, last)

@@ -16,6 +16,7 @@ from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capt
 from featcal.models.language import (
     IGNORED,
     LanguageModel,
+    as_weights,
     library_logits,
     masked,
     random_tokens,
@@ -58,7 +59,7 @@ class EncoderStage(Stage):
         return "encoder tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        return inputs.get("attention_mask")
+        return as_weights(inputs.get("attention_mask"))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
@@ -108,7 +109,7 @@ class DecoderStage(Stage):
         return "encoder tokens" if crossed else "decoder tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        return inputs.get("attention_mask") if weighting == "encoder tokens" else _targets(inputs)
+        return as_weights(inputs.get("attention_mask") if weighting == "encoder tokens" else _targets(inputs))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         decoded = masked(call.hidden, _targets(inputs))

@@ -88,6 +88,48 @@ def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
     return Compute(chosen, PRECISIONS[precision])
 
 
+@runtime_checkable
+class Stored(Weights, Protocol):
+    """A model that lies in files."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Everything that decides its tensors."""
+
+    @property
+    def left_out(self) -> Mapping[str, Path]:
+        """Stored names that mean no tensor of their own, and their files."""
+
+    def repeats(self, stored: str, name: str) -> bool:
+        """Whether a tensor that was left out holds the very values of the tensor `name`."""
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """A model whose vocabulary goes beyond the suite's: of the tensors named in `rows`, the first rows alone."""
+
+    under: Stored
+    rows: Mapping[str, int]
+
+    @property
+    def label(self) -> str:
+        return self.under.label
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        found = dict(self.under.info)
+        for name, rows in self.rows.items():
+            found[name] = TensorInfo((rows, *found[name].shape[1:]), found[name].dtype)
+        return found
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self.under.files
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return {name: t[: self.rows[name]] if name in self.rows else t for name, t in self.under.read(names).items()}
+
+
 @dataclass(frozen=True)
 class InMemory:
     """A model whose tensors are all resident."""

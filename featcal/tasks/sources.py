@@ -1,47 +1,40 @@
 """Samples of a task from wherever the suite file says they are.
 
-A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and turns
-pictures into model inputs with the base's own image processor.
+A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and makes the
+model's inputs of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.weights import check_finite
-from featcal.suite import SPLITS, Source, Suite, did_you_mean
+from featcal.suite import Suite, Task, did_you_mean
+from featcal.tasks.arrow import read_parquet
+from featcal.tasks.hub import read_hub
+from featcal.tasks.pictures import arrays, imagefolder
+from featcal.tasks.pool import Image, Pool, TextExample
+from featcal.tasks.prepare import Modality, Prepared, prepare_causal, prepare_pixels, prepare_seq2seq, prepare_tokens
+from featcal.tasks.records import table_pool
+from featcal.tasks.schema import Source
+from featcal.tasks.table import read_jsonl
+from featcal.tasks.tensors import tensors
 
-Image = NDArray[np.uint8]
-"""One picture `[H, W, 3]`."""
-_VALIDATION_EVERY = 10
-_UNREADABLE = (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises for files that are damaged or no `.npz` at all."""
-_IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+__all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "open_pool", "pick"]
 
-
-@dataclass(frozen=True)
-class Pool:
-    """Everything a source holds, fetched sample by sample."""
-
-    size: int
-    labels: NDArray[np.integer] | None
-    class_names: tuple[str, ...] | None
-    images: Callable[[Sequence[int]], list[Image]] | None
-    """Pictures by index; None for a source of preprocessed tensors."""
-    tensors: Callable[[Sequence[int]], Tensor] | None = None
+PreparePixels = Callable[[Sequence[Image]], Tensor]
+"""Pictures → `pixel_values` `[n, 3, H, W]`."""
+_AT_ONCE = 256  # decoded pictures in memory
 
 
 @dataclass(frozen=True)
@@ -51,24 +44,46 @@ class Samples:
     task: str
     split: str
     inputs: Mapping[str, Tensor]
-    """Keyword inputs of the model; CLIP: `pixel_values` `[n, 3, H, W]`, float32."""
+    """Keyword inputs of the model. Pictures: `pixel_values` `[n, 3, H, W]` float32. Text: `input_ids`,
+    `attention_mask` `[n, T]` and `labels` `[n, U]` or `completion_mask` `[n, T]`, int64."""
     labels: Tensor | None
-    """`[n]` int64, or None where the source has none."""
+    """`[n]` int64 class indices, or None where the source has none."""
     indices: tuple[int, ...]
     """Position of every sample among all samples of the split."""
     class_names: tuple[str, ...] | None
-    images: tuple[Image, ...] | None
-    """The pictures as they were before preprocessing, where there are any."""
+    images: Sequence[Image] | None
+    """The pictures as they were before preprocessing, where there are any; read again when asked for."""
+    texts: tuple[str, ...] | None = None
+    """What the model reads, before tokens are made of it."""
+    targets: tuple[str, ...] | None = None
+    """The right answers."""
+    truncated: int = 0
+    """Samples whose text was cut at the task's limits."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
 
-def draw(suite: Suite, task: str, split: str, count: int | None, seed: int, base_folder: Path) -> Samples:
+def draw(
+    suite: Suite,
+    task: str,
+    split: str,
+    count: int | None,
+    seed: int,
+    base_folder: Path,
+    modality: Modality = "pixels",
+    prepare: PreparePixels | None = None,
+) -> Samples:
     """`count` samples of a split, or all of them (None, or more than there are).
 
+    Args:
+        base_folder: has the image processor or tokenizer that the inputs are made with.
+        modality: what the architecture reads.
+        prepare: makes pixels of pictures in place of the base's image processor.
+
     Raises:
-        InputError: the task has no such split, the source cannot be read or is empty, or inputs are not finite.
+        InputError: the task has no such split, the source cannot be read, is empty or is of another modality, or
+            inputs are not finite.
     """
     spec = suite.task(task)
     source = spec.source(split)
@@ -80,18 +95,95 @@ def draw(suite: Suite, task: str, split: str, count: int | None, seed: int, base
     if not available:
         raise InputError(f"{label}: the source is empty")
     indices = tuple(available[i] for i in pick(len(available), count, seed, task))
+    with _named(label):
+        if pool.is_text != (modality != "pixels"):
+            has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
+            raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
+        if pool.is_text:
+            return _draw_text(spec, pool, indices, base_folder, modality, (task, split))
+        pixels = prepare or (lambda images: prepare_pixels(images, base_folder))
+        drawn = _draw_pictures(spec, pool, indices, pixels, (task, split))
+    check_finite(drawn.inputs["pixel_values"], label)
+    return drawn
+
+
+def _draw_pictures(
+    spec: Task, pool: Pool, indices: tuple[int, ...], prepare: PreparePixels, name: tuple[str, str]
+) -> Samples:
     if pool.tensors is not None:
         images, pixels = None, pool.tensors(indices).float()
     else:
         assert pool.images is not None
-        images = tuple(pool.images(indices))
-        pixels = preprocess(images, base_folder)
-    check_finite(pixels, label)
-    labels = None if pool.labels is None else torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
-    names = spec.classes or pool.class_names
-    if names is not None and labels is not None and int(labels.max()) >= len(names):
-        raise InputError(f"{label}: label {int(labels.max())} has no name, there are {len(names)} classes")
-    return Samples(task, split, {"pixel_values": pixels}, labels, indices, names, images)
+        images = _Pictures(pool.images, indices)
+        pixels = torch.cat([prepare(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
+    labels, names = _classes(pool, indices, spec.classes)
+    return Samples(*name, {"pixel_values": pixels}, labels, indices, names, images)
+
+
+def _draw_text(
+    spec: Task, pool: Pool, indices: tuple[int, ...], folder: Path, modality: Modality, name: tuple[str, str]
+) -> Samples:
+    if pool.texts is None:
+        assert pool.tokens is not None
+        return Samples(*name, prepare_tokens(pool.tokens(indices), folder, modality).inputs, None, indices, None, None)
+    examples = pool.texts(indices)
+    made: Prepared
+    if modality == "seq2seq":
+        made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
+    else:
+        made = prepare_causal(examples, folder, spec.max_length)
+    texts = tuple(example.input for example in examples)
+    targets = tuple(example.target for example in examples if example.target is not None)
+    return Samples(*name, made.inputs, None, indices, None, None, texts, targets or None, made.truncated)
+
+
+def _classes(
+    pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None
+) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Labels of the drawn samples and the class names that they count.
+
+    Where the source only has names, sorted, and the suite lists classes in an order of its own, it is the names
+    that decide; names that differ altogether (prompts for folder names) are matched by position.
+    """
+    names = wanted or pool.class_names
+    if pool.labels is None:
+        return None, names
+    labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
+    if wanted and pool.counted_names and pool.class_names:
+        if set(pool.class_names) <= set(wanted):
+            labels = torch.tensor([wanted.index(name) for name in pool.class_names])[labels]
+        elif len(pool.class_names) != len(wanted):
+            raise InputError(
+                f"the source has {len(pool.class_names)} classes ({_some(pool.class_names)}) and 'classes' names "
+                f"{len(wanted)} ({_some(wanted)}); which belongs to which?"
+            )
+    if names is not None and int(labels.max()) >= len(names):
+        raise InputError(f"label {int(labels.max())} has no name, there are {len(names)} classes")
+    return labels, names
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+class _Pictures(Sequence[Image]):
+    """Drawn pictures, fetched from their pool whenever they are asked for."""
+
+    def __init__(self, fetch: Callable[[Sequence[int]], list[Image]], indices: Sequence[int]) -> None:
+        self._fetch = fetch
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Image]: ...
+    def __getitem__(self, index: int | slice) -> Image | list[Image]:
+        if isinstance(index, slice):
+            return self._fetch(self._indices[index])
+        return self._fetch([self._indices[index]])[0]
 
 
 def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
@@ -116,140 +208,55 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     Raises:
         InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
     """
-    pool = _open_pool(source, split, root, label)
-    labels = pool.labels
-    if labels is not None:
-        if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":
-            raise InputError(
-                f"{label}: labels are {labels.dtype} {list(labels.shape)}, expected one integer for each of {pool.size}"
-            )
-        if pool.size and labels.min() < 0:
-            raise InputError(f"{label}: label {labels.min()} is negative; labels count from 0")
+    with _named(label):
+        pool = _open_pool(source, split, root)
+        labels = pool.labels
+        if labels is not None:
+            if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":
+                raise InputError(
+                    f"labels are {labels.dtype} {list(labels.shape)}, expected one integer for each of {pool.size}"
+                )
+            if pool.size and labels.min() < 0:
+                raise InputError(f"label {labels.min()} is negative; labels count from 0")
     return pool
 
 
-def _open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
+def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.embedded is not None:
-        return _embedded(source.embedded, source.split or split, label)
-    if source.tensors is not None:
-        return _tensors(_existing(root / source.tensors, label), str(source.key), source.labels, label)
-    if source.arrays is not None:
-        return _arrays(_existing(root / source.arrays, label), source.split or split, label)
-    assert source.imagefolder is not None
-    return _imagefolder(_existing(root / source.imagefolder, label), label)
-
-
-def preprocess(images: Sequence[Image], base_folder: Path) -> Tensor:
-    """Pictures → `pixel_values` `[n, 3, H, W]` float32 by the image processor in the base's folder."""
-    writable = [image.copy() for image in images]  # the processor wraps them as tensors
-    try:
-        pixels: Tensor = _processor(base_folder)(images=writable, return_tensors="pt")["pixel_values"]
-    except ValueError as error:
-        raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
-    return pixels.float()
-
-
-@lru_cache(maxsize=8)
-def _processor(folder: Path) -> Any:
-    from transformers import CLIPImageProcessor
-
-    if not (folder / "preprocessor_config.json").is_file():
-        raise InputError(f"base: {folder} has no preprocessor_config.json, which pictures need; use a 'tensors' source")
-    try:
-        return CLIPImageProcessor.from_pretrained(folder)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"base: {folder / 'preprocessor_config.json'} is not a usable image processor ({error})"
-        ) from error
-
-
-def _existing(path: Path, label: str) -> Path:
+        return _embedded(source.embedded, source.split or split)
+    if source.hub is not None:
+        table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
+        return table_pool(table, source, None)
+    path = root / str(getattr(source, source.kind))
     if not path.exists():
-        raise InputError(f"{label}: {path} does not exist")
-    return path
+        raise InputError(f"{path} does not exist")
+    if source.tensors is not None:
+        return tensors(path, source)
+    if source.arrays is not None:
+        return arrays(path, source.split or split)
+    if source.imagefolder is not None:
+        return imagefolder(path, source.label)
+    if source.jsonl is not None:
+        return table_pool(read_jsonl(path), source, source.split)
+    rows, by_file = read_parquet(path, source.split)
+    return table_pool(rows, source, None if by_file else source.split)
 
 
-def _embedded(task: str, split: str, label: str) -> Pool:
+def _embedded(task: str, split: str) -> Pool:
     from featcal.tasks import embedded_images as embedded
 
     if task not in embedded.CLASSES:
-        raise InputError(f"{label}: no embedded task '{task}'.{did_you_mean(task, embedded.CLASSES)}")
+        raise InputError(f"no embedded task '{task}'.{did_you_mean(task, embedded.CLASSES)}")
     if split not in embedded.SPLITS:
-        raise InputError(f"{label}: embedded tasks have no split '{split}', only {', '.join(embedded.SPLITS)}")
+        raise InputError(f"embedded tasks have no split '{split}', only {', '.join(embedded.SPLITS)}")
     images, labels = embedded.render(task, split)
     return Pool(len(images), labels, embedded.CLASSES[task], lambda wanted: [images[i] for i in wanted])
 
 
-def _tensors(file: Path, key: str, labels_key: str | None, label: str) -> Pool:
-    from safetensors import SafetensorError, safe_open
-
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Put what the samples are called before every problem with them."""
     try:
-        with safe_open(file, framework="pt") as handle:
-            known = list(handle.keys())
-            for name in (key, *([labels_key] if labels_key else [])):
-                if name not in known:
-                    raise InputError(f"{label}: {file} has no tensor '{name}'.{did_you_mean(name, known)}")
-            values: Tensor = handle.get_tensor(key)
-            labels = handle.get_tensor(labels_key).numpy() if labels_key else None
-    except (SafetensorError, OSError, TypeError) as error:
-        raise InputError(f"{label}: {file} is not a whole safetensors file ({error})") from error
-    if values.ndim != 4:
-        raise InputError(f"{label}: '{key}' has shape {list(values.shape)}, expected [n, channels, height, width]")
-    return Pool(len(values), labels, None, None, lambda wanted: values[list(wanted)])
-
-
-def _arrays(file: Path, split: str, label: str) -> Pool:
-    """Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others
-    are "calibration"."""
-    if split not in ("train", *SPLITS):
-        raise InputError(f"{label}: arrays have no split '{split}', only train, {', '.join(SPLITS)}")
-    part = "test" if split == "test" else "train"
-    try:
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as content:
-            missing = [name for name in (f"{part}_x", f"{part}_y") if name not in content]
-            if missing:
-                raise InputError(f"{label}: {file} has no {' and '.join(missing)} (found {', '.join(content)})")
-            images, labels = content[f"{part}_x"], content[f"{part}_y"]
-            names = tuple(map(str, np.atleast_1d(content["class_names"]))) if "class_names" in content else None
-    except _UNREADABLE as error:
-        raise InputError(f"{label}: {file} is not a readable .npz file ({error})") from error
-    if len(labels) != len(images):
-        raise InputError(f"{label}: {part}_x has {len(images)} samples, {part}_y {len(labels)}")
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        raise InputError(f"{label}: {part}_x is {images.dtype} {list(images.shape)}, expected uint8 [n, H, W, 3]")
-    if split in ("calibration", "validation"):
-        held_out = np.arange(len(images)) % _VALIDATION_EVERY == 0
-        chosen = held_out if split == "validation" else ~held_out
-        images, labels = images[chosen], labels[chosen]
-    return Pool(len(images), labels, names, lambda wanted: [images[i] for i in wanted])
-
-
-def _imagefolder(folder: Path, label: str) -> Pool:
-    if not folder.is_dir():
-        raise InputError(f"{label}: {folder} is a file, an imagefolder is a folder")
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not classes:
-        raise InputError(f"{label}: {folder} has no sub-folders; make one per class")
-    files = [
-        (path, index)
-        for index, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in _IMAGE_FILES and not path.name.startswith(".")
-    ]
-    labels = np.array([index for _, index in files], dtype=np.int64)
-
-    def images(wanted: Sequence[int]) -> list[Image]:
-        return [_read_image(files[i][0], label) for i in wanted]
-
-    return Pool(len(files), labels, tuple(classes), images)
-
-
-def _read_image(path: Path, label: str) -> Image:
-    from PIL import Image as Pillow
-    from PIL import UnidentifiedImageError
-
-    try:
-        with Pillow.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, UnidentifiedImageError) as error:
-        raise InputError(f"{label}: {path} is not a readable picture") from error
+        yield
+    except InputError as error:
+        raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error

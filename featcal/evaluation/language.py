@@ -1,0 +1,124 @@
+"""Score language models: greedy answers, exact match and Spearman correlation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.family import Family, batches_of
+from featcal.models.adapter import Batch
+from featcal.models.language import IGNORED, LanguageModel, answer_position
+from featcal.models.weights import Weights
+from featcal.tasks.prepare import tokenizer_of
+from featcal.tasks.sources import Samples
+
+BATCH_SIZE = 64
+
+
+def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
+    """The right first token of every answer.
+
+    Raises:
+        InputError: the samples have no answers.
+    """
+    inputs = drawn.inputs
+    if "labels" in inputs and bool((inputs["labels"][:, 0] != IGNORED).all()):
+        return inputs["labels"][:, 0]
+    if "completion_mask" not in inputs:
+        raise InputError(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
+    rows = torch.arange(len(inputs["input_ids"]))
+    return inputs["input_ids"][rows, answer_position(inputs) + 1]
+
+
+def language_model(family: Family) -> LanguageModel:
+    """The family's adapter, known to be a language model's."""
+    assert isinstance(family.adapter, LanguageModel)
+    return family.adapter
+
+
+@torch.no_grad()
+def answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
+    """What a model answers to every sample: greedy decoding by the library's own `generate`.
+
+    The whole model is in memory for this, in the compute dtype.
+
+    Args:
+        limit: largest number of new tokens.
+    """
+    adapter, compute = language_model(family), family.compute
+    tokenizer = _tokenizer(family.base_folder)
+    generator = adapter.generator(compute.place(model.read(adapter.tower)), family.base_folder)
+    texts: list[str] = []
+    for batch in batches_of(drawn, BATCH_SIZE, compute.device):
+        ids, mask = (batch["input_ids"], batch["attention_mask"]) if adapter.modality == "seq2seq" else prompts(batch)
+        produced = generator.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=limit,
+            max_length=None,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        )
+        new = produced if adapter.modality == "seq2seq" else produced[:, ids.shape[1] :]
+        texts += tokenizer.batch_decode(new, skip_special_tokens=True)
+    return tuple(text.strip() for text in texts)
+
+
+def prompts(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
+
+    Returns:
+        Token ids and attention mask, `[batch, tokens]`.
+    """
+    ids, kept = batch["input_ids"], batch["attention_mask"]
+    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
+        kept = kept * (1 - batch["completion_mask"])
+    width = int(kept.sum(1).max())
+    moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
+    for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
+        prompt = own[counted]
+        moved[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return moved, mask
+
+
+def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:
+    """Share of answers that are the right string, surrounding blanks aside.
+
+    >>> exact_match(["yes", "no "], ["yes", "no"])
+    1.0
+    """
+    return sum(a.strip() == b.strip() for a, b in zip(predicted, right, strict=True)) / len(right)
+
+
+def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
+    """Rank correlation of answers read as numbers; an answer that is no number counts as 0.
+
+    It is 0 where all answers are the same: a constant carries no order.
+
+    >>> spearman(["1.0", "2.5", "4.0"], ["0.2", "3.1", "5.0"])
+    1.0
+    """
+    from scipy.stats import spearmanr
+
+    numbers = [_number(text) for text in predicted]
+    if len(set(numbers)) == 1:
+        return 0.0
+    return round(float(spearmanr(numbers, [float(text) for text in right]).statistic), 12)
+
+
+METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if value == value and abs(value) != float("inf") else 0.0

@@ -1,0 +1,71 @@
+"""What a suite file says about a merge: the method, and the options that the method has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from featcal.tasks.schema import Strict
+
+Method = Literal["simple-averaging", "linear", "task-arithmetic", "ties"]
+METHODS: tuple[str, ...] = get_args(Method)
+Density = Annotated[float, Field(gt=0, le=1)]
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "simple-averaging": (),
+    "linear": ("weights", "normalize"),
+    "task-arithmetic": ("scale", "weights", "normalize"),
+    "ties": ("scale", "weights", "density", "normalize"),
+}
+"""Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
+
+
+class MergeRecipe(Strict):
+    """Merge the experts on the fly instead of reading a merged checkpoint."""
+
+    method: Method
+    scale: FiniteFloat | None = None
+    """Factor of the combined task vectors: 0.3 for Task Arithmetic and 1 for TIES when left out."""
+    weights: dict[str, FiniteFloat] | None = None
+    """Weight of every task's expert, by task name; all 1 when left out."""
+    density: Density | dict[str, Density] | None = None
+    """TIES: share of a task vector's entries that is kept, for all experts or by task name; 0.2 when left out."""
+    normalize: bool | None = None
+    """Divide by the sum of the weights; left out, `linear` and `ties` do and Task Arithmetic does not."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Storage dtype of the merged model; the base's own when left out."""
+
+    @model_validator(mode="after")
+    def _options_belong_to_the_method(self) -> MergeRecipe:
+        given = self.model_fields_set - {"method", "dtype"}
+        misplaced = sorted(name for name in given - set(_OPTIONS[self.method]) if getattr(self, name) is not None)
+        if misplaced:
+            takes = ", ".join([*_OPTIONS[self.method], "dtype"])
+            names = ", ".join(f"'{name}'" for name in misplaced)
+            raise ValueError(f"{names} means nothing to {self.method}, which takes {takes}; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_can_be_normalized(self) -> MergeRecipe:
+        divides = self.method == "linear" if self.normalize is None else self.normalize
+        weights = list((self.weights or {}).values())
+        if divides and self.method != "ties" and weights and abs(sum(weights)) <= 1e-9 * sum(map(abs, weights)):
+            raise ValueError("'weights' sum to 0, so they cannot be normalized; change them or set 'normalize: false'")
+        return self
+
+    def misfits(self, tasks: Collection[str]) -> list[str]:
+        """What keeps the recipe from being one for experts of these tasks; empty if nothing does."""
+        problems = []
+        for option in ("weights", "density"):
+            given = getattr(self, option)
+            if not isinstance(given, dict):
+                continue
+            missing = [f"'{task}'" for task in tasks if task not in given]
+            foreign = [f"'{task}'" for task in given if task not in tasks]
+            if missing:
+                problems.append(f"merged.{option}: give one for every task; missing {', '.join(missing)}")
+            if foreign:
+                problems.append(f"merged.{option}: no task {', '.join(foreign)}; there are {', '.join(tasks)}")
+        return problems

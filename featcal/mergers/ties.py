@@ -1,0 +1,72 @@
+"""TIES, trimmed tensor by tensor: task vectors are trimmed to their largest entries, a sign is elected for every
+entry, and what agrees with it is averaged (Yadav et al., TIES-Merging, arXiv 2306.01708, Sec. 4).
+
+Two rules differ from the paper's, and both are those of mergekit's `ties`: the largest entries are those of each
+*tensor*, where the paper trims the task vector of the whole model at once, and the experts have weights. Numbers of
+one are not numbers of the other: the tables of the TIES paper come from whole-vector trimming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+DEFAULT_DENSITY = 0.2
+DEFAULT_SCALE = 1.0
+_SMALLEST_MASS = 1e-8
+"""Where weights of both signs cancel below this, the sum is not divided."""
+
+
+def merge(
+    base: Tensor,
+    experts: Iterable[Tensor],
+    scale: float | None = None,
+    weights: Sequence[float] | None = None,
+    densities: Sequence[float] | None = None,
+    normalize: bool = True,
+    sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Base plus `scale` (1 when None) times the elected task vector.
+
+    The sign of an entry is that of sum_i w_i tau_i, plus where the sum is 0; the elected value is the sum of the
+    w_i tau_i of that sign, over the sum of their w_i if `normalize`.
+
+    Args:
+        base, experts: one tensor each; the experts are read one at a time, in order.
+        weights: one per expert; all 1 when None.
+        densities: share of entries kept, one per expert, in (0, 1]; all 0.2 when None.
+        sizes: numbers of entries of consecutive parts that are trimmed each on its own; the whole when None.
+    """
+    plus, minus, plus_mass, minus_mass = (torch.zeros_like(base) for _ in range(4))
+    for i, expert in enumerate(experts):
+        weight = 1.0 if weights is None else weights[i]
+        kept = weight * trim(expert - base, DEFAULT_DENSITY if densities is None else densities[i], sizes)
+        plus += kept.clamp(min=0)
+        minus += kept.clamp(max=0)
+        plus_mass.add_(kept > 0, alpha=weight)
+        minus_mass.add_(kept < 0, alpha=weight)
+    elected = plus + minus >= 0
+    merged = torch.where(elected, plus, minus)
+    if normalize:
+        mass = torch.where(elected, plus_mass, minus_mass)
+        merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
+    return base + (DEFAULT_SCALE if scale is None else scale) * merged
+
+
+def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
+    """`vector` with all but its largest entries by magnitude set to 0.
+
+    Of n entries `floor(density * n)` are kept, and at least one. Of equal ones at the edge any may be the ones kept.
+
+    >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
+    [0.0, -3.0, 0.0, 2.0]
+    """
+    flat = vector.flatten()
+    parts = [
+        torch.zeros_like(part).index_put_((kept,), part[kept])
+        for part in flat.split(list(sizes or [len(flat)]))
+        for kept in [part.abs().topk(max(1, int(density * len(part))), sorted=False).indices]
+    ]
+    return torch.cat(parts).view_as(vector)

@@ -1,0 +1,53 @@
+"""From a model reference in a suite file to a model that can be opened: what every layout of files has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.models.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.models.lora import LoraWeights, split_lora
+from featcal.models.weights import Stored
+
+OPEN_CLIP = "open_clip:"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model whose files were found; nothing but headers was read."""
+
+    label: str
+    folder: Path
+    """Where tokenizer, processor and other files lie."""
+    config: Mapping[str, Any]
+    """What `adapter_for` needs: content of `config.json`, or its like."""
+    names: Sequence[str]
+    """Names of all tensors as they are stored."""
+    open: Callable[[Callable[[str], str | None]], Stored]
+    """The model under canonical names, given the adapter's `canonical`."""
+
+
+def locate(ref: str, root: Path, label: str) -> Located:
+    """Find the model behind a reference: a folder relative to `root` or a Hub id, each with an optional
+    `+ADAPTER`, or `open_clip:ARCH:FILE`.
+
+    Raises:
+        InputError: nothing is there, or its headers cannot be read.
+    """
+    if ref.startswith(OPEN_CLIP):
+        from featcal.models.open_clip_files import locate_open_clip
+
+        return locate_open_clip(ref, root, label)
+    under, adapter = split_lora(ref)
+    folder = resolve(under, root, label)
+    config, names = read_config(folder, label), stored_names(folder, label)
+    if adapter is None:
+        return Located(label, folder, config, names, lambda canonical: Checkpoint(folder, label, canonical))
+    lora = resolve(adapter, root, f"{label}, adapter")
+
+    def with_adapter(canonical: Callable[[str], str | None]) -> Stored:
+        return LoraWeights(Checkpoint(folder, label, canonical), lora, label, canonical)
+
+    return Located(label, folder, config, names, with_adapter)

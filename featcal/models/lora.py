@@ -1,0 +1,165 @@
+"""LoRA experts: a base and a peft adapter folder, materialised tensor by tensor when they are read.
+
+A LoRA adds `s · B A` to a weight W (Hu et al., LoRA, Sec. 4.1), with `s = alpha / r`, or `alpha / √r` when it is
+rank-stabilised (rsLoRA). What cannot be reproduced exactly from the files is refused, never approximated.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from featcal.errors import InputError
+from featcal.models.checkpoint import _header, _open
+from featcal.models.peft_files import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
+from featcal.models.weights import TensorInfo, Weights, check_finite
+
+
+class Stored(Weights, Protocol):
+    """A model on disk."""
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+
+class LoraWeights:
+    """A base with a LoRA adapter, as `Weights`: only tensors that are asked for are read and computed.
+
+    Tensors that the adapter changes come in float32 (float64 over a float64 base) and `info` says so: they are not
+    rounded to a half-precision base's dtype, as the model that peft's `merge_and_unload` leaves behind is. All other
+    tensors are the base's own. Covered, exactly: linear, convolution and embedding LoRA, rsLoRA, rank and alpha
+    patterns, trained biases (`bias`, `lora_bias`) and whole modules (`modules_to_save`).
+
+    Args:
+        base: the model that the adapter was trained on.
+        folder: holds `adapter_config.json` and `adapter_model.safetensors` as peft saves them.
+        label: what the model is called in messages.
+        canonical: name of a tensor in the adapted model → canonical name; None for one that has no place of its own.
+
+    Raises:
+        InputError: listing all that is wrong: a variant that is not reproduced exactly (DoRA, PiSSA, tied
+            embeddings, any option that is not known), tensors without a meaning here, of a wrong shape, or that change
+            something the base does not have.
+    """
+
+    def __init__(self, base: Stored, folder: Path, label: str, canonical: Callable[[str], str | None]) -> None:
+        self.label = label
+        self.folder = folder
+        self.canonical = canonical
+        self._base = base
+        self.adapter = read_adapter_config(folder, label)
+        self._file = weight_file(folder, label)
+        plan = Plan(_header(self._file, label), self.adapter, base.info, canonical)
+        if problems := plan.fill():
+            raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
+        self.changes: Mapping[str, Change] = plan.changes
+        """What the adapter changes, by canonical name."""
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that decides the tensors: the base's, the adapter's config and its weights."""
+        return [*self._base.files, self.folder / CONFIG_FILE, self._file]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Content of the base's `config.json`."""
+        return self._base.config
+
+    @property
+    def declared_base(self) -> str | None:
+        """The base that the adapter's config names, `@revision` included; it may be a path on another machine."""
+        name, revision = self.adapter.base_model_name_or_path, self.adapter.revision
+        return f"{name}@{revision}" if name and revision else name or None
+
+    @cached_property
+    def info(self) -> Mapping[str, TensorInfo]:
+        base = self._base.info
+        return {**base, **{name: TensorInfo(base[name].shape, _computed(base[name])) for name in self.changes}}
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        wanted = list(names)
+        tensors = self._base.read(wanted)
+        changed = {name: self.changes[name] for name in wanted if name in self.changes}
+        if not changed:
+            return tensors
+        with _open(self._file, self.label) as handle:
+            for name, change in changed.items():
+                dtype = self.info[name].dtype
+                own = {key: handle.get_tensor(key).to(dtype) for key in change.stored()}
+                tensors[name] = change.apply(tensors[name].to(dtype), own)
+                what = ", ".join(f"'{key}'" for key in own)
+                check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}")
+        return tensors
+
+
+def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
+    """`BASE+ADAPTER` → (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`; else (ref, None).
+
+    Args:
+        root: where relative folders start; a reference that is a folder as it stands is not split.
+
+    Raises:
+        InputError: more than one `+`, or nothing on one side of it.
+
+    >>> split_lora("google/flan-t5-large+someone/sst2-lora@v2")
+    ('google/flan-t5-large', 'someone/sst2-lora@v2')
+    """
+    if "+" not in ref or (root is not None and (root / Path(ref).expanduser()).is_dir()):
+        return ref, None
+    base, *adapters = (part.strip() for part in ref.split("+"))
+    if len(adapters) != 1 or not base or not adapters[0]:
+        raise InputError(f"'{ref}' is not BASE+ADAPTER; give one base and one adapter with one '+' between them")
+    return base, adapters[0]
+
+
+@dataclass(frozen=True)
+class LoraParity:
+    """How far featcal's materialisation is from peft's `merge_and_unload`."""
+
+    tensors: float
+    """Largest difference in any tensor, as a part of that tensor's largest value."""
+    outputs: float
+    """Largest difference in the model's first output (logits, embeddings), as a part of its largest value."""
+
+
+def lora_parity(weights: LoraWeights, model: nn.Module, inputs: Mapping[str, Tensor]) -> LoraParity:
+    """Compare with peft, where it is installed, on whole models in memory.
+
+    Args:
+        model: the base as transformers loads it, in float32; the adapter is merged into it.
+        inputs: keyword inputs of `model`.
+
+    Raises:
+        InputError: peft is not installed.
+    """
+    try:
+        peft = importlib.import_module("peft")
+    except ImportError as error:
+        raise InputError("comparing with peft needs peft: pip install peft") from error
+    merged = peft.PeftModel.from_pretrained(model, str(weights.folder)).merge_and_unload().eval()
+    state = merged.state_dict()
+    names = {name: weights.canonical(name) for name in state}
+    own = {name: weights.read([known])[known] for name, known in names.items() if known and known in weights.info}
+    with torch.no_grad():
+        expected = merged(**inputs)[0]
+        found = functional_call(merged, own, (), dict(inputs))[0]
+    return LoraParity(max(_difference(own[name], state[name]) for name in own), _difference(found, expected))
+
+
+def _computed(info: TensorInfo) -> torch.dtype:
+    return torch.promote_types(info.dtype, torch.float32)
+
+
+def _difference(own: Tensor, other: Tensor) -> float:
+    return float((own - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))

@@ -1,0 +1,275 @@
+"""What the two files of a peft LoRA adapter mean: its config, and a place for every tensor it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError, field_validator
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.models.weights import TensorInfo
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHT_FILE = "adapter_model.safetensors"
+_REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
+_UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
+_PREFIX = "base_model.model."
+_EMBEDDED = (".shared.weight", ".embed_tokens.weight")
+_LINEAR = ("lora_A.weight", "lora_B.weight")
+_EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
+_BIAS = "lora_B.bias"
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BASE_KEPT = (True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Initialisations that leave the base as it is; the others train against a changed one."""
+_WITHOUT_EFFECT = {
+    "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
+    "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
+    "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+}  # fmt: skip
+"""Options that change nothing in what the file's tensors mean; any other one that is set is refused."""
+
+
+Number = TypeVar("Number", int, float)
+
+
+class AdapterConfig(BaseModel):
+    """The part of `adapter_config.json` that decides what the adapter's tensors mean."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    peft_type: str
+    r: PositiveInt
+    lora_alpha: FiniteFloat
+    use_rslora: bool = False
+    lora_bias: bool = False
+    init_lora_weights: bool | str = True
+    rank_pattern: dict[str, PositiveInt] | None = None
+    alpha_pattern: dict[str, FiniteFloat] | None = None
+    target_modules: str | list[str] | None = None
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+
+    @field_validator("rank_pattern", "alpha_pattern", "target_modules")
+    @classmethod
+    def _are_regular_expressions(cls, value: Any) -> Any:
+        for pattern in [value] if isinstance(value, str) else value if isinstance(value, dict) else ():
+            try:
+                re.compile(_at_the_end(pattern))
+            except re.error as error:
+                raise ValueError(f"'{pattern}' is not a regular expression ({error})") from error
+        return value
+
+    def rank(self, module: str) -> int:
+        """r of a module: of the first pattern that matches, else the common one."""
+        return _first_match(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """s = alpha / r, or alpha / √r for rsLoRA; both alpha and r may come from a pattern."""
+        alpha, rank = _first_match(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def targets(self, module: str) -> bool:
+        """Whether `target_modules` covers a module: a regex for its whole name, or names of which it ends in one."""
+        if self.target_modules is None or self.target_modules == "all-linear":
+            return True
+        if isinstance(self.target_modules, str):
+            return re.fullmatch(self.target_modules, module) is not None
+        return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
+
+    def unsupported(self) -> list[str]:
+        """Everything in the config that changes what the tensors mean in a way that is not reproduced here."""
+        options = {name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT}
+        if self.init_lora_weights not in _BASE_KEPT:
+            options["init_lora_weights"] = self.init_lora_weights
+        return [f"{name} = {json.dumps(value)}" for name, value in options.items() if value]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the adapter changes one tensor; all names are those in the adapter file."""
+
+    value: str | None = None
+    """Tensor that takes the place of the base's."""
+    factors: tuple[str, ...] = ()
+    """Then A and B are added as `scale · B A`, or one tensor as `scale ·` itself."""
+    scale: float = 1.0
+    transposed: bool = False
+    """Embeddings are stored `[rows, width]`, their product is `[width, rows]`."""
+
+    def stored(self) -> list[str]:
+        return [*([] if self.value is None else [self.value]), *self.factors]
+
+    def apply(self, start: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """`start`, the base's tensor, with the change made; all tensors in the dtype of the result."""
+        if self.value is not None:
+            start = tensors[self.value]
+        if not self.factors:
+            return start
+        first, *second = (tensors[name] for name in self.factors)
+        update = second[0].flatten(1) @ first.flatten(1) if second else first
+        return start + self.scale * (update.T if self.transposed else update).reshape(start.shape)
+
+
+def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
+    """`adapter_config.json` of a peft folder.
+
+    Raises:
+        InputError: no such file, invalid content, another method than LoRA, or an option that is not reproduced.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        whole = "; it is a whole model, give it without '+'" if (folder / "config.json").is_file() else ""
+        raise InputError(f"{label}: {folder} has no readable {CONFIG_FILE}, so it is no peft adapter{whole}") from error
+    except ValueError as error:
+        raise InputError(f"{label}: {file} is not valid JSON ({error})") from error
+    kind = content.get("peft_type") if isinstance(content, dict) else None
+    if kind != "LORA":
+        raise InputError(f"{label}: {file} describes an adapter of type {kind}, featcal reads LORA; {_REMEDY}")
+    try:
+        config = AdapterConfig.model_validate(content)
+    except ValidationError as error:
+        where = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
+        raise InputError(*(f"{label}: {file}: {problem}" for problem in where)) from error
+    if unsupported := config.unsupported():
+        raise InputError(
+            *(f"{label}: {file} sets {what}, which featcal cannot reproduce exactly; {_REMEDY}" for what in unsupported)
+        )
+    return config
+
+
+def weight_file(folder: Path, label: str) -> Path:
+    """The adapter's safetensors file; InputError if there is none, or only a pickle."""
+    if (folder / WEIGHT_FILE).is_file():
+        return folder / WEIGHT_FILE
+    pickled = (folder / "adapter_model.bin").is_file()
+    what = "only adapter_model.bin, a pickle, which can run code" if pickled else f"no {WEIGHT_FILE}"
+    remedy = "load it with peft where you trust it and save it with safe_serialization=True"
+    raise InputError(f"{label}: {folder} has {what}; {remedy if pickled else 'give a folder that peft saved'}")
+
+
+@dataclass
+class Plan:
+    """Gives every tensor of an adapter file its place, or says why it has none."""
+
+    header: Mapping[str, tuple[tuple[int, ...], str]]
+    config: AdapterConfig
+    base: Mapping[str, TensorInfo]
+    canonical: Callable[[str], str | None]
+    changes: dict[str, Change] = field(default_factory=dict)
+    wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def fill(self) -> list[str]:
+        """Fill `changes`; returns one problem for each kind of thing that is wrong."""
+        modules: dict[str, dict[str, str]] = defaultdict(dict)
+        whole: list[str] = []
+        for key, (_, code) in self.header.items():
+            plain = re.sub(r"\.default(?=\.weight$|\.bias$|$)", "", key)
+            part = next((part for part in (*_LINEAR, *_EMBEDDING, _BIAS) if plain.endswith(f".{part}")), None)
+            module = plain.removeprefix(_PREFIX).removesuffix(f".{part}")
+            if code not in _FLOATS:
+                self.wrong["adapter tensors that are not floating-point"].append(f"{key} ({code})")
+            elif not key.startswith(_PREFIX) or (part and part in modules[module]):
+                self.wrong[_UNKNOWN].append(key)
+            elif part:
+                modules[module][part] = key
+            else:
+                whole.append(key)
+        for key in whole:
+            self._replace(key, modules)
+        for module, parts in modules.items():
+            self._adapt(module, parts)
+        return [f"{kind}: {_few(keys)}" for kind, keys in self.wrong.items()]
+
+    def _replace(self, key: str, modules: Mapping[str, Mapping[str, str]]) -> None:
+        """A tensor stored whole: a bias, or part of a module in `modules_to_save`."""
+        own = key.removeprefix(_PREFIX).replace(".modules_to_save.default.", ".")
+        name = own.replace(".base_layer.", ".")
+        if (own != name) != (name.rpartition(".")[0] in modules):  # peft would leave such a one out in silence
+            self.wrong[_UNKNOWN].append(key)
+            return
+        target = self._target(name, key)
+        if target and self._fits(key, self.base[target].shape):
+            self._claim(target, key, Change(value=key))
+
+    def _adapt(self, module: str, parts: Mapping[str, str]) -> None:
+        """The low-rank update of one module."""
+        pair = _EMBEDDING if _EMBEDDING[0] in parts else _LINEAR
+        needed = {*pair, _BIAS} if self.config.lora_bias else {*pair}
+        if parts.keys() != needed:
+            found = f"{module} ({', '.join(sorted(parts))})"
+            self.wrong[f"updates that are not made of {', '.join(sorted(needed))}"].append(found)
+            return
+        if not self.config.targets(module):
+            self.wrong[f"updates of modules that target_modules in {CONFIG_FILE} does not name"].append(module)
+            return
+        first, second = parts[pair[0]], parts[pair[1]]
+        scale = self.config.scale(module)
+        if target := self._target(f"{module}.weight", first):
+            shapes = _factor_shapes(self.base[target].shape, self.config.rank(module), pair is _EMBEDDING)
+            if all([self._fits(first, shapes[0]), self._fits(second, shapes[1])]):
+                self._claim(target, first, Change(None, (first, second), scale, transposed=pair is _EMBEDDING))
+        bias = parts.get(_BIAS)
+        if bias and (target := self._target(f"{module}.bias", bias)) and self._fits(bias, self.base[target].shape):
+            self._claim(target, bias, Change(None, (bias,), scale))
+
+    def _target(self, name: str, key: str) -> str | None:
+        """Canonical name of what `key` changes, or None if the base has no tensor of its own for it."""
+        target = self.canonical(name)
+        if target is None or target not in self.base:
+            self.wrong["tensors for which the base has none (another model, or a head that is tied)"].append(key)
+            return None
+        shared = "shared.weight" in self.base or "lm_head.weight" not in self.base  # by T5's stacks, by a tied head
+        if shared and f".{target}".endswith(_EMBEDDED):
+            self.wrong[f"updates of an embedding that several modules share; {_REMEDY}"].append(key)
+            return None
+        if self.base[target].dtype not in _FLOATS.values():
+            self.wrong["updates of tensors that are not floating-point in the base"].append(key)
+            return None
+        return target
+
+    def _fits(self, key: str, shape: tuple[int, ...]) -> bool:
+        found = self.header[key][0]
+        if found != shape:
+            self.wrong["tensors of the wrong shape"].append(f"{key} {list(found)}, expected {list(shape)}")
+        return found == shape
+
+    def _claim(self, target: str, key: str, change: Change) -> None:
+        before = self.changes.get(target, Change())
+        if before.factors or (before.value and change.value):
+            self.wrong[f"tensors that change '{target}' a second time"].append(key)
+        else:
+            self.changes[target] = replace(change, value=before.value or change.value)
+
+
+def _factor_shapes(weight: tuple[int, ...], rank: int, embedding: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B for a weight `[out, in]`, `[out, in, h, w]`, or an embedding `[rows, width]`."""
+    rows, *columns = weight
+    if embedding:
+        return (rank, rows), (*columns, rank)
+    return (rank, *columns), (rows, rank, *[1] * (len(columns) - 1))
+
+
+def _few(keys: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(f"'{key}'" for key in keys[:most])
+    return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"
+
+
+def _first_match(patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:
+    """The value of the first pattern that matches the end of a module's name from one of its dots on."""
+    matches = (value for pattern, value in (patterns or {}).items() if re.fullmatch(_at_the_end(pattern), module))
+    return next(matches, otherwise)
+
+
+def _at_the_end(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})"

@@ -1,0 +1,211 @@
+"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders and decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from featcal.errors import InputError
+from featcal.models.checkpoint import read_config
+from featcal.models.language import IGNORED
+from featcal.tasks.pool import Image, TextExample
+
+Modality = Literal["pixels", "seq2seq", "causal"]
+"""What an architecture reads: pictures, input and answer apart, or one text that goes on."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Keyword inputs of a model, and how many examples had to be cut for it."""
+
+    inputs: Mapping[str, Tensor]
+    truncated: int = 0
+
+
+def prepare_pixels(images: Sequence[Image], folder: Path) -> Tensor:
+    """Pictures → `pixel_values` `[n, 3, H, W]` float32 by the image processor in `folder`.
+
+    Raises:
+        InputError: no usable processor, or pictures that it cannot make one batch of.
+    """
+    writable = [image.copy() for image in images]  # the processor wraps them as tensors
+    try:
+        pixels: Tensor = _processor(folder)(images=writable, return_tensors="pt")["pixel_values"]
+    except ValueError as error:
+        raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
+    return pixels.float()
+
+
+def prepare_seq2seq(
+    examples: Sequence[TextExample], folder: Path, max_length: int = 512, max_target_length: int = 32
+) -> Prepared:
+    """Texts → inputs of an encoder-decoder, by the tokenizer in `folder`.
+
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest; `labels` `[n, U]`, -100 on padding,
+    each ending with the end token. Longer inputs and targets keep their beginning and their end token.
+
+    Raises:
+        InputError: examples without target, or no usable tokenizer.
+    """
+    if any(example.target is None for example in examples):
+        raise InputError("an encoder-decoder needs answers; give the source 'target' or 'targets'")
+    tokenizer = tokenizer_of(folder)
+    end = tokenizer.eos_token_id
+    inputs = _token_ids(tokenizer, [example.input for example in examples])
+    targets = [_ended(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
+    cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
+    inputs = [_beginning(ids, max_length, end) for ids in inputs]
+    targets = [_beginning(ids, max_target_length, end) for ids in targets]
+    prepared = {**_padded(inputs, tokenizer), "labels": _stack(targets, IGNORED)}
+    return Prepared(prepared, sum(cut))
+
+
+def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
+    """Texts → inputs of a decoder, by the tokenizer in `folder`: prompt, target and the end token if there is one.
+
+    `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest;
+    `completion_mask` is 1 on the target's tokens, or wherever `attention_mask` is if there is no target. Prompts
+    that are too long lose their beginning, except for the start token; targets are never cut.
+
+    Raises:
+        InputError: a target longer than `max_length`, or no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    end = tokenizer.eos_token_id
+    prompts = _token_ids(tokenizer, [example.input for example in examples])
+    answers = _token_ids(tokenizer, [example.target or "" for example in examples], special=False)
+    rows, completions, truncated = [], [], 0
+    for number, (example, prompt, answer) in enumerate(zip(examples, prompts, answers, strict=True)):
+        if example.target is not None:
+            prompt = prompt[:-1] if prompt and prompt[-1] == end else prompt
+            answer = _ended(answer, end)
+        room = max_length - len(answer)
+        if room < 1:
+            raise InputError(
+                f"the target of drawn example {number} has {len(answer)} tokens, with max_length {max_length} "
+                "there is no room for its prompt; raise 'max_length' of the task"
+            )
+        truncated += len(prompt) > room
+        prompt = _ending(prompt, room, tokenizer.bos_token_id)
+        rows.append(prompt + answer)
+        completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
+    prepared = {**_padded(rows, tokenizer), "completion_mask": _stack(completions, 0)}
+    return Prepared(prepared, truncated)
+
+
+def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
+    """Token ids from a file → the inputs that `prepare_seq2seq` or `prepare_causal` make.
+
+    Args:
+        tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 if left out) and `labels`: for an
+            encoder-decoder `[n, U]`; for a decoder `[n, T]`, the ids themselves with -100 on the prompt.
+
+    Raises:
+        InputError: labels or mask that do not fit, or padding that is not masked or not on the right.
+    """
+    ids, labels = tokens["input_ids"], tokens.get("labels")
+    mask = tokens.get("attention_mask")
+    padding = read_config(folder, "base").get("pad_token_id")
+    if mask is None:
+        if padding is not None and bool((ids[:, -1] == padding).any()):
+            raise InputError(f"rows end with the padding id {padding}; give 'mask', the tensor that is 0 there")
+        mask = torch.ones_like(ids)
+    if bool(((mask != 0) & (mask != 1)).any()) or bool((mask.diff(dim=1) > 0).any()) or bool((mask[:, 0] == 0).any()):
+        raise InputError("the mask of every row must be ones and then zeros: padding belongs on the right")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if modality == "seq2seq":
+        inputs["labels"] = _checked_targets(labels)
+    else:
+        inputs["completion_mask"] = mask if labels is None else _completion(ids, mask, labels)
+    return Prepared(inputs)
+
+
+def _checked_targets(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise InputError("an encoder-decoder needs answers; give 'labels', target ids [n, U] with -100 as padding")
+    given = labels != IGNORED
+    if not bool(given[:, 0].all()) or bool((given.int().diff(dim=1) > 0).any()) or bool((labels[given] < 0).any()):
+        raise InputError(f"every row of labels must be target ids and then {IGNORED}")
+    return labels
+
+
+def _completion(ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    given = labels != IGNORED
+    if labels.shape != ids.shape or not labels[given].equal(ids[given]) or bool((given & (mask == 0)).any()):
+        raise InputError(f"labels of a decoder are its token ids with {IGNORED} on prompt and padding")
+    if not bool(given.any(dim=1).all()):
+        raise InputError(f"a row of labels is {IGNORED} throughout: nothing would be learnt from it")
+    return given.long()
+
+
+def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+    encoded = tokenizer(list(texts), add_special_tokens=special, truncation=False, padding=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _ended(ids: list[int], end: int | None) -> list[int]:
+    return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
+
+
+def _beginning(ids: list[int], limit: int, end: int | None) -> list[int]:
+    """At most `limit` ids from the beginning, and the end token if there was one."""
+    if len(ids) <= limit:
+        return ids
+    return [*ids[: limit - 1], ids[-1]] if ids[-1] == end else ids[:limit]
+
+
+def _ending(ids: list[int], limit: int, start: int | None) -> list[int]:
+    """At most `limit` ids from the end, and the start token if there was one."""
+    if len(ids) <= limit:
+        return ids
+    return [ids[0], *ids[len(ids) - limit + 1 :]] if ids[0] == start else ids[len(ids) - limit :]
+
+
+def _padded(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
+    padding = tokenizer.pad_token_id or 0  # masked: its value changes nothing
+    return {"input_ids": _stack(rows, padding), "attention_mask": _stack([[1] * len(ids) for ids in rows], 0)}
+
+
+def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
+
+
+@lru_cache(maxsize=8)
+def _processor(folder: Path) -> Any:
+    from transformers import CLIPImageProcessor
+
+    if not (folder / "preprocessor_config.json").is_file():
+        raise InputError(f"base: {folder} has no preprocessor_config.json, which pictures need; use a 'tensors' source")
+    try:
+        return CLIPImageProcessor.from_pretrained(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"base: {folder / 'preprocessor_config.json'} is not a usable image processor ({error})"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a checkpoint folder; read once.
+
+    Raises:
+        InputError: there is none, or its files are damaged.
+    """
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise InputError(
+            f"base: {folder} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a damaged file makes the tokenizer's own reader say
+        raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error

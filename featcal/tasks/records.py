@@ -1,0 +1,161 @@
+"""Pools out of rows with named columns: text through templates, pictures with their labels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcal.errors import InputError
+from featcal.suite import did_you_mean
+from featcal.tasks.pool import Image, Pool, TextExample
+from featcal.tasks.schema import Source
+from featcal.tasks.table import Table
+from featcal.tasks.template import fill, template_fields
+
+Rows = NDArray[np.int64]
+
+
+def table_pool(table: Table, source: Source, split: str | None) -> Pool:
+    """The rows of a table whose column "split" is `split`, all with None.
+
+    Raises:
+        InputError: a column that is not there, a split that no row has, labels that are none.
+    """
+    rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
+    return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+
+
+def _rows_of_split(table: Table, split: str) -> Rows:
+    if "split" not in table.columns:
+        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_there(table)})")
+    values = np.array([str(value) for value in table.column("split")])
+    rows = np.flatnonzero(values == split)
+    if not len(rows):
+        known = sorted(set(values.tolist()))
+        raise InputError(f"no row has split '{split}', only {', '.join(known)}.{did_you_mean(split, known)}")
+    return rows
+
+
+def _require(table: Table, columns: Sequence[str], what: str) -> None:
+    for name in columns:
+        if name not in table.columns:
+            hint = did_you_mean(name, table.columns)
+            raise InputError(f"{what} needs the column '{name}', which is not there ({_there(table)}).{hint}")
+
+
+def _there(table: Table) -> str:
+    return f"columns: {', '.join(table.columns) or 'none'}"
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def _texts(table: Table, source: Source, rows: Rows) -> Pool:
+    template, target = str(source.input), source.target
+    answers = _answers(source)
+    label = source.label or "label"
+    needed = {"'input'": template_fields(template), "'target'": template_fields(target or "")}
+    needed["'targets'"] = (label,) if answers else ()
+    for option, fields in needed.items():
+        _require(table, fields, option)
+    columns = tuple(dict.fromkeys(field for fields in needed.values() for field in fields))
+
+    def example(row: Mapping[str, Any]) -> TextExample:
+        if answers is None:
+            return TextExample(fill(template, row), None if target is None else fill(target, row))
+        if isinstance(row[label], dict | list) or row[label] not in answers:
+            known = ", ".join(map(repr, answers))
+            raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
+        return TextExample(fill(template, row), answers[row[label]])
+
+    def texts(wanted: Sequence[int]) -> list[TextExample]:
+        chosen = [int(rows[index]) for index in wanted]
+        examples = []
+        for place, row in zip(chosen, table.rows(chosen, columns), strict=True):
+            try:
+                examples.append(_not_empty(example(row)))
+            except ValueError as error:
+                raise InputError(f"{table.place(place)}: {error}") from error
+        return examples
+
+    return Pool(len(rows), None, None, texts=texts)
+
+
+def _answers(source: Source) -> Mapping[Any, str] | None:
+    if source.targets is None or isinstance(source.targets, dict):
+        return source.targets
+    return dict(enumerate(source.targets))
+
+
+def _not_empty(example: TextExample) -> TextExample:
+    if not example.input.strip():
+        raise ValueError("the input is empty")
+    if example.target is not None and not example.target.strip():
+        raise ValueError("the target is empty")
+    return example
+
+
+# --------------------------------------------------------------------------------------------------- pictures
+
+
+def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
+    column = source.image or "image"
+    _require(table, [column], "a source of pictures")
+    labels, names, counted = None, None, False
+    if source.label is not None:
+        _require(table, [source.label], "'label'")
+    if (label := source.label or "label") in table.columns:
+        values = table.column(label)
+        labels, names = numbered([values[row] for row in rows], f"column '{label}'")
+        counted = names is not None
+        names = table.class_names(label) or names
+
+    def images(wanted: Sequence[int]) -> list[Image]:
+        chosen = [int(rows[index]) for index in wanted]
+        cells = table.rows(chosen, [column])
+        return [_decoded(row[column], table.place(place)) for place, row in zip(chosen, cells, strict=True)]
+
+    return Pool(len(rows), labels, names, images, counted_names=counted)
+
+
+def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    """Class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
+
+    Raises:
+        InputError: labels of another type, or of several.
+    """
+    kinds = {type(value) for value in values}
+    if kinds <= {int, bool}:
+        return np.array(values, dtype=np.int64), None
+    if kinds == {str}:
+        names, indices = np.unique(np.array(values), return_inverse=True)
+        return indices.astype(np.int64), tuple(names.tolist())
+    found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
+
+
+def _decoded(cell: Any, place: str) -> Image:
+    """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if isinstance(cell, bytes):
+        return read_image(io.BytesIO(cell), place)
+    if isinstance(cell, str):
+        return read_image(Path(cell), f"{place}: {cell}")
+    raise InputError(f"{place}: holds a {type(cell).__name__}, expected a picture")
+
+
+def read_image(file: Path | io.BytesIO, place: str) -> Image:
+    """Any picture that Pillow opens, as RGB."""
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(file) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
+        raise InputError(f"{place} is not a readable picture") from error

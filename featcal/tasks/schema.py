@@ -1,0 +1,129 @@
+"""What a suite file says about samples: the source of one split."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from featcal.tasks.template import template_fields
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "embedded": ("split",),
+    "tensors": ("key", "labels", "mask"),
+    "arrays": ("split",),
+    "imagefolder": ("label",),
+    "parquet": ("split", "image", "label", "input", "target", "targets"),
+    "jsonl": ("split", "label", "input", "target", "targets"),
+    "hub": ("config", "split", "revision", "image", "label", "input", "target", "targets"),
+}
+"""Options of every kind of source; all of them also take `limit`."""
+SOURCE_KINDS = tuple(_OPTIONS)
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors; values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Strict):
+    """Where the samples of one split come from; exactly one of the seven kinds is given.
+
+    Pictures or text: a source with `input` is text, any other is pictures (`tensors` may be either).
+    """
+
+    embedded: str | None = None
+    """Name of a task whose samples featcal renders itself."""
+    tensors: str | None = None
+    """safetensors file; `key` names preprocessed pictures `[n, 3, H, W]` or token ids `[n, T]` (int64)."""
+    arrays: str | None = None
+    """`.npz` with `train_x`, `train_y`, `test_x`, `test_y` (uint8 `[n, H, W, 3]`, int) and `class_names`."""
+    imagefolder: str | None = None
+    """Folder with one sub-folder of images per class, or with a `metadata.csv`, `.jsonl` or `.parquet` that
+    gives every `file_name` its label."""
+    parquet: str | None = None
+    """Parquet file, or folder of them."""
+    jsonl: str | None = None
+    """One JSON object per line; `.gz` is unpacked on the way."""
+    hub: str | None = None
+    """Id of a data set on the Hub, or a local folder in the same layout; needs the package `datasets`."""
+
+    key: str | None = None
+    labels: str | None = None
+    """Tensor of class indices `[n]`; for token ids, of target token ids `[n, U]` with -100 as padding."""
+    mask: str | None = None
+    """Tensor `[n, T]`, 1 on tokens and 0 on padding; needed where there is padding."""
+    split: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    """Commit or tag of a Hub data set; without one the data may change under the suite."""
+
+    image: str | None = None
+    """Column of pictures, "image" when left out."""
+    label: str | None = None
+    """Column of class indices or class names, "label" when left out."""
+    input: str | None = None
+    """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
+    target: str | None = None
+    """Template of the right answer."""
+    targets: tuple[str, ...] | dict[int | str, str] | None = None
+    """The right answer for every value of the column `label`, as a list by class index or as a mapping."""
+    limit: Annotated[int, Field(gt=0)] | None = None
+    """Use only so many samples of the source, evenly spread over it."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _no_yaml_booleans(cls, targets: Any) -> Any:
+        words = [*targets, *targets.values()] if isinstance(targets, dict) else targets or []
+        if isinstance(words, list) and any(isinstance(word, bool) for word in words):
+            raise ValueError("put words such as 'yes' and 'no' in quotes: bare, YAML reads them as true and false")
+        return targets
+
+    @field_validator("input", "target")
+    @classmethod
+    def _readable_template(cls, template: str | None) -> str | None:
+        if template is not None and not template_fields(template):
+            raise ValueError(f"'{template}' names no field; write the name of a column between braces")
+        return template
+
+    @model_validator(mode="after")
+    def _one_kind_with_its_options(self) -> Source:
+        kinds = [kind for kind in SOURCE_KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"give exactly one of {', '.join(SOURCE_KINDS)} (found {', '.join(kinds) or 'none'})")
+        options = {option for allowed in _OPTIONS.values() for option in allowed}
+        misplaced = {option for option in options if getattr(self, option) is not None} - set(_OPTIONS[kinds[0]])
+        if misplaced:
+            raise ValueError(
+                f"{', '.join(sorted(misplaced))} means nothing to a source of kind '{kinds[0]}', "
+                f"which takes {', '.join(_OPTIONS[kinds[0]])} and limit"
+            )
+        if self.tensors is not None and self.key is None:
+            raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
+        if self.hub is not None and self.split is None:
+            raise ValueError("a 'hub' source needs 'split', one of the data set's own splits")
+        if self.jsonl is not None and self.input is None:
+            raise ValueError("a 'jsonl' source needs 'input', the template of the model's input")
+        return self
+
+    @model_validator(mode="after")
+    def _pictures_or_text(self) -> Source:
+        if self.input is None and (self.target is not None or self.targets is not None):
+            raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
+        if self.input is not None and self.image is not None:
+            raise ValueError("'input' makes a source text and 'image' makes it pictures; give one of them")
+        if self.target is not None and self.targets is not None:
+            raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
+        if self.input is not None and self.label is not None and self.targets is None:
+            raise ValueError("the 'label' of text needs 'targets', the answer for every label")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in SOURCE_KINDS if getattr(self, kind) is not None)
+
+    @property
+    def unpinned(self) -> bool:
+        """A Hub data set without a revision: the same suite may give other samples tomorrow."""
+        return self.hub is not None and self.revision is None

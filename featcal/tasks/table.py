@@ -1,0 +1,103 @@
+"""Rows with named columns, as every data set has them, and JSON Lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from featcal.errors import InputError
+
+Row = dict[str, Any]
+
+
+class Table(Protocol):
+    """A data set that is read by column or by row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def column(self, name: str) -> list[Any]:
+        """Every value of one of the columns."""
+        ...
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        """The given columns of the given rows, in their order."""
+        ...
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Names that a column of class indices stands for, where the data set has them."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Where a row is, for messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonTable:
+    """JSON Lines in memory."""
+
+    file: Path
+    columns: tuple[str, ...]
+    content: Sequence[Row]
+    lines: Sequence[int]
+    """Line of every row; blank lines are no rows."""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows(range(len(self)), [name])]
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        for index in wanted:
+            missing = [name for name in columns if name not in self.content[index]]
+            if missing:
+                raise InputError(f"{self.place(index)} has no field '{missing[0]}'")
+        return [self.content[index] for index in wanted]
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return None
+
+    def place(self, row: int) -> str:
+        return f"{self.file}, line {self.lines[row]}"
+
+
+def read_jsonl(file: Path) -> JsonTable:
+    """Every row of a `.jsonl` or `.jsonl.gz` file; parsed once for as long as the file stays the same.
+
+    Raises:
+        InputError: unreadable, damaged, or a line that is no JSON object; the message has its number.
+    """
+    try:
+        state = file.stat()
+        return _parsed(file, state.st_mtime_ns, state.st_size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{file} cannot be read to its end ({error}); fetch it again") from error
+
+
+@lru_cache(maxsize=16)
+def _parsed(file: Path, modified: int, size: int) -> JsonTable:
+    content, lines = [], []
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{file}, line {number} is not valid JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{file}, line {number} holds a {type(row).__name__}, expected an object {{...}}")
+            content.append(row)
+            lines.append(number)
+    columns = tuple(dict.fromkeys(name for row in content for name in row))
+    return JsonTable(file, columns, content, lines)

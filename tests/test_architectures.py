@@ -1,0 +1,220 @@
+"""What must hold for every architecture: replay, completeness, fixed point, identity, less drift, reload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import in_float64
+from safetensors.torch import load_file, save_file
+from tiny_text import KINDS, TASKS, write_text_suite
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
+from featcal.calibration.calibrate import config_for, expert_passes
+from featcal.family import Family
+from featcal.models.adapter import Call
+from featcal.models.capture import capture_inputs, linears
+from featcal.models.expert_pass import first_calls
+from featcal.models.features import final_features
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return open_family(load_suite(write_text_suite(tmp_path_factory.mktemp(request.param), request.param)), "cpu")
+
+
+def library_output(family: Family, inputs: Any) -> Tensor:
+    """Scores at the position of the answer, by the library alone."""
+    model: Any = family.adapter
+    loaded = model.generator(family.base.read(family.adapter.tower), family.base_folder)
+    with torch.no_grad():
+        logits = loaded(**inputs, use_cache=False).logits
+    if family.adapter.family == "t5":
+        return logits[:, 0]
+    return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
+
+
+def test_replay_is_the_models_own_forward(family: Family) -> None:
+    inputs = family.samples(TASKS[0], "calibration", None, 0).inputs
+    features = final_features(family.adapter, family.base, {}, [inputs], family.compute)
+    scores = family.adapter.output(family.base.read(family.adapter.closing), features)
+    torch.testing.assert_close(scores, library_output(family, inputs), rtol=1e-6, atol=1e-6)
+
+
+class SeesLinears(TorchFunctionMode):
+    """Remembers the weight of every call of F.linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear:
+            self.weights.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_every_linear_map_is_seen_exactly_once(family: Family) -> None:
+    batch = family.samples(TASKS[0], "calibration", 2, 0).inputs
+    calls: list[Call] = []
+    for stage in family.adapter.stages:
+        calls = first_calls(stage, family.base.read(stage.outer), [batch], calls)
+        for block in stage.blocks:
+            tensors = block.local(family.base.read(block.names))
+            with SeesLinears() as oracle, capture_inputs(block.module) as inputs:
+                output = block.run(tensors, calls[0])
+            names = linears(block.module)
+            assert set(inputs) >= set(names)
+            assert {id(w) for w in oracle.weights} == {id(tensors[f"{name}.weight"]) for name in names}
+            assert len(oracle.weights) == len(names)
+            calls = [stage.advance(calls[0], output)]
+
+
+def test_number_of_linear_maps(family: Family) -> None:
+    expected = {"t5": [7, 7, 11, 11], "llama": [7, 7, 7]}[family.adapter.family]
+    assert [len(linears(block.module)) for block in family.adapter.blocks()] == expected
+
+
+@pytest.mark.parametrize("rmsnorms", [False, True])
+def test_identical_models_are_a_fixed_point(family: Family, rmsnorms: bool) -> None:
+    same = in_float64(family)
+    same = Family(**{**vars(same), "merged": same.base, "experts": dict.fromkeys(same.experts, same.base)})
+    config = config_for(same, lam=0.05, eps=0.0, rmsnorms=rmsnorms)
+    done = calibrate(same, config).weights
+    for name, tensor in same.base.read(same.adapter.tower).items():
+        torch.testing.assert_close(done.read([name])[name], tensor, rtol=1e-9, atol=1e-10)
+
+
+def test_drift_identity_and_shares(family: Family) -> None:
+    exact = in_float64(family)
+    ledger = measure_drift(exact, split="test", attribution=True, output=True) if family.adapter.family == "t5" else (
+        measure_drift(exact, split="test", attribution=True)
+    )  # fmt: skip
+    names = [layer.layer for layer in ledger.tasks[TASKS[0]].layers]
+    blocks = family.adapter.block_layers()
+    lead = {"t5": ["encoder embeddings", *blocks[:2], "decoder embeddings", *blocks[2:], "head"]}
+    assert names == lead.get(family.adapter.family, ["embeddings", *blocks, "head"])
+    for task in ledger.tasks.values():
+        assert task.identity_residual < 1e-12
+        assert float(task.layers[0].propagation.abs().max()) == 0
+        assert task.attribution is not None
+        assert float(task.attribution.shares.sum()) == pytest.approx(1, abs=1e-9)
+        assert float(task.attribution.telescoped_shares.sum()) == pytest.approx(1, abs=1e-9)
+        if task.output is not None:
+            assert float(task.output.tightness.max()) <= 1 + 1e-9
+            assert float(task.output.head_mismatch.min()) > 0  # every model has its own head
+            assert not bool((task.output.certified & ~task.output.agrees).any())
+
+
+def test_sublayers_together_are_the_block(family: Family) -> None:
+    exact = in_float64(family)
+    whole, parts = (measure_drift(exact, split="test", sublayers=apart) for apart in (False, True))
+    for task in TASKS:
+        last = {layer.layer: layer for layer in parts.tasks[task].layers}
+        for layer in whole.tasks[task].layers:
+            same = last.get(f"{layer.layer} mlp", last.get(layer.layer))
+            assert same is not None
+            torch.testing.assert_close(same.drift, layer.drift, rtol=1e-9, atol=1e-12)
+
+
+def test_padding_counts_for_nothing(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tokens under the padding: the same calibrated weights and the same drift, to rounding."""
+    exact = in_float64(family)
+    before, ledger = calibrate(exact).weights, measure_drift(exact, split="test")
+    original = Family.samples
+
+    def scribbled(self: Family, *args: Any, **kwargs: Any) -> Any:
+        drawn = original(self, *args, **kwargs)
+        ids, mask = drawn.inputs["input_ids"].clone(), drawn.inputs["attention_mask"]
+        ids[mask == 0] = 7
+        return type(drawn)(**{**vars(drawn), "inputs": {**drawn.inputs, "input_ids": ids}})
+
+    monkeypatch.setattr(Family, "samples", scribbled)
+    after, again = calibrate(exact).weights, measure_drift(exact, split="test")
+    names = [name for block in family.adapter.blocks() for name in block.names]
+    for name, tensor in before.read(names).items():
+        torch.testing.assert_close(after.read([name])[name], tensor, rtol=1e-9, atol=1e-9)
+    for task in TASKS:
+        for one, other in zip(ledger.tasks[task].layers, again.tasks[task].layers, strict=True):
+            torch.testing.assert_close(one.drift, other.drift, rtol=1e-9, atol=1e-12)
+
+
+def test_calibration_lowers_the_final_drift_and_leaves_the_rest(family: Family, tmp_path: Path) -> None:
+    document = calibrate_to_folder(family, config_for(family, lam=0.05, rho=1.0, alpha=0.3), tmp_path / "out")
+    before, after = measure_drift(family), measure_drift(family, str(tmp_path / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    inside = {f"{block.name}.{name}.weight" for block in family.adapter.blocks() for name in linears(block.module)}
+    merged = family.merged.read(family.adapter.tower)
+    assert {name for name, tensor in written.items() if not tensor.equal(merged[name])} == inside
+    assert document["tasks"][TASKS[0]]["tokens"] == int(
+        family.samples(TASKS[0], "calibration", None, 0).inputs["attention_mask"].sum()
+    )
+
+
+def test_the_export_reloads_in_transformers_with_equal_outputs(family: Family, tmp_path: Path) -> None:
+    result = calibrate(family)
+    result.save(tmp_path / "out")
+    inputs = family.adapter.probe()
+    features = final_features(family.adapter, result.weights, {}, [inputs], family.compute)
+    scores = family.adapter.output(result.weights.read(family.adapter.closing), features)
+    torch.testing.assert_close(family.adapter.reference(tmp_path / "out", inputs), scores, rtol=1e-5, atol=1e-5)
+
+
+def test_the_head_is_never_calibrated(family: Family) -> None:
+    done = calibrate(family).weights
+    adapter: Any = family.adapter
+    names = [*adapter.vocabulary, adapter.lm_head]
+    for name, tensor in family.merged.read(names).items():
+        assert done.read([name])[name].equal(tensor)
+
+
+def test_rmsnorms_are_left_alone_unless_asked_for(family: Family) -> None:
+    scales = [name for b in family.adapter.blocks() for name in b.names if "norm" in name and name.endswith("weight")]
+    merged = family.merged.read(scales)
+    plain = calibrate(family, config_for(family, lam=0.05)).weights.read(scales)
+    extended = calibrate(family, config_for(family, lam=0.05, rmsnorms=True)).weights.read(scales)
+    assert all(plain[name].equal(merged[name]) for name in scales)
+    assert all(not extended[name].equal(merged[name]) for name in scales)
+
+
+def test_a_repeated_tensor_must_repeat(tmp_path: Path) -> None:
+    from featcal.errors import InputError
+
+    file = write_text_suite(tmp_path / "s", "t5")
+    path = tmp_path / "s" / "experts" / TASKS[0] / "model.safetensors"
+    tensors = load_file(path)
+    tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"].clone()
+    save_file(tensors, path, {"format": "pt"})
+    open_family(load_suite(file), "cpu")
+    tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(
+        InputError, match=r"expert 'left': 'encoder\.embed_tokens\.weight' must repeat 'shared\.weight'"
+    ):
+        open_family(load_suite(file), "cpu")
+
+
+def test_defaults_are_the_papers_for_the_architecture(family: Family) -> None:
+    config = config_for(family)
+    assert (config.lam, config.rho, config.alpha) == {"t5": (1e-5, 2.0, 0.6), "llama": (1e-5, 0.5, 0.15)}[
+        family.adapter.family
+    ]
+
+
+def test_expert_passes_can_be_used_again(family: Family) -> None:
+    config = config_for(family, lam=0.05)
+    passes = expert_passes(family, config, keep=True)
+    names = [name for block in family.adapter.blocks() for name in block.names]
+    first, second, plain = (
+        calibrate(family, config, experts=kept).weights.read(names) for kept in (passes, passes, None)
+    )
+    for name in names:
+        assert first[name].equal(second[name])
+        torch.testing.assert_close(first[name], plain[name], rtol=0, atol=0)

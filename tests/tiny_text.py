@@ -1,0 +1,124 @@
+"""Tiny language models made on the fly, each with experts near it and ready-made token samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+WORDS = ["<pad>", "</s>", "<unk>", "yes", "no", *[f"w{i}" for i in range(27)]]
+ROWS = len(WORDS)
+TASKS = ("left", "right")
+CONFIGS: dict[str, dict[str, Any]] = {
+    "t5": {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": ROWS, "d_model": 16,
+        "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 3, "dropout_rate": 0.1,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
+        "pad_token_id": 0, "eos_token_id": 1, "relative_attention_num_buckets": 8,
+    },
+    "llama": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": ROWS, "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    },
+}  # fmt: skip
+CONFIGS["t5-tied"] = {**CONFIGS["t5"], "tie_word_embeddings": True}
+CONFIGS["llama-tied"] = {**CONFIGS["llama"], "tie_word_embeddings": True}
+KINDS = tuple(CONFIGS)
+
+
+def library_model(kind: str) -> Any:
+    """The library's own model with random weights of a size that makes every layer matter."""
+    from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(3)
+    config = CONFIGS[kind]
+    if kind.startswith("t5"):
+        model: Any = T5ForConditionalGeneration(T5Config(**config))
+        if not config["tie_word_embeddings"]:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(ROWS, 16))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+            elif "embed" not in name and "shared" not in name:
+                parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def write_text_base(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A checkpoint folder with tokenizer; returns its tensors, shared ones once."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    model = library_model(kind)
+    tensors = {name: p.detach().to(dtype).contiguous() for name, p in model.named_parameters()}
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if kind.startswith("t5"):
+        tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    specials = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def write_text_expert(folder: Path, base: dict[str, Tensor], kind: str, seed: int, distance: float = 0.3) -> None:
+    """A checkpoint near the base: every tensor moved by noise of relative size `distance`."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for name, tensor in base.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        moved[name] = (tensor.float() + distance * noise * tensor.float().norm() / noise.norm()).to(tensor.dtype)
+    folder.mkdir(parents=True)
+    save_file(moved, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
+
+
+def token_samples(kind: str, seed: int, count: int = 8) -> dict[str, Tensor]:
+    """Token ids with padding on the right, their mask and the answers: `ids`, `mask`, `labels`."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, 9, (count,), generator=generator)
+    lengths[0] = 8
+    mask = (torch.arange(8) < lengths[:, None]).long()
+    ids = torch.randint(3, ROWS, (count, 8), generator=generator) * mask
+    answers = torch.randint(3, 5, (count, 1), generator=generator)
+    if kind.startswith("t5"):
+        extra = torch.randint(5, ROWS, (count, 1), generator=generator)
+        extra[::2] = -100
+        return {"ids": ids, "mask": mask, "labels": torch.cat([answers, extra], dim=1)}
+    return {"ids": ids, "mask": mask}
+
+
+def write_text_suite(
+    root: Path, kind: str, distance: float = 0.3, dtype: torch.dtype = torch.float32, tasks: tuple[str, ...] = TASKS
+) -> Path:
+    """A whole suite folder; returns its suite file."""
+    base = write_text_base(root / "base", kind, dtype)
+    samples: dict[str, Tensor] = {}
+    entries: dict[str, Any] = {}
+    for seed, task in enumerate(tasks):
+        write_text_expert(root / "experts" / task, base, kind, seed + 1, distance)
+        entry: dict[str, Any] = {"expert": f"experts/{task}"}
+        for number, split in enumerate(("calibration", "test")):
+            drawn = token_samples(kind, 10 * seed + number)
+            samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}
+            options = {"mask": f"{task}.{split}.mask"}
+            if "labels" in drawn:
+                options["labels"] = f"{task}.{split}.labels"
+            entry[split] = {"tensors": "samples.safetensors", "key": f"{task}.{split}.ids", **options}
+        entries[task] = entry
+    save_file(samples, root / "samples.safetensors")
+    merged = {"method": "task-arithmetic", "scale": 0.5}
+    file = root / "suite.yaml"
+    file.write_text(yaml.safe_dump({"name": f"tiny-{kind}", "base": "base", "merged": merged, "tasks": entries}))
+    return file
