@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from app.theme import COLOUR, SYMBOL, finish
+from app.theme import COLOUR, OTHERS, SYMBOL, finish
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -92,18 +92,18 @@ def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
     return finish(figure, 400)
 
 
-def gains(frame: pd.DataFrame) -> go.Figure:
-    """Cosine gain against accuracy gain over the merged model, one labelled point per task."""
+def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
+    """Cosine gain against gain in a score over the merged model, one labelled point per task."""
     figure = go.Figure()
     figure.add_scatter(
         x=frame["cosine gain"],
-        y=frame["accuracy gain"],
+        y=frame["score gain"],
         text=frame["task"],
         mode="markers+text",
         textposition=_text_sides(frame),
         cliponaxis=False,
         marker={"color": COLOUR["calibrated"], "size": 11},
-        hovertemplate="%{text}: cosine %{x:+.3f}, accuracy %{y:+.1f} points<extra></extra>",
+        hovertemplate=f"%{{text}}: cosine %{{x:+.3f}}, {metric} %{{y:+.1f}} points<extra></extra>",
         showlegend=False,
     )
     figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})
@@ -114,13 +114,23 @@ def gains(frame: pd.DataFrame) -> go.Figure:
         title="gain in mean cosine to the expert",
         range=[min(float(x.min()), 0) - 0.12 * reach, max(float(x.max()), 0) + 0.12 * reach],
     )
-    figure.update_yaxes(title="gain in accuracy, points")
+    figure.update_yaxes(title=f"gain in {metric}, points")
     return finish(figure, 400)
 
 
-def feature_map(points: Mapping[str, Array], labels: Sequence[str], arrows: bool, axes: str) -> go.Figure:
-    """One map of several models' features; row i is sample i in each of them."""
+def feature_map(
+    points: Mapping[str, Array],
+    labels: Sequence[str],
+    arrows: bool,
+    axes: str,
+    answers: Sequence[str] | None = None,
+) -> go.Figure:
+    """One map of several models' features; row i is sample i in each of them.
+
+    Shapes are models. Colours are models too, or the right answer of every sample where `answers` says it.
+    """
     figure = go.Figure()
+    colours = {answer: OTHERS[i % len(OTHERS)] for i, answer in enumerate(sorted(set(answers or ())))}
     if arrows:
         figure.add_scatter(
             x=_segments(points["merged"][:, 0], points["calibrated"][:, 0]),
@@ -140,10 +150,21 @@ def feature_map(points: Mapping[str, Array], labels: Sequence[str], arrows: bool
             mode="markers",
             customdata=list(range(len(flat))),
             text=list(labels),
-            marker={"color": COLOUR[model], "symbol": SYMBOL[model], "size": 8, "opacity": 0.85},
+            marker={
+                "color": COLOUR[model] if answers is None else [colours[answer] for answer in answers],
+                "symbol": SYMBOL[model],
+                "size": 8,
+                "opacity": 0.85,
+            },
             unselected={"marker": {"opacity": 0.4}},
-            hovertemplate=f"{model}, sample %{{customdata}}, %{{text}}<extra></extra>",
+            legendgroup=model,
+            showlegend=answers is None,
+            hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
         )
+        if answers is not None:
+            _legend_entry(figure, model, COLOUR["base"], SYMBOL[model], model)
+    for answer, colour in colours.items():
+        _legend_entry(figure, answer, colour, "square", None)
     bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
     figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
     figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
@@ -227,6 +248,12 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     finish(figure, 440)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
     return figure
+
+
+def _legend_entry(figure: go.Figure, name: str, colour: str, symbol: str, group: str | None) -> None:
+    """A line of the legend without points of its own."""
+    marker = {"color": colour, "symbol": symbol, "size": 9}
+    figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
 
 
 def _segments(start: Array, end: Array) -> list[float | None]:

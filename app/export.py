@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -12,6 +13,15 @@ from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError
 from featcal.models.checkpoint import read_config
+
+
+_LOADERS = {
+    "clip": "CLIPModel",
+    "clip_vision_model": "CLIPVisionModel",
+    "t5": "T5ForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+}
+"""`model_type` → the class of transformers that loads it."""
 
 
 def section(ws: Workspace, config: CalibrationConfig) -> None:
@@ -28,9 +38,9 @@ def section(ws: Workspace, config: CalibrationConfig) -> None:
             view.problem(error)
     written = st.session_state.get("written")
     if written and written[0] == config:
-        _show_written(written[1], written[2], ws.family.container)
+        _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
-    st.code(command(state.reference(), config, name), language="bash", wrap_lines=True)
+    st.code(command(state.reference(), config, ws.switches, name), language="bash", wrap_lines=True)
 
 
 def default_name(suite: str, config: CalibrationConfig) -> str:
@@ -38,19 +48,23 @@ def default_name(suite: str, config: CalibrationConfig) -> str:
     return f"{suite}-lam{config.lam:g}-rho{config.rho:g}-alpha{config.alpha:g}-n{config.samples}"
 
 
-def command(suite: str, config: CalibrationConfig, out: str) -> str:
-    """The `featcal calibrate` line with these options."""
+def command(suite: str, config: CalibrationConfig, switches: Sequence[str], out: str) -> str:
+    """The `featcal calibrate` line with these options; `switches` are those that mean something for the suite."""
+    flags = {name: f"--{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in switches}
+    usual = CalibrationConfig()
     parts = [
         f"featcal calibrate {shlex.quote(suite)}",
         f"--lam {config.lam:g} --rho {config.rho:g} --alpha {config.alpha:g} --samples {config.samples}",
-        *([] if config.biases else ["--no-biases"]),
-        *([] if config.layernorms else ["--no-layernorms"]),
+        *(flag for name, flag in flags.items() if getattr(config, name) != getattr(usual, name)),
         f"--out {shlex.quote(out)}",
     ]
     return " ".join(parts)
 
 
-def _show_written(folder: Path, files: list[str], container: Path) -> None:
-    loader = "CLIPModel" if read_config(container, "merged")["model_type"] == "clip" else "CLIPVisionModel"
+def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
     st.success(f"Written and verified by reloading: `{folder}` ({', '.join(files)})", icon=":material/check_circle:")
+    if ws.family.adapter.family == "open_clip":
+        st.code(f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")')
+        return
+    loader = _LOADERS[read_config(ws.family.container, "merged")["model_type"]]
     st.code(f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("{folder.as_posix()}")')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -38,14 +38,17 @@ def margins(ledger: DriftLedger, task: str) -> pd.DataFrame:
     return pd.DataFrame(one.margins()).assign(drift=drift, cosine=one.cosine.tolist())
 
 
-def sources(found: Sequence[SourceExcess]) -> pd.DataFrame:
-    """One row per block and source: excess over the deployed minimum, summed over the block's linear maps."""
+def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:
+    """One row per block and source: excess over the deployed minimum, summed over the block's linear maps.
+
+    Args:
+        layers: what charts call a block, by the prefix of its tensors.
+    """
     frame = excess_frame(found)
     minimum = frame["excess"] / frame["relative"].where(frame["relative"] > 0)
     frame = frame.assign(minimum=minimum.groupby([frame["block"], frame["modules"]]).transform("max"))
     summed = frame.groupby(["block", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
-    number = summed["block"].str.rsplit(".", n=1).str[1]
-    return summed.assign(layer="block " + number, relative=summed["excess"] / summed["minimum"])
+    return summed.assign(layer=summed["block"].map(layers), relative=summed["excess"] / summed["minimum"])
 
 
 def _attribution(task: TaskDrift) -> pd.DataFrame:

@@ -17,7 +17,9 @@ def sections(ws: Workspace, models: Mapping[str, ModelId], n: int, over: str, ta
     st.subheader("Which layer caused the final drift?")
     one, two, _ = st.columns([3, 3, 5])
     fine = view.choice("Layers", ["blocks", "attention and MLP"], "parts", one) != "blocks"
-    class_token = view.choice("Norms over", ["all tokens", "class token"], "tokens", two) != "all tokens"
+    class_token = False
+    if ws.family.adapter.class_token:
+        class_token = view.choice("Norms over", ["all tokens", "class token"], "tokens", two) != "all tokens"
     with state.progress() as report:
         ledgers = {name: ws.ledger(model, n, class_token, fine, report) for name, model in models.items()}
     booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
@@ -39,13 +41,14 @@ def sections(ws: Workspace, models: Mapping[str, ModelId], n: int, over: str, ta
 def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        st.info("Scores need labels, class names and a base with a text tower.", icon=":material/info:")
+        needed = "answers ('target')" if ws.is_text else "labels, class names and a base with a text tower"
+        st.info(f"Scores need {needed}.", icon=":material/info:")
         return
     view.chart(
         ledger_charts.outputs({name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}),
         "outputs",
         "Score drift with its bound, and decisions that agree or are certified, per task",
-        text.OUTPUTS,
+        text.OUTPUTS_OF_TEXT if ws.is_text else text.OUTPUTS,
     )
     with st.expander(f"Every sample of {task}: margin and drift", icon=":material/table:"):
         rows = [ledger_tables.margins(ledger, task).assign(model=name) for name, ledger in ledgers.items()]
@@ -59,4 +62,5 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
         return
     with state.progress() as report:
         found = ws.sources(config, report)
-    view.chart(ledger_charts.sources(ledger_tables.sources(found)), "sources-chart", "Excess per source", text.SOURCES)
+    frame = ledger_tables.sources(found, ws.block_layers)
+    view.chart(ledger_charts.sources(frame), "sources-chart", "Excess per source", text.SOURCES)

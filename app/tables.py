@@ -16,6 +16,12 @@ if TYPE_CHECKING:  # the first chart is drawn before torch is there
 
 NORMS = ["drift", "mismatch", "propagation"]
 ALL_TASKS = "the mean over tasks"
+_METRICS = {
+    "accuracy": "accuracy",
+    "exact_match": "exact match",
+    "spearman": "rank correlation",
+    "first_token": "first-token accuracy",
+}
 
 
 def drift_table(ledger: DriftLedger) -> pd.DataFrame:
@@ -56,6 +62,12 @@ def score_table(scores: Mapping[str, Scores]) -> pd.DataFrame:
     return frame.reset_index()
 
 
+def metric_name(scores: Mapping[str, Scores]) -> str:
+    """What the numbers of a score table are; "score" where tasks are scored differently."""
+    names = {_METRICS[task.metric] for one in scores.values() for task in one.tasks.values()}
+    return names.pop() if len(names) == 1 else "score"
+
+
 def mean_cosines(ledger: DriftLedger) -> dict[str, float]:
     """Mean cosine of final features to the expert, per task."""
     return {name: float(task.cosine.mean()) for name, task in ledger.tasks.items()}
@@ -78,13 +90,13 @@ def stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
-    """Per task what calibration gained over the merged model: cosine, and accuracy in points."""
-    joined = cosines.merge(scores, on="task", suffixes=(" cosine", " accuracy"))
+    """Per task what calibration gained over the merged model: cosine, and score in points."""
+    joined = cosines.merge(scores, on="task", suffixes=(" cosine", " score"))
     return pd.DataFrame(
         {
             "task": joined["task"],
             "cosine gain": joined["calibrated cosine"] - joined["merged cosine"],
-            "accuracy gain": joined["calibrated − merged"],
+            "score gain": joined["calibrated − merged"],
         }
     )
 

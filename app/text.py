@@ -13,7 +13,8 @@ expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two 
 
 **When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line lies at or below the top of the
 stack, and far below where the parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
-tokens, but only the class token reaches the head. Layers differ in scale: compare them in relative units. A small
+tokens, but only one reaches the head: CLIP's class token, a language model's token before the answer. A layer of an
+encoder-decoder's decoder holds its own tokens and the encoder's output, both of which later layers see. Layers differ in scale: compare them in relative units. A small
 drift is not yet a right answer; see Accuracy.
 """
 
@@ -45,7 +46,7 @@ directions that were not seen.
 FEATURES = r"""
 **What this shows.** Final features of expert, merged and calibrated model on the same samples of one task, all
 divided by their norm, in **one** map that is fitted on the three clouds together, so their places can be compared.
-Lines lead from merged to calibrated. Click a point to see its picture.
+Lines lead from merged to calibrated. Click a point to see its picture or text.
 
 **Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has compiled. *Trustworthiness* (0-1) is
 the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank.
@@ -54,14 +55,22 @@ the share of map neighbours, 10 per point, that are neighbours in the full space
 histograms beside it are the truth: cosine and distance to the expert in the full feature space.
 """
 
+FEATURES_OF_TEXT = (
+    FEATURES
+    + r"""
+**Two features of a text.** The state that decides the first token of the answer, after the final norm; and the state
+after the last block that reads the input (an encoder's last), mean over its tokens without padding.
+"""
+)
+
 COSINES = r"""
 **What this shows.** (a) Mean cosine of final features to the task's expert. (b) The same, one point per sample of
 the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
-validation accuracy calibration gained over the merged model. (d) In parameter space: cosine of
+validation score calibration gained over the merged model (of text: how often the first token of the answer is right). (d) In parameter space: cosine of
 $\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
 
-**When it misleads.** Cosines ignore feature length, as a zero-shot head does; other heads would not. In (c) accuracy
-is a count over few samples: one sample is one step. (d) need not grow: features can come closer to the expert's
+**When it misleads.** Cosines ignore feature length, as a zero-shot head does; a language model's head does not.
+In (c) the score is a count over few samples: one sample is one step. (d) need not grow: features can come closer to the expert's
 while the weights do not.
 """
 
@@ -72,6 +81,17 @@ base's own text tower. *gap closed* $= \dfrac{\text{calibrated} - \text{merged}}
 **When it misleads.** Choose options on validation samples (page Calibrate): a test split that was looked at for
 every slider position is a validation split. The gap closed is unstable where expert and merged model are close,
 and left out where the expert is not better.
+"""
+
+ACCURACY_OF_TEXT = r"""
+**What this shows.** Every model answers the whole **test** split: greedy generation by the library's own `generate`,
+compared with the right answer as a whole string (exact match). *gap closed*
+$= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** The page Calibrate shows something else, the first token of the answer, which needs no
+generation: the two agree only where first tokens tell answers apart. Exact match gives nothing for an answer that is
+right in other words. Choose options on validation samples; the gap closed is unstable where expert and merged model
+are close, and left out where the expert is not better.
 """
 
 ATTRIBUTION = r"""
@@ -113,6 +133,20 @@ $\mu$ the expert's margin (Eq. 44).
 
 **When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. The
 expert is not always right.
+"""
+
+OUTPUTS_OF_TEXT = r"""
+**What this shows.** Scores of the first token of the answer, over the whole vocabulary. Left: how far those of expert
+and model are apart, and the bound that the final drift sets. Right: for how many samples the model chooses the
+expert's token (full symbols), and for how many the margin *proves* it (open symbols); hover for the share of right
+tokens.
+
+**Formula.** $\|\Delta z\| \le B\,\|e^L\| + \delta$, $B = \sigma_\text{max}$ of the model's own head and $\delta$ what the
+two heads differ by on the expert's feature (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's
+margin (Eq. 44).
+
+**When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. Later
+tokens of the answer are not looked at. The expert is not always right.
 """
 
 SOURCES = r"""

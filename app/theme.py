@@ -15,6 +15,8 @@ COLOUR = {
     "mismatch": "#CC79A7",
     "propagation": "#E3B23C",
 }
+OTHERS = ("#2F8FD3", "#D55E00", "#009E73", "#CC79A7", "#E3B23C", "#8C6BB1", "#56B4E9", "#A65628", "#8A8F98", "#B2DF8A")
+"""Colours of what is no model, such as classes; they come round again after the last."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
 """Shapes say the same as the colours, for readers who cannot use those."""
 

@@ -13,28 +13,36 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import decompose
-from featcal.drift.ledger import DriftLedger, TaskDrift
+from featcal.drift.heads import Head, judges
+from featcal.drift.ledger import DriftLedger
 from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
-from featcal.evaluation.evaluate import Scores, TaskScore, class_names, heads_for, labelled, score
-from featcal.evaluation.zero_shot import ZeroShotHead
-from featcal.family import Family, open_family
+from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.family import Family, batches_of, open_family
+from featcal.models.capture import layernorms, linears
 from featcal.models.expert_pass import ExpertPass
+from featcal.models.features import pooled_features
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite
 from featcal.tasks.sources import Samples
 
 T = TypeVar("T")
+Judges = dict[str, tuple[Head, Head, Tensor]]
+"""Task → the expert's head, the model's head and the right class or first token of every sample."""
 ModelId = str | CalibrationConfig
 """A model of the suite: "base", "merged", "expert", or the options it was calibrated with."""
+FIRST_TOKEN = "first_token"
+"""Metric of `quick_scores` for language models: the first token of the answer is the right one."""
 SEED = 42
 _MEASURE_BATCH = 256
 _MOST = {
@@ -46,7 +54,9 @@ _MOST = {
     "sources": 4,
     "scores": 12,
     "vectors": 8,
-    "heads": 1,
+    "heads": 2,
+    "judges": 8,
+    "pooled": 24,
     "map": 8,
 }
 """How many results of each kind stay in memory."""
@@ -68,6 +78,35 @@ class Workspace:
     def split(self) -> str:
         """Where models are measured: validation samples, which calibration never sees, if there are any."""
         return "validation" if "validation" in self.family.suite.splits() else "calibration"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the models read text and answer in words."""
+        return self.family.adapter.modality != "pixels"
+
+    @property
+    def defaults(self) -> CalibrationConfig:
+        """What a calibration of this suite starts from; as many samples as a slider can answer for quickly."""
+        return config_for(self.family, samples=self.family.suite.calibration.samples or SAMPLES)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The options of a calibration that are on or off and mean something for this architecture."""
+        adapter = self.family.adapter
+        modules = [block.module for block in adapter.blocks()]
+        meaning = {
+            "biases": any(linear.bias is not None for module in modules for linear in linears(module).values()),
+            "layernorms": any(layernorms(module) for module in modules),
+            "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
+            "completion_only": adapter.modality == "causal",
+        }
+        return tuple(name for name, means in meaning.items() if means)
+
+    @property
+    def block_layers(self) -> dict[str, str]:
+        """Prefix of a block's tensors → what charts call its layer."""
+        adapter = self.family.adapter
+        return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
     def samples(self, split: str, n: int | None) -> dict[str, Samples]:
         """`n` samples of every task (all with None)."""
@@ -98,7 +137,11 @@ class Workspace:
             options = {"class_token": class_token, "sublayers": sublayers, "attribution": True}
             ledger = self._measured(model, n, progress, **options)
             with suppress(InputError):  # no labels or no head: the layers are still worth showing
-                scored = {task: self._with_scores(task, drift, n) for task, drift in ledger.tasks.items()}
+                judged = self.judges(model, n)
+                scored = {
+                    task: replace(one, output=output_drift(one.expert_features, one.model_features, *judged[task]))
+                    for task, one in ledger.tasks.items()
+                }
                 ledger = replace(ledger, tasks=scored)
             return ledger
 
@@ -113,40 +156,65 @@ class Workspace:
 
         return self.once("sources", config, measure)
 
+    def judges(self, model: ModelId, n: int) -> Judges:
+        """What turns features into scores; one for all models of pictures, whose head is the base's text tower.
+
+        Raises:
+            InputError: labels, answers, class names or a text tower are missing.
+        """
+
+        def build() -> Judges:
+            return judges(self.family, self._weights(model), self.samples(self.split, n))
+
+        return self.once("judges", (model if self.is_text else "any", n), build)
+
     def quick_scores(self, model: ModelId, n: int) -> Scores:
-        """Accuracy on the samples that drift is measured on: their features are known, so it costs nothing."""
-        ledger = self.drift("merged" if model == "expert" else model, n)
-        data = self.samples(self.split, n)
-        tasks = {task: self._quick_score(task, ledger.tasks[task], data[task], model) for task in self.tasks}
+        """Scores on the samples that drift is measured on: their features are known, so it costs nothing.
+
+        Accuracy of pictures; of text how often the first token of the answer is right.
+        """
+        measured: ModelId = "merged" if model == "expert" else model
+        ledger, judged = self.drift(measured, n), self.judges(measured, n)
+        tasks = {}
+        for task, drift in ledger.tasks.items():
+            expert_head, model_head, labels = judged[task]
+            if model == "expert":
+                predictions = expert_head.scores(drift.expert_features.float()).argmax(1)
+            else:
+                predictions = model_head.scores(drift.model_features.float()).argmax(1)
+            right = float((predictions == labels).double().mean())
+            tasks[task] = TaskScore(FIRST_TOKEN if self.is_text else "accuracy", right, predictions, labels)
         return Scores(self.family.suite.name, label_of(model), self.split, tasks)
 
-    def scores(self, model: ModelId, split: str, progress: Progress = silent) -> Scores:
-        """Accuracy on every sample of a split."""
+    def scores(self, model: ModelId, split: str, n: int | None = None, progress: Progress = silent) -> Scores:
+        """Scores on `n` samples per task of a split, all with None: accuracy of pictures, generated answers of text."""
 
         def evaluate() -> Scores:
             tasks = {}
-            for done, task in enumerate(self.tasks):
+            heads = self.once("heads", split, lambda: scoring_heads(self.family, split))
+            for done, (task, drawn) in enumerate(self.samples(split, n).items()):
                 progress(f"scoring {label_of(model)}", done, len(self.tasks))
                 weights = self.family.experts[task] if model == "expert" else self._weights(model)
-                tasks[task] = score(self.family, weights, self.samples(split, None)[task], self.heads()[task])
+                tasks[task] = score(self.family, weights, drawn, heads.get(task))
             progress(f"scoring {label_of(model)}", len(self.tasks), len(self.tasks))
             return Scores(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("scores", (model, split), evaluate)
+        return self.once("scores", (model, split, n), evaluate)
 
     def has_scores(self, model: ModelId, split: str) -> bool:
         """Whether `scores` would cost nothing."""
-        return (model, split) in self._kept.get("scores", {})
+        return (model, split, None) in self._kept.get("scores", {})
 
-    def heads(self) -> dict[str, ZeroShotHead]:
-        """Zero-shot heads; InputError where labels, class names or a text tower are missing."""
+    def pooled(self, model: ModelId, task: str, n: int) -> Tensor:
+        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
 
-        def build() -> dict[str, ZeroShotHead]:
-            for task in self.tasks:
-                labelled(self.family, task, self.split, 1, SEED)  # no use of a head without labels
-            return heads_for(self.family, {task: class_names(self.family, task, self.split) for task in self.tasks})
+        def walk() -> Tensor:
+            weights = self.family.experts[task] if model == "expert" else self._weights(model)
+            compute = self.family.compute
+            batches = batches_of(self.samples(self.split, n)[task], _MEASURE_BATCH, compute.device)
+            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
 
-        return self.once("heads", (), build)
+        return self.once("pooled", (model, task, n), walk)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
@@ -172,25 +240,12 @@ class Workspace:
         key = ("calibration", config.samples, config.seed, config.batch_size)
         return self.once("passes", key, lambda: expert_passes(self.family, config, keep=True))
 
-    def _with_scores(self, task: str, drift: TaskDrift, n: int) -> TaskDrift:
-        head, labels = self.heads()[task], self.samples(self.split, n)[task].labels
-        assert labels is not None
-        output = output_drift(drift.expert_features, drift.model_features, head.prompts, head.scale, labels)
-        return replace(drift, output=output)
-
     def _measured_passes(self, n: int) -> Mapping[str, ExpertPass]:
         def build() -> dict[str, ExpertPass]:
             data = self.samples(self.split, n)
             return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, keep=True) for task in self.tasks}
 
         return self.once("passes", (self.split, n), build)
-
-    def _quick_score(self, task: str, drift: TaskDrift, data: Samples, model: ModelId) -> TaskScore:
-        features = drift.expert_features if model == "expert" else drift.model_features
-        head = self.heads()[task]
-        assert data.labels is not None
-        predictions = head.logits(features.float()).argmax(1)
-        return TaskScore("accuracy", float((predictions == data.labels).double().mean()), predictions, data.labels)
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result of `make`; the least recently used of its kind makes room. Failures are not kept."""

@@ -6,6 +6,8 @@ Exit status: 0 done, 1 the input is wrong, 2 usage, 130 interrupted.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +30,19 @@ SEED = click.option("--seed", default=42, show_default=True, help="Decides which
 SUITE = click.argument("suite")
 SPLIT = click.Choice(["calibration", "validation", "test"])
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
+
+
+class _Size(click.ParamType):
+    """Bytes, as a number with or without a unit: 8GiB, 800MB, 8.5G."""
+
+    name = "size"
+    _UNITS: Mapping[str, int] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+    def convert(self, value: Any, param: Any, context: Any) -> int:
+        found = re.fullmatch(r"([0-9.]+)\s*([kmg]?i?)b?", str(value).lower())
+        if found is None or found[1].count(".") > 1 or found[2] not in self._UNITS:
+            self.fail(f"'{value}' is not a size such as 8GiB or 800MB", param, context)
+        return int(float(found[1]) * self._UNITS[found[2]])
 
 
 def main() -> None:
@@ -146,25 +161,35 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
 @commands.command()
 @SUITE
 @OUT
-@click.option("--lam", type=float, help="Ridge strength, >= 0.  [default: 0.05]")
-@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [default: 2]")
-@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [default: 0.3]")
-@click.option("--samples", type=int, default=256, show_default=True, help="Calibration samples per task.")
-@click.option("--biases/--no-biases", default=True, help="Calibrate biases (Eq. 55).  [default: on]")
-@click.option("--layernorms/--no-layernorms", default=True, help="Calibrate LayerNorms (Eq. 59).  [default: on]")
-@click.option("--precision", type=click.Choice(["exact", "fast"]), default="exact", show_default=True)
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
+@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@click.option("--biases/--no-biases", default=None, help="Calibrate biases (Eq. 55).  [on]")
+@click.option("--layernorms/--no-layernorms", default=None, help="Calibrate LayerNorms (Eq. 59).  [on]")
+@click.option("--rmsnorms/--no-rmsnorms", default=None, help="Calibrate RMSNorm scales, our extension.  [off]")
+@click.option("--completion-only", is_flag=True, default=None, help="Llama: count the tokens of the answer alone.")
+@click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
+@click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
+@click.option("--max-memory", type=_Size(), help="Stay within this much memory, such as 8GiB.")
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
-@SEED
+@click.option("--seed", type=int, help="Decides which samples are drawn.  [42]")
 @DEVICE
 @JSON
-def calibrate(suite: str, out: Path, resume: bool, device: str, as_json: bool, **options: Any) -> None:
-    """Calibrate the merged model in closed form and write the checkpoint."""
-    from featcal.calibration.calibrate import calibrate_to_folder
-    from featcal.calibration.config import CalibrationConfig
+def calibrate(
+    suite: str, out: Path, max_memory: int | None, resume: bool, device: str, as_json: bool, **options: Any
+) -> None:
+    """Calibrate the merged model in closed form and write the checkpoint.
+
+    Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`.
+    """
+    from featcal.calibration.calibrate import calibrate_to_folder, config_for
+    from featcal.family import open_family
 
     loaded = _load(suite)
-    config = CalibrationConfig(**{name: value for name, value in options.items() if value is not None})
-    document = calibrate_to_folder(loaded, config, out, resume=resume, device=device, progress=_progress())
+    family = open_family(loaded, device)
+    config = config_for(family, **options)
+    document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
     rows = [
         (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
     ]
@@ -178,13 +203,28 @@ def calibrate(suite: str, out: Path, resume: bool, device: str, as_json: bool, *
 @click.option("--model", default="merged", show_default=True, help="base, expert, merged, or a checkpoint folder.")
 @click.option("--split", type=SPLIT, default="test", show_default=True)
 @click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@click.option("--lm-eval", "harness", metavar="TASKS", help="Tasks of lm-evaluation-harness instead of the suite's.")
+@click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.")
 @SEED
 @DEVICE
 @JSON
-def evaluate(suite: str, model: str, split: str, samples: int | None, seed: int, device: str, as_json: bool) -> None:
-    """Score a model on every task of a suite."""
+def evaluate(
+    suite: str,
+    model: str,
+    split: str,
+    samples: int | None,
+    harness: str | None,
+    lm_eval_args: str,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
     from featcal.evaluation.evaluate import evaluate as score
 
+    if harness is not None:
+        _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
+        return
     scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
     rows = [(task, s.metric, f"{100 * s.value:.1f}", str(s.n)) for task, s in scores.tasks.items()]
     rows.append(("average", "", f"{100 * scores.average:.1f}", ""))
@@ -192,16 +232,41 @@ def evaluate(suite: str, model: str, split: str, samples: int | None, seed: int,
 
 
 @commands.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--format", "layout", type=click.Choice(["hf"]), default="hf", show_default=True)
+@click.argument("folder")
+@click.option("--format", "layout", type=click.Choice(["hf", "open_clip"]), default="hf", show_default=True)
 @OUT
 @JSON
-def export(folder: Path, layout: str, out: Path, as_json: bool) -> None:
-    """Rewrite a checkpoint folder in the layout that both transformers 4 and 5 read, and verify it."""
-    from featcal.models.export import convert
+def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
+    """Write a model for the library that will load it, and verify it there.
 
-    document = convert(folder, out)
-    _show(document, as_json, [(document["out"], ", ".join(document["written"]))], ("written", "files"))
+    hf: a folder that both transformers 4 and 5 read. open_clip: a folder for `local-dir:`. FOLDER is any model
+    reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is the same command.
+    """
+    from featcal.convert import convert
+
+    document = convert(folder, out, layout)
+    rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
+    _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
+    if not as_json:
+        click.echo(f"written to {document['out']}")
+
+
+commands.add_command(export, "convert")
+
+
+@commands.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--merged", help="Folder or Hub id of the merged model, for methods that featcal does not merge itself.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Suite file to write; must not exist.")
+@JSON
+def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
+    """Make a suite file of a mergekit recipe or a FusionBench model pool."""
+    from featcal.importers import import_to_file
+
+    document = import_to_file(file, merged, out)
+    _show(document, as_json, [(missing,) for missing in document["missing"]], ("to be filled in",))
+    if not as_json:
+        click.echo(f"written to {document['out']}")
 
 
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -212,6 +277,18 @@ def app(context: click.Context, port: int) -> int:
     from featcal.launch import start_app
 
     return start_app(bundle_root() / "app" / "main.py", port, context.args)
+
+
+def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:
+    from featcal.evaluation.lm_eval import run_lm_eval
+    from featcal.models.locate import checkpoint_folder
+
+    refs = {"base": suite.base, **({"merged": suite.merged} if isinstance(suite.merged, str) else {})}
+    root = suite.root if model in refs else Path.cwd()
+    document = {"suite": suite.name, "model": model}
+    document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
+    rows = [(task, s["metric"], f"{100 * s['value']:.1f}", str(s["n"])) for task, s in document["tasks"].items()]
+    _show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
 def _load(suite: str) -> Suite:

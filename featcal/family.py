@@ -11,6 +11,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.mergers.recipe import RecipeWeights
+from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.language import IGNORED
@@ -58,10 +59,18 @@ class Family:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
 
-    def expert_pass(self, samples: Samples, batch_size: int, keep: bool = False) -> ExpertPass:
-        """The expert of the samples' task, about to walk over them in batches of `batch_size`."""
+    def expert_pass(
+        self, samples: Samples, batch_size: int, keep: bool = False, store: ActivationStore | None = None
+    ) -> ExpertPass:
+        """The expert of the samples' task, about to walk over them in batches of `batch_size`.
+
+        `keep` holds all that it computes for a second walk; `store` bounds what lies in memory between two blocks.
+        """
         batches = batches_of(samples, batch_size, self.compute.device)
-        return ExpertPass(self.adapter, self.experts[samples.task], batches, samples.indices, self.compute, keep)
+        expert = self.experts[samples.task]
+        return ExpertPass(
+            self.adapter, expert, batches, samples.indices, self.compute, keep, store or ActivationStore()
+        )
 
     def head(self) -> dict[str, Tensor]:
         """Head tensors of the base, on the compute device; empty where the base has none."""
@@ -110,7 +119,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
-        recipe = RecipeWeights(suite.merged, base[1], list(experts.values()))
+        recipe = RecipeWeights(suite.merged, base[1], experts)
         return Family(suite, adapter, compute, base[1], recipe, experts, found.folder, found.folder)
     assert merged is not None
     return Family(suite, adapter, compute, base[1], merged[1], experts, found.folder, merged[0].folder)

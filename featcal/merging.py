@@ -33,7 +33,7 @@ def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out
     if scale is not None and not math.isfinite(scale):
         raise InputError(f"--scale must be a finite number, not {scale}")
     recipe = MergeRecipe.model_validate({"method": method, "scale": scale})
-    merged = RecipeWeights(recipe, family.base, list(family.experts.values()))
+    merged = RecipeWeights(recipe, family.base, family.experts)
     settings: dict[str, Any] = {"method": method}
     if method == "task-arithmetic":
         settings["scale"] = task_arithmetic.DEFAULT_SCALE if scale is None else scale

@@ -18,3 +18,13 @@ def data_path(*parts: str) -> Path:
 def embedded_suites() -> dict[str, Path]:
     """Name → suite file of every suite that needs no download."""
     return {file.parent.name: file for file in sorted(data_path().glob("*/suite.yaml"))}
+
+
+def ready_suites() -> dict[str, Path]:
+    """Name → suite file of the published benchmarks, whose models and data sets are on the Hub."""
+    return {file.stem: file for file in sorted(data_path("suites").glob("*.yaml"))}
+
+
+def task_files() -> list[Path]:
+    """Files of the task catalogue, whose entries suites `use`."""
+    return sorted(data_path("suites", "tasks").glob("*.yaml"))

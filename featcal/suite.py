@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
-from featcal.resources import embedded_suites
+from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.tasks.schema import Source, Strict
 
 ModelRef = Annotated[str, Field(min_length=1)]
@@ -147,7 +148,7 @@ class Suite(Strict):
 
 
 def load_suite(name_or_path: str | Path) -> Suite:
-    """Read an embedded suite by name, or a suite file by path.
+    """Read an embedded or ready suite by name, or a suite file by path.
 
     Raises:
         InputError: unknown name, unreadable or invalid YAML, unknown or missing keys (all of them at once).
@@ -155,37 +156,72 @@ def load_suite(name_or_path: str | Path) -> Suite:
     >>> load_suite("clip-mini").name
     'clip-mini'
     """
-    embedded = embedded_suites()
-    file = embedded.get(str(name_or_path), Path(name_or_path).expanduser())
+    embedded, ready = embedded_suites(), ready_suites()
+    file = {**ready, **embedded}.get(str(name_or_path), Path(name_or_path).expanduser())
     try:
         file = file / "suite.yaml" if file.is_dir() else file
         found = file.is_file()
     except OSError:  # not even a possible path
         found = False
     if not found:
-        known = ", ".join(embedded) or "none"
-        hint = did_you_mean(str(name_or_path), embedded)
-        raise InputError(f"no suite '{name_or_path}': neither a file nor an embedded suite ({known}).{hint}")
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{file}: not valid YAML: {error}") from error
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+        raise InputError(
+            f"no suite '{name_or_path}': neither a file nor an embedded suite ({', '.join(embedded) or 'none'}) nor "
+            f"one of those for the Hub's models in `featcal suites`."
+            f"{did_you_mean(str(name_or_path), [*embedded, *ready])}"
+        )
+    content = _read_yaml(file)
     if not isinstance(content, dict):
         raise InputError(f"{file}: a suite file is a mapping with name, base, merged and tasks")
     return suite_from_dict(content, file.resolve().parent, str(file))
 
 
 def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -> Suite:
-    """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors."""
+    """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors.
+
+    A task with `use: NAME` starts from that entry of the task catalogue; its own keys take the place of the entry's.
+    """
     try:
-        suite = Suite.model_validate(content)
+        suite = Suite.model_validate(_with_catalogue(content, label))
     except ValidationError as error:
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in error.errors())
         raise InputError(f"{label}: not a valid suite file\n{problems}") from error
     suite._root = root
     return suite
+
+
+def _with_catalogue(content: dict[str, Any], label: str) -> dict[str, Any]:
+    tasks = content.get("tasks")
+    if not isinstance(tasks, dict):
+        return content
+    used = {n: str(t["use"]) for n, t in tasks.items() if isinstance(t, dict) and "use" in t}
+    if not used:
+        return content
+    catalogue = task_catalogue()
+    unknown = [(name, entry) for name, entry in used.items() if entry not in catalogue]
+    if unknown:
+        raise InputError(
+            *(
+                f"{label}: tasks.{name}.use: no task '{entry}' in the catalogue.{did_you_mean(entry, catalogue)}"
+                for name, entry in unknown
+            )
+        )
+    own = {name: {key: value for key, value in tasks[name].items() if key != "use"} for name in used}
+    return {**content, "tasks": {**tasks, **{name: {**catalogue[used[name]], **own[name]} for name in used}}}
+
+
+@cache
+def task_catalogue() -> dict[str, dict[str, Any]]:
+    """Tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
+    return {name: task for file in task_files() for name, task in _read_yaml(file).items()}
+
+
+def _read_yaml(file: Path) -> Any:
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{file}: not valid YAML: {error}") from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -222,4 +258,4 @@ def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
     model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
     if model is Task and len(loc) > 3:
         model = Source
-    return list(model.model_fields)
+    return [*model.model_fields, "use"] if model is Task else list(model.model_fields)

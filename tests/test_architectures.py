@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import in_float64
 from safetensors.torch import load_file, save_file
 from tiny_text import KINDS, TASKS, write_text_suite
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from conftest import in_float64
 from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.family import Family
@@ -63,7 +63,7 @@ def test_every_linear_map_is_seen_exactly_once(family: Family) -> None:
     batch = family.samples(TASKS[0], "calibration", 2, 0).inputs
     calls: list[Call] = []
     for stage in family.adapter.stages:
-        calls = first_calls(stage, family.base.read(stage.outer), [batch], calls)
+        calls = list(first_calls(stage, family.base.read(stage.outer), [batch], calls or None))
         for block in stage.blocks:
             tensors = block.local(family.base.read(block.names))
             with SeesLinears() as oracle, capture_inputs(block.module) as inputs:

@@ -31,7 +31,7 @@ class LinearOracle(TorchFunctionMode):
 def first(family: Family) -> Any:
     stage = family.adapter.stages[0]
     samples = family.expert_pass(family.samples("pets", "validation", 4, 0), 4)
-    (call,) = first_calls(stage, family.merged.read(stage.outer), samples.batches, [])
+    (call,) = first_calls(stage, family.merged.read(stage.outer), samples.batches, None)
     return stage, stage.blocks[0], call
 
 

@@ -48,7 +48,7 @@ def reference(family: Family, config: CalibrationConfig) -> dict[str, Tensor]:
     inputs = {task: [p.batches[0]] for task, p in expert_passes(family, replace(config, batch_size=99)).items()}
 
     def start(tensors: Mapping[str, Tensor], task: str) -> Any:
-        return first_calls(stage, {n: tensors[n] for n in stage.outer}, inputs[task], [])[0]
+        return next(first_calls(stage, {n: tensors[n] for n in stage.outer}, inputs[task], None))
 
     own = {task: start(experts[task], task) for task in experts}
     deployed = {task: start(student, task) for task in experts}
@@ -229,7 +229,7 @@ def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatc
     stage = tiny64.adapter.stages[0]
     with torch.no_grad():
         for position, expert in enumerate(expert_passes(tiny64, config).values()):
-            (call,) = first_calls(stage, model.read(stage.outer), expert.batches, [])
+            (call,) = first_calls(stage, model.read(stage.outer), expert.batches, None)
             for index, block in enumerate(stage.blocks):
                 student = used[index * len(TASKS) + position]
                 torch.testing.assert_close(call.hidden, student, rtol=0, atol=1e-12)

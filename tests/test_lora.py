@@ -17,7 +17,7 @@ from featcal.errors import InputError
 from featcal.models.checkpoint import Checkpoint
 from featcal.models.clip import ClipVision
 from featcal.models.lora import LoraWeights, lora_parity, split_lora
-from featcal.models.weights import Weights
+from featcal.models.weights import Stored, Weights
 
 WIDTH, RANK, VOCABULARY = 16, 2, 20
 MODEL = "base_model.model."
@@ -275,10 +275,10 @@ def test_reads_only_what_is_asked_for(adapt: Adapt, monkeypatch: pytest.MonkeyPa
 
 def test_identity(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) -> None:
     weights = adapt(factors(Q), base_model_name_or_path="owner/base", revision=None)
-    assert isinstance(weights, Weights)
+    stored: Stored = weights
+    assert isinstance(stored, Weights)
     assert weights.label == "expert 'x'"
     assert weights.folder == tmp_path / "adapter"
-    assert weights.config["model_type"] == "llama"
     assert [file.name for file in weights.files] == [
         "model.safetensors",
         "adapter_config.json",
@@ -287,6 +287,21 @@ def test_identity(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) -> No
     assert weights.declared_base == "owner/base"
     assert adapt(factors(Q), base_model_name_or_path="owner/base", revision="v2").declared_base == "owner/base@v2"
     assert adapt(factors(Q)).declared_base is None
+
+
+def test_repeated_tensors_are_the_bases(bases: Mapping[str, Path], tmp_path: Path) -> None:
+    tensors = load_file(bases["tied"] / "model.safetensors")
+    embedding = "model.embed_tokens.weight"
+    save_file({**tensors, "lm_head.weight": tensors[embedding].clone()}, tmp_path / "model.safetensors")
+    write_adapter(tmp_path, factors(Q))
+
+    def canonical(name: str) -> str | None:
+        return None if name == "lm_head.weight" else name
+
+    weights = LoraWeights(Checkpoint(tmp_path, "base", canonical), tmp_path, "x", canonical)
+    assert list(weights.left_out) == ["lm_head.weight"]
+    assert weights.repeats("lm_head.weight", embedding)
+    assert not weights.repeats("lm_head.weight", f"{Q}.weight")
 
 
 # ---- references ----
@@ -611,6 +626,7 @@ def trained(model: Any, folder: Path, config: Mapping[str, Any]) -> Any:
     [
         *[("llama", config) for config in LLAMA],
         ("tied", LLAMA[0]),
+        ("half", LLAMA[0]),
         *[("t5", config) for config in T5],
         *[("clip", config) for config in CLIP],
     ],
@@ -630,7 +646,8 @@ def test_parity_with_peft(
     inputs |= {"decoder_input_ids": ids.flip(1)} if kind == "t5" else {}
 
     def base() -> Any:
-        return library.from_pretrained(folder).eval()
+        size = {"projection_dim": 8} if kind == "clip" else {}
+        return library.from_pretrained(folder, dtype=torch.float32, **size).eval()
 
     adapted = trained(base(), tmp_path, config)
     weights = LoraWeights(Checkpoint(folder, "base", canonical), tmp_path, "x", canonical)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from conftest import SIDE
 from featcal.errors import InputError
 from featcal.suite import Source, load_suite
+from featcal.tasks import sources
 from featcal.tasks.prepare import prepare_pixels
 from featcal.tasks.sources import draw, open_pool, pick
 
@@ -136,6 +140,184 @@ def test_imagefolder(tmp_path: Path) -> None:
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
     with pytest.raises(InputError, match=r"0\.png is not a readable picture"):
         pool.images([0])
+
+
+def write_picture(file: Path, shade: int) -> bytes:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (SIDE, SIDE), shade).save(file)
+    return file.read_bytes()
+
+
+METADATA = [
+    {"file_name": "a.png", "label": "dog", "code": 10},
+    {"file_name": "sub/b.png", "label": "cat", "code": 2},
+    {"file_name": "c.png", "label": "dog", "code": 2},
+]
+
+
+def write_metadata(folder: Path, kind: str) -> Path:
+    """Three pictures of shades 1, 2 and 3 in no class folders, and a file that says what they are."""
+    for shade, row in enumerate(METADATA, start=1):
+        write_picture(folder / str(row["file_name"]), shade)
+    if kind == "csv":
+        lines = ["file_name,label,code", *(",".join(map(str, row.values())) for row in METADATA)]
+        (folder / "metadata.csv").write_text("\n".join(lines))
+    elif kind == "jsonl":
+        (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, METADATA)))
+    else:
+        pq.write_table(pa.Table.from_pylist(METADATA), folder / "metadata.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_imagefolder_with_metadata(tmp_path: Path, kind: str) -> None:
+    write_metadata(tmp_path, kind)
+    pool = open_pool(Source(imagefolder="."), "test", tmp_path, "t")
+    assert pool.labels is not None
+    assert pool.images is not None
+    assert (pool.size, pool.class_names, pool.labels.tolist()) == (3, ("cat", "dog"), [1, 0, 1])
+    assert [int(image[0, 0, 0]) for image in pool.images([0, 1, 2])] == [1, 2, 3]
+    pool = open_pool(Source(imagefolder=".", label="code"), "test", tmp_path, "t")
+    assert pool.labels is not None
+    assert (pool.class_names, pool.labels.tolist()) == (None, [10, 2, 2])
+
+
+def test_imagefolder_with_metadata_that_does_not_fit(tmp_path: Path) -> None:
+    write_metadata(tmp_path, "csv")
+    with pytest.raises(InputError, match=r"no column 'kind' \(columns: file_name, label, code\)"):
+        open_pool(Source(imagefolder=".", label="kind"), "test", tmp_path, "t")
+    (tmp_path / "c.png").unlink()
+    with pytest.raises(InputError, match=r"names 1 files that are not there, such as c\.png"):
+        open_pool(Source(imagefolder="."), "test", tmp_path, "t")
+    (tmp_path / "metadata.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"has metadata\.csv and metadata\.jsonl; keep one"):
+        open_pool(Source(imagefolder="."), "test", tmp_path, "t")
+
+
+def test_metadata_without_labels_leaves_the_folders(tmp_path: Path) -> None:
+    write_picture(tmp_path / "cat" / "a.png", 5)
+    (tmp_path / "metadata.csv").write_text("file_name,caption\ncat/a.png,my cat\n")
+    assert open_pool(Source(imagefolder="."), "test", tmp_path, "t").class_names == ("cat",)
+
+
+def write_picture_table(file: Path, labels: list[Any], names: list[str] | None = None) -> Path:
+    """A parquet file of pictures of shades 10, 11, … as the Hub stores them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"bytes": write_picture(file.parent / "x.png", 10 + i), "path": None} for i in range(len(labels))]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    content = pa.table({"image": pa.array(cells, kind), "label": labels, "fine": labels})
+    features: dict[str, Any] = {"image": {"_type": "Image"}, "fine": {"dtype": "int64", "_type": "Value"}}
+    if names is not None:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+        content = content.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(content, file, row_group_size=2)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ([2, 0, 1], ["cat", "dog", "fish"], (("cat", "dog", "fish"), [2, 0, 1])),
+        ([2, 0, 1], None, (None, [2, 0, 1])),
+        ([True, False, True], None, (None, [1, 0, 1])),
+        (["dog", "cat", "dog"], None, (("cat", "dog"), [1, 0, 1])),
+    ],
+)
+def test_pictures_in_parquet(tmp_path: Path, labels: list[Any], names: list[str] | None, expected: Any) -> None:
+    write_picture_table(tmp_path / "x.parquet", labels, names)
+    pool = open_pool(Source(parquet="x.parquet"), "test", tmp_path, "t")
+    assert pool.labels is not None
+    assert pool.images is not None
+    assert (pool.class_names, pool.labels.tolist()) == expected
+    assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([0, 1], {"image": "picture"}, "needs the column 'picture', which is not there (columns: image, label, fine)"),
+        ([0, 1], {"label": "lable"}, "Did you mean 'label'?"),
+        ([0, -1], {}, "label -1 is negative"),
+        ([0.5, 1.0], {}, "column 'label' holds float"),
+        ([0, None], {}, "column 'label' holds NoneType, int"),
+        ([0, 1], {"image": "fine"}, "row 0: holds a int, expected a picture"),
+    ],
+)
+def test_parquet_that_does_not_fit(tmp_path: Path, labels: list[Any], options: dict[str, str], message: str) -> None:
+    write_picture_table(tmp_path / "x.parquet", labels)
+
+    def read() -> None:
+        pool = open_pool(Source(parquet="x.parquet", **options), "test", tmp_path, "t")
+        assert pool.images is not None
+        pool.images([0])
+
+    with pytest.raises(InputError) as caught:
+        read()
+    assert message in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pictures_of_a_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    write_picture_table(tmp_path / "set" / "data" / "test-00000-of-00001.parquet", [2, 0, 1], ["cat", "dog", "fish"])
+    pool = open_pool(Source(hub="set", split="test"), "test", tmp_path, "t")
+    assert pool.labels is not None
+    assert pool.images is not None
+    assert (pool.class_names, pool.labels.tolist()) == (("cat", "dog", "fish"), [2, 0, 1])
+    assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
+
+
+def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit_suite: Edit) -> None:
+    """Folders are counted in sorted order; a suite that lists the same classes in another order means its own."""
+    root = own_suite_file.parent
+    for name in ("cat", "dog"):
+        write_picture(root / "folder" / name / "a.png", 9)
+
+    def labels(*classes: str) -> tuple[list[int], Any]:
+        def change(suite: dict[str, Any]) -> None:
+            suite["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=list(classes))
+
+        drawn = draw(load_suite(edit_suite(change)), "pets", "test", None, 0, root / "base")
+        assert drawn.labels is not None
+        return drawn.labels.tolist(), drawn.class_names
+
+    assert labels("cat", "dog") == ([0, 1], ("cat", "dog"))
+    assert labels("fish", "dog", "cat") == ([2, 1], ("fish", "dog", "cat"))
+    assert labels("a cat", "a dog") == ([0, 1], ("a cat", "a dog"))
+    with pytest.raises(InputError, match=r"source has 2 classes \(cat, dog\) and 'classes' names 3 \(a, b, c\)"):
+        labels("a", "b", "c")
+
+
+def test_pixels_are_made_in_parts_and_pictures_read_again(
+    own_suite_file: Path, edit_suite: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
+    whole = draw(suite, "pets", "test", None, 0, suite.root / "base")
+    monkeypatch.setattr(sources, "_AT_ONCE", 7)
+    parts = draw(suite, "pets", "test", None, 0, suite.root / "base")
+    assert parts.inputs["pixel_values"].equal(whole.inputs["pixel_values"])
+    assert parts.images is not None
+    assert (len(parts.images), [im.tobytes() for im in parts.images]) == (
+        30,
+        [im.tobytes() for im in content["test_x"]],
+    )
+    assert np.array_equal(parts.images[-1], content["test_x"][-1])
+
+
+def test_an_architecture_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
+    drawn = draw(
+        suite, "pets", "test", None, 0, Path("nowhere"),
+        prepare=lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(),
+    )  # fmt: skip
+    assert (
+        drawn.inputs["pixel_values"][5].permute(1, 2, 0).numpy().tobytes()
+        == content["test_x"][5].astype("f4").tobytes()
+    )
 
 
 def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:

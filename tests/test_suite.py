@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
-from featcal.suite import MergeRecipe, load_suite
+from featcal.suite import CalibrationDefaults, MergeRecipe, load_suite
+from featcal.tasks.sources import draw
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
@@ -70,6 +73,87 @@ def test_unknown_keys_suggest(edit_suite: Edit) -> None:
 )
 def test_wrong_content_is_named(edit_suite: Edit, change: Any, message: str) -> None:
     assert message in refused(edit_suite(change))
+
+
+TEXT = {"jsonl": "x.jsonl", "input": "{a}", "target": "{b}"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"jsonl": "x"}, "needs 'input'"),
+        ({"hub": "x", "input": "{a}"}, "a 'hub' source needs 'split'"),
+        ({"parquet": "x", "target": "{a}"}, "'target' and 'targets' belong to text; give 'input'"),
+        ({"parquet": "x", "input": "{a}", "image": "b"}, "give one of them"),
+        (TEXT | {"targets": ["no"]}, "not both"),
+        ({"jsonl": "x", "input": "{a}", "label": "b"}, "the 'label' of text needs 'targets'"),
+        (TEXT | {"config": "sst2"}, "config means nothing to a source of kind 'jsonl', which takes split, label"),
+        (TEXT | {"input": "{a.__class__}"}, "is no field"),
+        (TEXT | {"input": "no field"}, "names no field"),
+        (TEXT | {"target": "{b!r}"}, "is no field"),
+        ({"jsonl": "x", "input": "{a}", "targets": [False, True]}, "'yes' and 'no' in quotes"),
+        ({"jsonl": "x", "input": "{a}", "targets": {0: False}}, "'yes' and 'no' in quotes"),
+    ],
+)
+def test_wrong_sources_are_named(edit_suite: Edit, source: dict[str, Any], message: str) -> None:
+    assert message in refused(edit_suite(lambda c: c["tasks"]["pets"].update(calibration=source)))
+
+
+def test_text_tasks(edit_suite: Edit) -> None:
+    def task(**change: Any) -> Any:
+        def write(content: dict[str, Any]) -> None:
+            content["tasks"]["pets"] = {"expert": "e", "test": TEXT, **change}
+
+        return edit_suite(write)
+
+    pets = load_suite(task()).task("pets")
+    assert (pets.metric, pets.max_length, pets.max_target_length) == ("exact_match", 512, 32)
+    assert load_suite(task(metric="spearman", max_length=9)).task("pets").metric == "spearman"
+    assert load_suite(task()).task("signs").metric == "accuracy"
+    assert "'accuracy' is for pictures" in refused(task(metric="accuracy"))
+    assert "remove them from a text task" in refused(task(classes=["a"]))
+    assert "'exact_match' or 'spearman'" in refused(task(metric="bleu"))
+    assert "greater than 1" in refused(task(max_length=1))
+
+
+def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("calibration")))
+    assert suite.task("pets").source("calibration") is None
+    assert suite.splits() == ("validation", "test")
+    with pytest.raises(InputError, match="task 'pets', calibration samples: the suite file gives none; add 'calibr"):
+        draw(suite, "pets", "calibration", 1, 0, suite.root / "base")
+
+
+def test_defaults_for_calibration(edit_suite: Edit) -> None:
+    suite = load_suite(edit_suite(lambda c: c.update(calibration={"lam": 1e-5, "samples": 64, "rmsnorms": True})))
+    assert suite.calibration.given() == {"lam": 1e-5, "samples": 64, "rmsnorms": True}
+    assert load_suite(edit_suite(lambda c: c.pop("calibration"))).calibration.given() == {}
+    message = refused(edit_suite(lambda c: c.update(calibration={"lamda": 1, "alpha": "much", "precision": "exakt"})))
+    assert "calibration.lamda: unknown key. Did you mean 'lam'?" in message
+    assert "calibration.alpha: Input should be a valid number" in message
+    assert "calibration.precision: Input should be 'exact' or 'fast'" in message
+
+
+def test_defaults_for_calibration_are_options_of_its_config() -> None:
+    """The schema imports nothing heavy, so it repeats the names; they may not drift apart."""
+    assert set(CalibrationDefaults.model_fields) == {field.name for field in fields(CalibrationConfig)}
+
+
+def test_vocabulary(edit_suite: Edit, tiny_suite_file: Path) -> None:
+    assert load_suite(tiny_suite_file).vocabulary == "exact"
+    assert load_suite(edit_suite(lambda c: c.update(vocabulary="base"))).vocabulary == "base"
+    assert "'exact' or 'base'" in refused(edit_suite(lambda c: c.update(vocabulary="mine")))
+
+
+def test_references_of_other_kinds(edit_suite: Edit) -> None:
+    references = ["open_clip:ViT-B-32:file.pt", "open_clip:hf-hub:owner/name", "google/flan-t5-base+owner/lora@v1"]
+    for reference in references:
+        assert load_suite(edit_suite(lambda c, r=reference: c.update(base=r))).base == reference  # type: ignore[misc]
+
+
+def test_suggestions_are_keys_of_the_place(edit_suite: Edit) -> None:
+    """'templates' is a key of tasks, so it is no advice at the top level."""
+    assert refused(edit_suite(lambda c: c.update(tempates=["{}"]))).endswith("tempates: unknown key.")
 
 
 def test_files_that_are_no_suites(tmp_path: Path) -> None:

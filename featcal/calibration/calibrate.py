@@ -15,9 +15,11 @@ from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
+from featcal.calibration.memory import state_budget
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
 from featcal.models.checkpoint import Checkpoint
 from featcal.models.expert_pass import ExpertPass
@@ -109,10 +111,15 @@ def calibrate_to_folder(
     out: str | Path,
     *,
     resume: bool = False,
+    max_memory: int | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Calibrate straight to a folder: every finished block goes to disk, so that a killed run can be resumed.
+
+    Args:
+        max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
+            written model is verified block by block where the whole does not fit.
 
     Returns:
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder.
@@ -123,13 +130,17 @@ def calibrate_to_folder(
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
-    passes = expert_passes(family, config)
+    store = ActivationStore()
+    passes = expert_passes(family, config, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
+    if max_memory is not None:
+        batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
+        store.budget = state_budget(family.adapter.stages, family.merged, config, max_memory, batch)
     loaded = time.perf_counter() - started
     suite_content = family.suite.model_dump(mode="json")
     run = {"config": asdict(config), "suite": suite_content, "inputs": hashes, "samples": drawn}
     with OutputFolder(out, run, resume) as folder:
-        record = _run(family, config, passes, folder.put, folder.finished, progress)
+        record = _run(family, config, passes, folder.put, folder.finished, progress, store)
         done = folder.finished_tensors(family.adapter.blocks())
         solved = time.perf_counter()
 
@@ -143,14 +154,17 @@ def calibrate_to_folder(
     return {"out": str(folder.out), **content}
 
 
-def expert_passes(family: Family, config: CalibrationConfig, keep: bool = False) -> dict[str, ExpertPass]:
-    """The calibration samples of every task with its expert; `keep` holds what the experts compute in memory.
+def expert_passes(
+    family: Family, config: CalibrationConfig, keep: bool = False, store: ActivationStore | None = None
+) -> dict[str, ExpertPass]:
+    """The calibration samples of every task with its expert; `keep` holds what the experts compute in memory, `store`
+    bounds it.
 
     They depend on samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
     """
     return {
         task: family.expert_pass(
-            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, keep
+            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, keep, store
         )
         for task in family.suite.tasks
     }
@@ -174,12 +188,14 @@ def _run(
     put: Put,
     finished: Finished = nothing_finished,
     progress: Progress = silent,
+    store: ActivationStore | None = None,
 ) -> dict[str, Any]:
     """Algorithm 1 and the record of it."""
+    store = store or ActivationStore()
     started = time.perf_counter()
     merged = family.suite.merged
     drift = calibrate_blocks(
-        family.adapter, family.base, family.merged, passes, config, family.compute, put, finished, progress
+        family.adapter, family.base, family.merged, passes, config, family.compute, put, finished, progress, store
     )
     return {
         "suite": family.suite.name,
@@ -191,6 +207,7 @@ def _run(
         },
         "seconds": {"calibration": time.perf_counter() - started},
         "peak_rss_bytes": peak_rss_bytes(),
+        "spilled_bytes": store.spilled,
         "relative_drift": drift,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     }

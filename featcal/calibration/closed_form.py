@@ -51,7 +51,8 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    left = gram_sum + (lam + eps) * torch.eye(len(gram_sum), dtype=gram_sum.dtype, device=gram_sum.device)
+    left = gram_sum.clone()
+    left.diagonal().add_(lam + eps)
     factor, info = torch.linalg.cholesky_ex(left)
     if int(info) != 0 or not bool(torch.isfinite(factor).all()):
         raise SolveError(f"not positive definite at row {int(info)} of {len(left)} with lam={lam:g}, eps={eps:g}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
 from featcal.errors import NumericalError
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.activations import ActivationStore, CallList
+from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.capture import capture_inputs
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
@@ -38,6 +39,7 @@ def calibrate_blocks(
     put: Put,
     finished: Finished = nothing_finished,
     progress: Progress = silent,
+    store: ActivationStore | None = None,
 ) -> dict[str, dict[str, float]]:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -52,6 +54,7 @@ def calibrate_blocks(
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
         finished: tensors of a block that an earlier run completed, which is then only replayed.
+        store: holds the student's stream between blocks; in memory without one.
 
     Returns:
         For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream.
@@ -60,33 +63,32 @@ def calibrate_blocks(
         NumericalError: features that are not finite, or a system that cannot be solved; names the block.
     """
     residuals: dict[str, dict[str, float]] = {}
-    streams: dict[str, list[Call]] = {task: [] for task in experts}
+    streams: dict[str, CallList] = {}
+    store = store or ActivationStore()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         outer = compute.place(merged.read(stage.outer))
         for task, expert in experts.items():
             expert.start(stage)
-            streams[task] = first_calls(stage, outer, expert.batches, streams[task])
+            upstream = streams.get(task)
+            calls = first_calls(stage, outer, expert.batches, upstream)
+            streams[task] = store.hold(calls) if upstream is None else store.replace(upstream, calls)
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
             stored = merged.read(block.names)
             student = block.local(compute.move(stored))
             before = finished(block)
             moments = BlockMoments(stage, index, config) if before is None else None
-            targets = {
-                task: _count_task(expert, stage, block, compute.place(student), streams[task], moments)
-                for task, expert in experts.items()
-            }
+            running = compute.place(student)
+            for task, expert in experts.items():
+                _count_task(expert, stage, block, running, streams[task], moments)
             if moments is not None:
                 new = _solve(moments, block, student, block.local(compute.move(base.read(block.names))))
                 stored |= {name: _stored(name, tensor, stored[name]) for name, tensor in new.items()}
                 put(block, stored)
             deployed = block.local(compute.place(before or stored))
-            for task in experts:
-                streams[task] = [stage.advance(call, block.run(deployed, call)) for call in streams[task]]
             residuals[block.name] = {
-                task: _relative_drift(stage, streams[task], expert.batches, targets[task])
-                for task, expert in experts.items()
+                task: _advance_task(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
             }
     progress("calibrating", total, total)
     return residuals
@@ -97,21 +99,42 @@ def _count_task(
     stage: Stage,
     block: Block,
     student: Mapping[str, Tensor],
-    stream: Sequence[Call],
+    stream: CallList,
     moments: BlockMoments | None,
-) -> list[Tensor]:
-    """Run one task through a block on both streams, count it, and return the expert's states after the block."""
+) -> None:
+    """Run one task through a block on both streams and count it."""
     tensors = expert.tensors(block)
-    after = []
     for call, batch, trace in zip(stream, expert.batches, expert.walk(stage, block, tensors), strict=True):
-        after.append(stage.state(trace.after, batch))
         if moments is not None:
-            with capture_inputs(block.module, moments.norm) as inputs:
+            with capture_inputs(block.module, moments.norm, to_the_end=not moments.started) as inputs:
                 block.run(student, call)
-            moments.update(call, batch, inputs, trace.outputs, tensors)
+            moments.update(call, batch, inputs, trace.outputs, tensors, expert.tokens)
     if moments is not None:
         moments.end_task(tensors)
-    return after
+
+
+def _advance_task(
+    expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[str, Tensor], stream: CallList
+) -> float:
+    """Run one task's deployed stream through the finished block.
+
+    Returns:
+        ||h_cal - h_exp|| / ||h_exp|| over all samples and tokens after the block.
+
+    Raises:
+        NumericalError: it is not finite.
+    """
+    drift = scale = 0.0
+    for position, (call, batch, own) in enumerate(zip(stream, expert.batches, expert.calls(), strict=True)):
+        after = stage.advance(call, block.run(deployed, call))
+        stream[position] = after
+        target = stage.state(own, batch)
+        drift += float((stage.state(after, batch) - target).double().square().sum())
+        scale += float(target.double().square().sum())
+    value = float((drift / scale) ** 0.5)
+    if not math.isfinite(value):
+        raise NumericalError(f"{block.name}: relative drift is {value}: the calibrated features are not finite")
+    return value
 
 
 def _solve(
@@ -129,16 +152,3 @@ def _stored(name: str, solved: Tensor, old: Tensor) -> Tensor:
     if not bool(torch.isfinite(new).all()):
         raise NumericalError(f"{name}: the solution does not fit {old.dtype}; raise lam or store the model wider")
     return new
-
-
-def _relative_drift(stage: Stage, stream: Sequence[Call], batches: Sequence[Batch], expert: Sequence[Tensor]) -> float:
-    """||h_cal - h_exp|| / ||h_exp|| over all samples and tokens of a task; NumericalError if not finite."""
-    drift = sum(
-        float((stage.state(call, batch) - own).double().square().sum())
-        for call, batch, own in zip(stream, batches, expert, strict=True)
-    )
-    scale = sum(float(own.double().square().sum()) for own in expert)
-    value = float((drift / scale) ** 0.5)
-    if not math.isfinite(value):
-        raise NumericalError(f"relative drift is {value}: the calibrated features are not finite")
-    return value

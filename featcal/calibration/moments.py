@@ -22,6 +22,11 @@ from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Call, Stage
 from featcal.models.capture import layernorms, linears, rmsnorms
 
+STRIP = 512
+"""Columns of a Gram matrix that are formed together."""
+FLOAT64_BELOW = 1e-3
+"""Ridge strength below which products are formed in float64."""
+
 Named = Mapping[str, Tensor]
 """Tensors by their name inside the block."""
 
@@ -33,7 +38,7 @@ class LinearMoments:
     weight: float
     """Sum of the token weights."""
     gram: Float[Tensor, "d d"]
-    """Sum of x_cal x_cal^T."""
+    """Sum of x_cal x_cal^T; its lower triangle only, until `targets` mirrors it."""
     cross: Float[Tensor, "m d"]
     """Sum of (W_i x_exp) x_cal^T: the expert's own outputs less their biases, against the deployed inputs."""
     mean: Float[Tensor, " d"]
@@ -42,9 +47,9 @@ class LinearMoments:
     """Sum of W_i x_exp."""
 
     @classmethod
-    def zeros(cls, outputs: int, inputs: int, device: torch.device) -> LinearMoments:
+    def zeros(cls, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
         def zero(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(0.0, zero(inputs, inputs), zero(outputs, inputs), zero(inputs), zero(outputs))
 
@@ -53,21 +58,23 @@ class LinearMoments:
     ) -> None:
         """Count n tokens: deployed inputs, expert outputs less bias, and token weights (None: all 1).
 
-        Products are formed in float32 or in the wider dtype of the features, and accumulated in float64.
+        Products are formed and accumulated in place in the dtype of the moments.
         """
-        inputs, expert = _at_least_float32(inputs), _at_least_float32(expert)
-        w = torch.ones_like(inputs[:, 0]) if weights is None else weights.to(inputs.dtype)
-        weighted = inputs if weights is None else inputs * w[:, None]
-        self.weight += float(w.double().sum())
-        self.gram += (weighted.mT @ inputs).double()
-        self.cross += (expert.mT @ weighted).double()
-        self.mean += (w @ inputs).double()
-        self.expert_mean += (w @ expert).double()
+        x, y = inputs.to(self.gram.dtype), expert.to(self.gram.dtype)
+        root = torch.ones_like(x[:, 0]) if weights is None else weights.to(x.dtype).sqrt()
+        if weights is not None:
+            x, y = x * root[:, None], y * root[:, None]
+        self.weight += len(x) if weights is None else float(weights.double().sum())
+        add_gram(self.gram, x)
+        self.cross.addmm_(y.mT, x)
+        self.mean += root @ x
+        self.expert_mean += root @ y
 
     def targets(self, weight: Float[Tensor, "m d"], alpha: float) -> tuple[Tensor, Tensor]:
         """(G_i, W_i C_i) of Eq. (13): means, with the inputs of the targets interpolated by Eq. (10)."""
-        gram = self.gram / self.weight
-        return gram, alpha * self.cross / self.weight + (1 - alpha) * weight @ gram
+        gram = mirror(self.gram) / self.weight
+        target = self.cross * (alpha / self.weight)
+        return gram, target if alpha == 1 else target.addmm_(weight.to(gram.dtype), gram, alpha=1 - alpha)
 
 
 @dataclass
@@ -79,6 +86,16 @@ class LinearSums:
     target: Float[Tensor, "m d"]
     mean: Float[Tensor, " d"]
     target_mean: Float[Tensor, " m"]
+
+    @classmethod
+    def zeros(cls, gram: Float[Tensor, "d d"], target: Float[Tensor, "m d"]) -> LinearSums:
+        """Empty sums for moments of these shapes, in float64."""
+        m, d = target.shape
+
+        def zero(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=gram.device)
+
+        return cls(0.0, zero(d, d), zero(m, d), zero(d), zero(m))
 
     def add(self, omega: float, gram: Tensor, target: Tensor, mean: Tensor, target_mean: Tensor) -> None:
         self.omega += omega
@@ -96,8 +113,9 @@ class LinearGroup:
         self.weighting = weighting
         self._biased = all(modules[name].bias is not None for name in names)
         self._rows = [modules[name].out_features for name in names]
-        self._inputs = modules[names[0]].in_features
+        self.inputs = modules[names[0]].in_features
         self._task: LinearMoments | None = None
+        self._mixed = False
         self._sums: LinearSums | None = None
 
     def features(self, inputs: Named) -> Float[Tensor, "n d"]:
@@ -109,15 +127,30 @@ class LinearGroup:
         own = torch.cat([_tokens(outputs[name]) for name in self.names], dim=1)
         return own - torch.cat([expert[f"{name}.bias"] for name in self.names]) if self._biased else own
 
-    def new_task(self, device: torch.device) -> LinearMoments:
-        return LinearMoments.zeros(sum(self._rows), self._inputs, device)
+    def new_task(self, device: torch.device, dtype: torch.dtype) -> LinearMoments:
+        return LinearMoments.zeros(sum(self._rows), self.inputs, device, dtype)
 
-    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
-        """Count one batch of the current task."""
+    def update(
+        self,
+        inputs: Named,
+        outputs: Named,
+        expert: Named,
+        weights: Tensor | None,
+        config: CalibrationConfig,
+        tokens: int,
+    ) -> None:
+        """Count one batch of the current task, which has `tokens` tokens in all.
+
+        W_i G_i costs d^2 m once, and (W_i x_cal) x_cal^T another d m per token: the cheaper one is formed.
+        """
         features = self.features(inputs)
         if self._task is None:
-            self._task = self.new_task(features.device)
+            self._task = self.new_task(features.device, accumulated_in(features.dtype, config))
+            self._mixed = tokens < self.inputs
         counted, own, weights = _counted(weights, features, self.expert_rows(outputs, expert))
+        if self._mixed and config.alpha < 1:
+            weight = torch.cat([expert[f"{name}.weight"].to(counted.dtype) for name in self.names])
+            own = config.alpha * own + (1 - config.alpha) * counted @ weight.mT
         self._task.update(counted, own, weights)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
@@ -127,21 +160,24 @@ class LinearGroup:
             raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
         if not bool(torch.isfinite(task.gram).all() and torch.isfinite(task.cross).all()):
             raise NumericalError(f"{', '.join(self.names)}: features are not finite")
-        weight = self.stack(expert, "weight")
-        gram, target = task.targets(weight, config.alpha)
-        mean = task.mean / task.weight
-        target_mean = config.alpha * task.expert_mean / task.weight + (1 - config.alpha) * weight @ mean
+        alpha = 1.0 if self._mixed else config.alpha  # mixed rows are targets already
+        weight = self.stack(expert, "weight", task.gram.dtype)
+        gram, target = task.targets(weight, alpha)
+        target_mean = alpha * task.expert_mean.double() / task.weight
+        mean = task.mean.double() / task.weight
+        if alpha < 1:
+            target_mean += (1 - alpha) * weight.double() @ mean
         if self._biased:
             target_mean = target_mean + self.stack(expert, "bias")
         if self._sums is None:
-            self._sums = LinearSums(0.0, *(torch.zeros_like(part) for part in (gram, target, mean, target_mean)))
+            self._sums = LinearSums.zeros(gram, target)
         self._sums.add(closed_form.task_weight(gram, config.eps), gram, target, mean, target_mean)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated weights and, where asked for, biases, in float64."""
+        """Calibrated weights and, where asked for, biases, in float64; the sums are given up."""
         if self._sums is None:
             raise NumericalError(f"no task was counted for {', '.join(self.names)}")
-        sums = self._sums
+        sums, self._sums = self._sums, None
         anchor = closed_form.anchor(self.stack(merged, "weight"), self.stack(base, "weight"), config.rho)
         try:
             weight = closed_form.linear_weight(sums.gram, sums.target, anchor, config.lam, config.eps)
@@ -154,9 +190,9 @@ class LinearGroup:
             solved |= self._split(bias, "bias")
         return solved
 
-    def stack(self, tensors: Named, kind: str) -> Tensor:
-        """The group's weights or biases, rows stacked, in float64."""
-        return torch.cat([tensors[f"{name}.{kind}"].double() for name in self.names])
+    def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The group's weights or biases, rows stacked."""
+        return torch.cat([tensors[f"{name}.{kind}"].to(dtype) for name in self.names])
 
     def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
         parts = torch.split(stacked, self._rows)
@@ -193,7 +229,7 @@ class NormGroup:
         self._sums = NormSums(zero.clone(), zero.clone(), zero.clone(), zero.clone())
         self._weight, self._mean, self._square = 0.0, zero.clone(), zero.clone()
 
-    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+    def update(self, inputs: Named, weights: Tensor | None) -> None:
         """Count one batch of the current task: weighted sums of z and z^2."""
         features, weights = _counted(weights, _at_least_float32(_tokens(inputs[self.names[0]])))
         z = nn.functional.layer_norm(features, self._shape, eps=self._eps).double()
@@ -238,7 +274,7 @@ class RmsGroup:
         self._module = module
         self._weight, self._square, self._sums = 0.0, torch.zeros(()), torch.zeros(())
 
-    def update(self, inputs: Named, outputs: Named, expert: Named, weights: Tensor | None) -> None:
+    def update(self, inputs: Named, weights: Tensor | None) -> None:
         """Count one batch of the current task: weighted sums of z^2."""
         features, weights = _counted(weights, _at_least_float32(_tokens(inputs[self.names[0]])))
         ones = {"weight": torch.ones_like(features[0])}
@@ -274,13 +310,23 @@ class BlockMoments:
         """Class of the scale-only norms whose inputs must be captured; None where they are not calibrated."""
         return self._stage.norm if self._config.rmsnorms else None
 
-    def update(self, call: Call, batch: Batch, inputs: Named, outputs: Named, expert: Named) -> None:
-        """Count one batch: the student's call and captured inputs, and the expert's outputs and tensors."""
+    @property
+    def started(self) -> bool:
+        """Whether a batch was counted already."""
+        return bool(self._groups)
+
+    def update(self, call: Call, batch: Batch, inputs: Named, outputs: Named, expert: Named, tokens: int) -> None:
+        """Count one batch of a task: the student's call and captured inputs, the expert's outputs and tensors, and
+        the number of tokens that the task has in all."""
         if not self._groups:
             self._groups = [*linear_groups(self._stage, self._index, inputs), *self._norm_groups(call)]
         for group in self._groups:
             weights = self._stage.token_weights(group.weighting, call, batch, self._config)
-            group.update(inputs, outputs, expert, None if weights is None else weights.flatten())
+            flat = None if weights is None else weights.flatten()
+            if isinstance(group, LinearGroup):
+                group.update(inputs, outputs, expert, flat, self._config, tokens)
+            else:
+                group.update(inputs, flat)
 
     def end_task(self, expert: Named) -> None:
         for group in self._groups:
@@ -309,6 +355,31 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
     for name in modules:
         shared.setdefault((id(inputs[name]), stage.weighting(index, name)), []).append(name)
     return [LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()]
+
+
+def accumulated_in(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
+    """The dtype in which products are formed and summed.
+
+    Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
+    below `FLOAT64_BELOW` exact features are therefore multiplied in float64.
+    """
+    if features is torch.float64 or (config.precision == "exact" and config.lam < FLOAT64_BELOW):
+        return torch.float64
+    return torch.float32
+
+
+def add_gram(gram: Float[Tensor, "d d"], x: Float[Tensor, "n d"]) -> None:
+    """Add the lower triangle of x^T x in place; strip by strip, which leaves out most of the upper one."""
+    for start in range(0, len(gram), STRIP):
+        gram[start:, start : start + STRIP].addmm_(x[:, start:].mT, x[:, start : start + STRIP])
+
+
+def mirror(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """Fill the upper triangle that `add_gram` left out, in place."""
+    for start in range(0, len(gram), STRIP):
+        end = start + STRIP
+        gram[start:end, end:] = gram[end:, start:end].mT
+    return gram
 
 
 def _counted(weights: Tensor | None, *rows: Tensor) -> tuple[Any, ...]:

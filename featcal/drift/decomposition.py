@@ -101,16 +101,17 @@ def decompose(
     on the expert's, which is what separates mismatch from propagation.
     """
     records = {task: _Record(class_token, attribution) for task in experts}
-    streams: dict[str, list[Call]] = {task: [] for task in experts}
+    streams: dict[str, list[Call]] = {}
     names = iter(adapter.block_layers())
     total, done = len(adapter.blocks()), 0
     for stage in adapter.stages:
         outer = compute.place(model.read(stage.outer))
         for task, expert in experts.items():
-            before = expert.last_calls(), streams[task]
-            expert_calls = expert.start(stage)
-            streams[task] = first_calls(stage, outer, expert.batches, streams[task])
-            after = expert_calls, streams[task]
+            upstream = streams.get(task)
+            before = list(expert.calls()), upstream or []
+            expert.start(stage)
+            streams[task] = list(first_calls(stage, outer, expert.batches, upstream))
+            after = list(expert.calls()), streams[task]
             records[task].enter(adapter, stage, outer, expert.batches, before, after)
         for block in stage.blocks:
             progress("measuring drift", done, total)
@@ -127,7 +128,7 @@ def decompose(
     closing = compute.place(model.read(adapter.closing)) | dict(head)
     for task, expert in experts.items():
         own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
-        records[task].close(adapter, (own, closing), expert.batches, (expert.last_calls(), streams[task]))
+        records[task].close(adapter, (own, closing), expert.batches, (list(expert.calls()), streams[task]))
     progress("measuring drift", total, total)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 

@@ -119,8 +119,9 @@ def measure_sources(
         outer = compute.place(family.merged.read(stage.outer))
         for task, expert in passes.items():
             expert.start(stage)
+            upstream = streams.get(task, {})
             streams[task] = {
-                source: first_calls(stage, outer, expert.batches, streams.get(task, {}).get(source, []))
+                source: list(first_calls(stage, outer, expert.batches, upstream.get(source)))
                 for source in (DEPLOYED, "stale", "merged")
             }
         for index, block in enumerate(stage.blocks):
@@ -242,7 +243,7 @@ class _Book:
         features = {source: self.group.features(inputs).double() for source, inputs in seen.items()}
         weight = self.group.stack(own, "weight")
         for source, rows in features.items():
-            moments = self._task.setdefault(source, self.group.new_task(rows.device))
+            moments = self._task.setdefault(source, self.group.new_task(rows.device, rows.dtype))
             moments.update(rows, expert, flat)
             apart = rows - features[DEPLOYED]
             moved = (1 - self._config.alpha) * apart @ weight.mT

@@ -151,11 +151,6 @@ def _accuracy(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead
     return TaskScore("accuracy", float((predicted == drawn.labels).double().mean()), predicted, drawn.labels)
 
 
-def labelled(family: Family, task: str, split: str, samples: int | None, seed: int) -> Samples:
-    """Samples that can be scored; InputError if labels or class names are missing."""
-    return require_labels(family.samples(task, split, samples, seed))
-
-
 def require_labels(drawn: Samples) -> Samples:
     """The samples themselves; InputError if they have no labels or no class names."""
     if drawn.labels is None:

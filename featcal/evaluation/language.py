@@ -51,7 +51,7 @@ def answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple
         limit: largest number of new tokens.
     """
     adapter, compute = language_model(family), family.compute
-    tokenizer = _tokenizer(family.base_folder)
+    tokenizer = tokenizer_of(family.base_folder)
     generator = adapter.generator(compute.place(model.read(adapter.tower)), family.base_folder)
     texts: list[str] = []
     for batch in batches_of(drawn, BATCH_SIZE, compute.device):

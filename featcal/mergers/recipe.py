@@ -30,6 +30,10 @@ class RecipeWeights:
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
 
+    def __post_init__(self) -> None:  # TEMPORARY: remove once suite.py takes MergeRecipe from mergers.schema
+        if not isinstance(self.recipe, MergeRecipe):
+            object.__setattr__(self, "recipe", MergeRecipe.model_validate(self.recipe.model_dump()))
+
     @property
     def label(self) -> str:
         scale = "" if self.recipe.scale is None else f" {self.recipe.scale:g}"

@@ -171,6 +171,10 @@ class Adapter(ABC):
         """
 
     @abstractmethod
+    def tokens(self, inputs: Batch) -> int:
+        """Tokens of a batch in all stages together, padding included."""
+
+    @abstractmethod
     def misfit(self, inputs: Batch) -> str | None:
         """What keeps `inputs` from being inputs of the model; None if nothing does."""
 

@@ -24,11 +24,21 @@ def rmsnorms(block: nn.Module, norm: type[nn.Module] | None) -> dict[str, nn.Mod
     return {} if norm is None else {name: m for name, m in block.named_modules() if isinstance(m, norm)}
 
 
+class _SeenAll(Exception):
+    """Raised by the hook on the last module; nothing else may be caught."""
+
+
 @contextmanager
-def capture_inputs(block: nn.Module, norm: type[nn.Module] | None = None) -> Iterator[dict[str, Tensor]]:
+def capture_inputs(
+    block: nn.Module, norm: type[nn.Module] | None = None, to_the_end: bool = True
+) -> Iterator[dict[str, Tensor]]:
     """Inside the `with`, the first run of `block` fills name → input of every linear map, LayerNorm and `norm`.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
+
+    Args:
+        to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block
+            is then not formed, but a module that is called again afterwards goes unnoticed.
 
     Raises:
         RuntimeError: at exit, if a linear map was not called exactly once, or not with one positional tensor:
@@ -44,6 +54,8 @@ def capture_inputs(block: nn.Module, norm: type[nn.Module] | None = None) -> Ite
             if len(args) != 1:
                 raise RuntimeError(f"'{name}' is called with {len(args)} positional inputs, expected one tensor")
             seen[name] = args[0]
+            if not to_the_end and len(seen) == len(modules):
+                raise _SeenAll
 
         return hook
 
@@ -53,6 +65,8 @@ def capture_inputs(block: nn.Module, norm: type[nn.Module] | None = None) -> Ite
         missed = [name for name in modules if name not in seen]
         if missed:
             raise RuntimeError(f"never called in the block's forward: {', '.join(missed)}")
+    except _SeenAll:
+        pass
     finally:
         for handle in handles:
             handle.remove()

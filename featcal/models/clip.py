@@ -122,6 +122,10 @@ class ClipVision(Adapter):
             pooled: Tensor = getattr(loaded, "vision_model", loaded)(**inputs).pooler_output
         return pooled
 
+    def tokens(self, inputs: Batch) -> int:
+        positions: int = self.model.vision_model.embeddings.num_positions
+        return positions * len(inputs["pixel_values"])
+
     def misfit(self, inputs: Batch) -> str | None:
         pixels = inputs.get("pixel_values")
         if pixels is None:

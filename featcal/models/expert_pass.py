@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from torch import Tensor
 
+from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.capture import capture_outputs
 from featcal.models.weights import Compute, Weights
@@ -40,25 +42,28 @@ class ExpertPass:
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
     keep: bool = False
+    store: ActivationStore = field(default_factory=ActivationStore)
     tokens: int = 0
     """Tokens of the first stage without padding; known once it was started."""
-    _calls: list[Call] = field(default_factory=list)
+    _calls: CallList | list[Call] = field(default_factory=list)
     _kept: dict[str, list[BlockTrace]] = field(default_factory=dict)
     _started: dict[str, list[Call]] = field(default_factory=dict)
 
-    def start(self, stage: Stage) -> list[Call]:
-        """First calls of a stage, one per batch; the stage before must have been walked."""
-        if stage.name not in self._started:
-            upstream = [] if stage is self.adapter.stages[0] else list(self._calls)
-            calls = first_calls(stage, self.compute.place(self.weights.read(stage.outer)), self.batches, upstream)
-            if not upstream:
-                self.tokens = sum(_tokens(call, batch) for call, batch in zip(calls, self.batches, strict=True))
-            if self.keep:
-                self._started[stage.name] = calls
+    def start(self, stage: Stage) -> None:
+        """Make the first calls of a stage, one per batch; the stage before must have been walked."""
+        if stage.name in self._started:
+            self._calls = list(self._started[stage.name])
+            return
+        first = stage is self.adapter.stages[0]
+        outer = self.compute.place(self.weights.read(stage.outer))
+        calls = first_calls(stage, outer, self.batches, None if first else self._calls)
+        if self.keep:
+            self._started[stage.name] = list(calls)
+            self._calls = list(self._started[stage.name])
         else:
-            calls = self._started[stage.name]
-        self._calls = list(calls)
-        return calls
+            self._calls = self.store.replace(self._calls, calls)
+        if first:
+            self.tokens = sum(_tokens(call, batch) for call, batch in zip(self._calls, self.batches, strict=True))
 
     def digest(self) -> str:
         """SHA-256 of all inputs, in order."""
@@ -68,9 +73,9 @@ class ExpertPass:
                 digest.update(batch[name].cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def last_calls(self) -> list[Call]:
-        """The calls after the last block that was walked."""
-        return list(self._calls)
+    def calls(self) -> Iterable[Call]:
+        """The calls of the next block, one per batch: the first ones, or those after the last block walked."""
+        return self._calls
 
     def tensors(self, block: Block) -> dict[str, Tensor]:
         """The expert's tensors of a block as they are stored, by name inside the block, on the compute device."""
@@ -97,11 +102,11 @@ class ExpertPass:
 
 
 def first_calls(
-    stage: Stage, outer: Mapping[str, Tensor], batches: Sequence[Batch], upstream: Sequence[Call]
-) -> list[Call]:
-    """First calls of a stage for every batch; `upstream` is empty for the first stage."""
-    before: list[Call | None] = list(upstream) if upstream else [None] * len(batches)
-    return [stage.first_call(outer, batch, call) for batch, call in zip(batches, before, strict=True)]
+    stage: Stage, outer: Mapping[str, Tensor], batches: Sequence[Batch], upstream: Iterable[Call] | None
+) -> Iterator[Call]:
+    """First calls of a stage for every batch, one by one; `upstream` is None for the first stage."""
+    before = repeat(None, len(batches)) if upstream is None else upstream
+    return (stage.first_call(outer, batch, call) for batch, call in zip(batches, before, strict=True))
 
 
 def _tokens(call: Call, batch: Batch) -> int:

@@ -1,95 +1,126 @@
-"""Write a model in the layout of a Hub checkpoint, load it back and compare."""
+"""Write a model in the layout of its container (transformers or open_clip), load it back and compare."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from featcal.errors import InputError, NumericalError
-from featcal.models.adapter import Adapter, adapter_for
-from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config, resolve, stored_names
+from featcal.models.adapter import Adapter, Batch, Block, adapter_for
+from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from featcal.models.features import final_features
+from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text
-from featcal.models.weights import Compute, TensorInfo, Weights
+from featcal.models.weights import Compute, Stored, TensorInfo, Weights
 
 SHARD_BYTES = 2 * 2**30
-"""Largest weight file; a smaller model is one `model.safetensors`."""
+"""Largest weight file of tensors outside blocks; a smaller model is one file."""
 RECORD_FILE = "featcal.json"
 CARD_FILE = "README.md"
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"}
+_TOKENIZER_FILES = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+}  # fmt: skip
 
 
 def write_model(
     folder: OutputFolder,
     adapter: Adapter,
-    container: Path,
+    container: Located | Path,
     model: Weights,
     record: Callable[[], Mapping[str, Any]],
     card: str,
+    *,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
 
-    Tensors outside the tower (text tower, projections) and all non-weight files are the container's own.
+    Tensors outside the tower (text tower, projections) and all non-weight files are the container's own. A model of
+    more than `SHARD_BYTES` gets one file per block; blocks that `folder` holds already are not written again.
 
     Args:
         record: asked once everything is written and verified, so that it can say how long that took.
+        whole: verify by loading the folder through its own library, which takes the memory of the whole model;
+            otherwise from the headers, and by outputs with one block in memory at a time.
 
     Returns:
-        The content of `featcal.json`: the record and the names of all files.
+        The content of `featcal.json`: the record, how the folder was verified ("reloaded" or "streamed") and the
+        names of all files.
 
     Raises:
-        NumericalError: the reloaded model is not the one that was written.
+        NumericalError: the written model is not the one in memory.
         InputError: the disk refuses.
     """
-    source = Checkpoint(container, "container", adapter.canonical)
-    written = _copy_files(container, folder.partial)
-    for file, names, index in _shards(source.info):
-        tower = [name for name in names if name in adapter.tower]
-        rest = [name for name in names if name not in adapter.tower]
-        save_tensors({**source.read(rest), **model.read(tower)}, folder.partial / file)
-        written.append(file)
-        if index is not None:
-            save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)
-            written.append(INDEX_FILE)
-    verify_reload(folder.partial, adapter, model)
+    if isinstance(container, Path):
+        container = locate(str(container), Path.cwd(), "container")
+    source = container.open(adapter.canonical)
+    if is_open_clip(container):
+        written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]
+    else:
+        written = [*_copy_files(container.folder, folder.partial), *_write_shards(folder, adapter, source, model)]
+    if whole:
+        verify_reload(folder.partial, adapter, model)
+    else:
+        verify_streamed(
+            _read_back(folder.partial, container, adapter), adapter, _written_info(adapter, source, model), model
+        )
     save_text(card, folder.partial / CARD_FILE)
-    content = {**record(), "written": sorted([*written, CARD_FILE, RECORD_FILE])}
+    content = {
+        **record(),
+        "verified": "reloaded" if whole else "streamed",
+        "written": sorted([*written, CARD_FILE, RECORD_FILE]),
+    }
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
     folder.commit()
     return content
 
 
-def convert(source: str | Path, out: str | Path) -> dict[str, Any]:
-    """Rewrite a checkpoint folder with canonical tensor names, verify and commit it.
+def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
+    """Rewrite a model in its own layout as one verified folder of safetensors.
 
     A vision tower that transformers 5 saved from scratch lacks a prefix without which version 4 silently
-    re-initialises every tensor; the rewritten folder loads in both.
+    re-initialises every tensor; the rewritten folder loads in both. An `open_clip:ARCH:FILE` becomes a folder that
+    open_clip loads by `local-dir:`.
 
     Returns:
         The document of `featcal export --json`.
     """
-    container = resolve(str(source), Path.cwd(), "model to export")
-    label = "model to export"
-    config, names = read_config(container, label), stored_names(container, label)
-    adapter = adapter_for(config, names, torch.device("cpu"), label)
-    model = Checkpoint(container, label, adapter.canonical)
-    card = container / CARD_FILE
-    text = card.read_text(encoding="utf-8") if card.is_file() else "---\nlibrary_name: transformers\n---\n"
-    record_file = container / RECORD_FILE
+    container = locate(str(source), Path.cwd(), "model to export")
+    layout = "open_clip" if is_open_clip(container) else "hf"
+    adapter = adapter_for(container.config, container.names, torch.device("cpu"), container.label)
+    model = container.open(adapter.canonical)
+    text, record = carried_text(container, layout)
+    with OutputFolder(out) as folder:
+        written = write_model(folder, adapter, container, model, lambda: record, text)["written"]
+    return {"out": str(folder.out), "format": layout, "written": written}
+
+
+convert = rewrite
+
+
+def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
+    """The card and the record that a model brings along; a card without content and an empty record otherwise."""
+    card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
+    library = {"hf": "transformers", "open_clip": "open_clip"}[layout]
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {library}\n---\n"
     try:
         record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.is_file() else {}
     except ValueError as error:
         raise InputError(f"{record_file} is not valid JSON ({error}); repair or remove it") from error
-    with OutputFolder(out) as folder:
-        written = write_model(folder, adapter, container, model, lambda: record, text)["written"]
-    return {"out": str(folder.out), "format": "hf", "written": written}
+    return text, record
+
+
+def is_open_clip(container: Located) -> bool:
+    """Whether a model lies in open_clip's layout."""
+    return container.config.get("model_type") == "open_clip"
 
 
 def verify_reload(folder: Path, adapter: Adapter, model: Weights) -> None:
@@ -98,46 +129,147 @@ def verify_reload(folder: Path, adapter: Adapter, model: Weights) -> None:
     Raises:
         NumericalError: a tensor would be re-initialised on loading, or the outputs differ.
     """
-    cpu = Compute(torch.device("cpu"), torch.float32)
     inputs = adapter.probe()
+    _compare(folder, _outputs(adapter, model, inputs), adapter.reference(folder, inputs))
+
+
+def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, TensorInfo], model: Weights) -> None:
+    """Compare a written folder with `model` with one block in memory at a time.
+
+    Names, shapes and dtypes must be `expected`, and the shapes those of the library's own module (tied tensors
+    once); then outputs on fixed inputs are compared.
+
+    Raises:
+        NumericalError: listing tensors that are missing, left over or different, or the outputs differ.
+    """
+    found, shapes = written.info, adapter.shapes()
+    wrong = sorted(
+        name
+        for name in {*expected, *found, *adapter.tower}
+        if found.get(name) != expected.get(name)
+        or name not in found
+        or shapes.get(name, found[name].shape) != found[name].shape
+    )
+    place = written.files[0].parent
+    if wrong:
+        raise NumericalError(f"{place}: written tensors are not those of the model: {', '.join(wrong[:4])}")
+    inputs = adapter.probe()
+    _compare(place, _outputs(adapter, model, inputs), _outputs(adapter, written, inputs))
+
+
+def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
+    cpu = Compute(torch.device("cpu"), torch.float32)
     features = final_features(adapter, model, {}, [inputs], cpu)
-    own = adapter.output(cpu.place(model.read(adapter.closing)), features)
-    theirs = adapter.reference(folder, inputs)
+    return adapter.output(cpu.place(model.read(adapter.closing)), features)
+
+
+def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
     difference = float((own - theirs).abs().max() / own.abs().max())
     if not difference <= RELOAD_TOLERANCE:
-        raise NumericalError(f"{folder}: reloaded outputs differ by {difference:.1e} of their largest value")
+        raise NumericalError(f"{place}: reloaded outputs differ by {difference:.1e} of their largest value")
 
 
-def _shards(info: Mapping[str, TensorInfo]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:
-    """(file, names, index or None) of every weight file; the index comes with the last one."""
+def _written_info(adapter: Adapter, source: Stored, model: Weights) -> dict[str, TensorInfo]:
+    """Every tensor that is written: the container's, those of the tower as the model has them."""
+    own = model.info
+    return {name: own[name] if name in adapter.tower else info for name, info in source.info.items()}
+
+
+def _content(adapter: Adapter, source: Stored, model: Weights, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    tower = set(adapter.tower)
+    rest = source.read(name for name in names if name not in tower)
+    return {**rest, **model.read(name for name in names if name in tower)}
+
+
+def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights) -> str:
+    """One file with everything: open_clip reads no shards."""
+    from featcal.models.open_clip_files import WEIGHT_FILE
+
+    save_tensors(_content(adapter, source, model, list(source.info)), folder.partial / WEIGHT_FILE)
+    return WEIGHT_FILE
+
+
+def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights) -> list[str]:
+    """One file, or one per block and as many as needed for the rest with the index last; returns their names."""
+    info = _written_info(adapter, source, model)
     sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
-    shards: list[list[str]] = [[]]
+    if sum(sizes.values()) <= SHARD_BYTES:
+        save_tensors(_content(adapter, source, model, list(info)), folder.partial / SINGLE_FILE)
+        return [SINGLE_FILE]
+    blocks = adapter.blocks()
+    inside = {name for block in blocks for name in block.names}
+    outside = {name: size for name, size in sizes.items() if name not in inside}
+    shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in _grouped(outside)]
+    shards += [(block.names, block) for block in blocks]
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for file, (names, block) in zip(files, shards, strict=True):
+        if block is None or not folder.adopt(block, file):
+            save_tensors(_content(adapter, source, model, names), folder.partial / file)
+    places = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)
+    return [*files, INDEX_FILE]
+
+
+def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names in order, in groups of at most `SHARD_BYTES` (or one tensor)."""
+    group: list[str] = []
     filled = 0
     for name, size in sizes.items():
-        if shards[-1] and filled + size > SHARD_BYTES:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
+        if group and filled + size > SHARD_BYTES:
+            yield group
+            group, filled = [], 0
+        group.append(name)
         filled += size
-    if len(shards) == 1:
-        yield SINGLE_FILE, shards[0], None
-        return
-    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
-    for file, names in zip(files, shards, strict=True):
-        yield file, names, index if file == files[-1] else None
+    if group:
+        yield group
+
+
+def _read_back(folder: Path, container: Located, adapter: Adapter) -> Stored:
+    if is_open_clip(container):
+        from featcal.models.open_clip_files import located_folder
+
+        return located_folder(folder, "written model").open(adapter.canonical)
+    return Checkpoint(folder, "written model", adapter.canonical)
+
+
+def _write_open_clip_config(container: Located, target: Path) -> list[str]:
+    """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
+    from featcal.models.open_clip import quick_gelu
+    from featcal.models.open_clip_files import CONFIG_FILE, preprocess_settings
+
+    model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
+    content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
+    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
+    if not (container.folder / CONFIG_FILE).is_file():  # a single file among others
+        return [CONFIG_FILE]
+    return [CONFIG_FILE, *copy_tokenizer(container.folder, target)]
+
+
+def copy_tokenizer(container: Path, target: Path) -> list[str]:
+    """Copy the tokenizer files of a folder; returns their names."""
+    return _copy(target, [file for file in sorted(container.iterdir()) if file.name in _TOKENIZER_FILES])
 
 
 def _copy_files(container: Path, target: Path) -> list[str]:
     """Copy configuration, tokenizer, processor and every other non-weight file."""
-    copied = []
-    for file in sorted(container.iterdir()):
-        replaced = file.name in (INDEX_FILE, RECORD_FILE, CARD_FILE) or file.suffix in _WEIGHT_SUFFIXES
-        if file.is_file() and not replaced and not file.name.startswith("."):
-            try:
-                shutil.copyfile(file, target / file.name)
-            except OSError as error:
-                raise InputError(f"cannot copy {file} to {target}: {error.strerror}") from error
-            copied.append(file.name)
-    return copied
+    return _copy(
+        target,
+        [
+            file
+            for file in sorted(container.iterdir())
+            if file.is_file()
+            and file.name not in (INDEX_FILE, RECORD_FILE, CARD_FILE)
+            and file.suffix not in _WEIGHT_SUFFIXES
+            and not file.name.startswith(".")
+        ],
+    )
+
+
+def _copy(target: Path, files: Sequence[Path]) -> list[str]:
+    for file in files:
+        try:
+            shutil.copyfile(file, target / file.name)
+        except OSError as error:
+            raise InputError(f"cannot copy {file} to {target}: {error.strerror}") from error
+    return [file.name for file in files]

@@ -51,6 +51,9 @@ class LanguageModel(Adapter):
     def fresh(self) -> Any:
         """A skeleton of the whole model like `model`, not shared with anyone; its parameters are on meta."""
 
+    def tokens(self, inputs: Batch) -> int:
+        return sum(inputs[name].numel() for name in ("input_ids", "labels") if name in inputs)
+
     def misfit(self, inputs: Batch) -> str | None:
         ids = inputs.get("input_ids")
         if ids is None:

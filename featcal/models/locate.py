@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featcal.errors import InputError
 from featcal.models.checkpoint import Checkpoint, read_config, resolve, stored_names
 from featcal.models.lora import LoraWeights, split_lora
 from featcal.models.weights import Stored
@@ -29,6 +30,17 @@ class Located:
     """The model under canonical names, given the adapter's `canonical`."""
 
 
+def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
+    """The folder of a model that other programs can load: no adapter on top, no file of weights alone.
+
+    Raises:
+        InputError: nothing is there, or it must be written out first.
+    """
+    if ref.startswith(OPEN_CLIP) or split_lora(ref, root)[1] is not None:
+        raise InputError(f"{label}: {ref} is not a checkpoint folder; write one with featcal export or merge first")
+    return resolve(ref, root, label)
+
+
 def locate(ref: str, root: Path, label: str) -> Located:
     """Find the model behind a reference: a folder relative to `root` or a Hub id, each with an optional
     `+ADAPTER`, or `open_clip:ARCH:FILE`.
@@ -40,7 +52,7 @@ def locate(ref: str, root: Path, label: str) -> Located:
         from featcal.models.open_clip_files import locate_open_clip
 
         return locate_open_clip(ref, root, label)
-    under, adapter = split_lora(ref)
+    under, adapter = split_lora(ref, root)
     folder = resolve(under, root, label)
     config, names = read_config(folder, label), stored_names(folder, label)
     if adapter is None:

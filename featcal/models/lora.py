@@ -7,11 +7,10 @@ rank-stabilised (rsLoRA). What cannot be reproduced exactly from the files is re
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +19,7 @@ from torch.func import functional_call
 from featcal.errors import InputError
 from featcal.models.checkpoint import _header, _open
 from featcal.models.peft_files import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
-from featcal.models.weights import TensorInfo, Weights, check_finite
-
-
-class Stored(Weights, Protocol):
-    """A model on disk."""
-
-    @property
-    def files(self) -> Sequence[Path]: ...
-
-    @property
-    def config(self) -> dict[str, Any]: ...
+from featcal.models.weights import Stored, TensorInfo, check_finite
 
 
 class LoraWeights:
@@ -72,9 +61,13 @@ class LoraWeights:
         return [*self._base.files, self.folder / CONFIG_FILE, self._file]
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Content of the base's `config.json`."""
-        return self._base.config
+    def left_out(self) -> Mapping[str, Path]:
+        """As in the base: the adapter changes no tensor that is repeated."""
+        return self._base.left_out
+
+    def repeats(self, stored: str, name: str) -> bool:
+        """As in the base."""
+        return self._base.repeats(stored, name)
 
     @property
     def declared_base(self) -> str | None:
@@ -150,7 +143,11 @@ def lora_parity(weights: LoraWeights, model: nn.Module, inputs: Mapping[str, Ten
     merged = peft.PeftModel.from_pretrained(model, str(weights.folder)).merge_and_unload().eval()
     state = merged.state_dict()
     names = {name: weights.canonical(name) for name in state}
-    own = {name: weights.read([known])[known] for name, known in names.items() if known and known in weights.info}
+    own = {
+        name: weights.read([known])[known].to(state[name].dtype)
+        for name, known in names.items()
+        if known is not None and known in weights.info
+    }
     with torch.no_grad():
         expected = merged(**inputs)[0]
         found = functional_call(merged, own, (), dict(inputs))[0]

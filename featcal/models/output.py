@@ -70,6 +70,24 @@ class OutputFolder:
         save_tensors(tensors, unfinished)
         unfinished.replace(file)
 
+    def adopt(self, block: Block, name: str) -> bool:
+        """Make a finished block the weight file `name` without a second copy; False if it was not finished.
+
+        The block stays where `resume` finds it: both names are the same file, or a copy where the disk has no links.
+        """
+        file, target = self._file(block), self.partial / name
+        if not file.is_file():
+            return False
+        try:
+            target.unlink(missing_ok=True)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
+        except OSError as error:
+            raise InputError(f"cannot write {target}: {error.strerror}") from error
+        return True
+
     def _file(self, block: Block) -> Path:
         return self._blocks / f"{block.name}.safetensors"
 

@@ -72,29 +72,25 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
     """Texts → inputs of a decoder, by the tokenizer in `folder`: prompt, target and the end token if there is one.
 
     `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest;
-    `completion_mask` is 1 on the target's tokens, or wherever `attention_mask` is if there is no target. Prompts
-    that are too long lose their beginning, except for the start token; targets are never cut.
+    `completion_mask` is 1 on the target's tokens, or wherever `attention_mask` is if there is no target. Where both
+    together are too long the prompt loses its beginning, except for the start token, down to a quarter of the limit;
+    only then does the target lose its end. Either way the example is counted.
 
     Raises:
-        InputError: a target longer than `max_length`, or no usable tokenizer.
+        InputError: no usable tokenizer.
     """
     tokenizer = tokenizer_of(folder)
     end = tokenizer.eos_token_id
     prompts = _token_ids(tokenizer, [example.input for example in examples])
     answers = _token_ids(tokenizer, [example.target or "" for example in examples], special=False)
     rows, completions, truncated = [], [], 0
-    for number, (example, prompt, answer) in enumerate(zip(examples, prompts, answers, strict=True)):
+    for example, prompt, answer in zip(examples, prompts, answers, strict=True):
         if example.target is not None:
             prompt = prompt[:-1] if prompt and prompt[-1] == end else prompt
             answer = _ended(answer, end)
-        room = max_length - len(answer)
-        if room < 1:
-            raise InputError(
-                f"the target of drawn example {number} has {len(answer)} tokens, with max_length {max_length} "
-                "there is no room for its prompt; raise 'max_length' of the task"
-            )
-        truncated += len(prompt) > room
-        prompt = _ending(prompt, room, tokenizer.bos_token_id)
+        truncated += len(prompt) + len(answer) > max_length
+        prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
+        answer = answer[: max_length - len(prompt)]
         rows.append(prompt + answer)
         completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
     prepared = {**_padded(rows, tokenizer), "completion_mask": _stack(completions, 0)}

@@ -33,11 +33,11 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
 def _rows_of_split(table: Table, split: str) -> Rows:
     if "split" not in table.columns:
         raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_there(table)})")
-    values = np.array([str(value) for value in table.column("split")])
-    rows = np.flatnonzero(values == split)
+    values = table.column("split")
+    rows = np.array([row for row, value in enumerate(values) if value == split], dtype=np.int64)
     if not len(rows):
-        known = sorted(set(values.tolist()))
-        raise InputError(f"no row has split '{split}', only {', '.join(known)}.{did_you_mean(split, known)}")
+        known = sorted({str(value) for value in values})
+        raise InputError(f"no row has split '{split}', only {', '.join(known[:10])}.{did_you_mean(split, known)}")
     return rows
 
 

@@ -55,14 +55,18 @@ class JsonTable:
         return len(self.content)
 
     def column(self, name: str) -> list[Any]:
-        return [row[name] for row in self.rows(range(len(self)), [name])]
+        self._require(range(len(self)), name)
+        return [row[name] for row in self.content]
 
     def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        for index in wanted:
-            missing = [name for name in columns if name not in self.content[index]]
-            if missing:
-                raise InputError(f"{self.place(index)} has no field '{missing[0]}'")
+        for name in columns:
+            self._require(wanted, name)
         return [self.content[index] for index in wanted]
+
+    def _require(self, wanted: Sequence[int], name: str) -> None:
+        missing = next((index for index in wanted if name not in self.content[index]), None)
+        if missing is not None:
+            raise InputError(f"{self.place(missing)} has no field '{name}'")
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         return None

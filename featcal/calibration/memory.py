@@ -1,0 +1,63 @@
+"""How much memory a calibration needs, counted from shapes, and what a limit leaves for token states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import accumulated_in
+from featcal.errors import InputError
+from featcal.models.adapter import Block, Stage
+from featcal.models.capture import linears
+from featcal.models.weights import TensorInfo, Weights
+from featcal.progress import rss_bytes
+
+SLACK = 1.15
+"""What allocators and libraries take beside the tensors that are counted."""
+
+
+def state_budget(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, limit: int, batch: int) -> int:
+    """Bytes that token states may take so that the whole process stays within `limit`.
+
+    Args:
+        limit: bytes of resident memory.
+        batch: tokens of the largest batch.
+
+    Raises:
+        InputError: the limit is below what one block needs; says how much that is.
+    """
+    working = max(working_bytes(block, merged.info, config, batch) for stage in stages for block in stage.blocks)
+    working = max(working, *(_outer_bytes(stage, merged.info) for stage in stages))
+    needed = rss_bytes() + int(SLACK * working)
+    if needed > limit:
+        raise InputError(
+            f"--max-memory: one block needs about {needed / 2**30:.2f} GiB with what is loaded already, the limit is "
+            f"{limit / 2**30:.2f} GiB; raise it, or lower batch_size"
+        )
+    return limit - needed
+
+
+def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int) -> int:
+    """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
+    features = 4
+    accumulator = accumulated_in(torch.float32, config).itemsize
+    modules = linears(block.module)
+    grams: Counter[tuple[str, int]] = Counter((name.rpartition(".")[0], m.in_features) for name, m in modules.items())
+    squares = [side**2 for (_, side), count in grams.items() for _ in range((count + 1) // 2)]
+    rectangles = [m.weight.numel() for m in modules.values()]
+    parameters = sum(m.weight.numel() for m in modules.values())
+    stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)
+    weights = int(parameters * (3 * stored + 3 * features))
+    sums = 8 * (sum(squares) + parameters)
+    one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
+    solve = 8 * (2 * max(squares) + 5 * max(rectangles) + parameters)
+    in_flight = features * tokens * sum(2 * m.out_features + m.in_features for m in modules.values())
+    return weights + sums + max(one_task + in_flight, solve)
+
+
+def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:
+    """Embeddings and what else stands before a stage: as stored, and in the compute dtype."""
+    return sum(torch.Size(info[name].shape).numel() * (info[name].dtype.itemsize + 4) for name in stage.outer)

@@ -1,0 +1,146 @@
+"""Convert a CLIP between the layouts of transformers and open_clip, and report that both libraries agree on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.errors import InputError, NumericalError
+from featcal.models import clip_files
+from featcal.models.convert import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
+from featcal.models.export import CARD_FILE, RECORD_FILE, RELOAD_TOLERANCE, carried_text, is_open_clip, rewrite
+from featcal.models.locate import Located, locate
+from featcal.models.output import OutputFolder, save_tensors, save_text
+
+LAYOUTS = {"hf": "transformers", "open_clip": "open_clip"}
+"""Name of a layout and the library that reads it."""
+
+
+def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
+    """Write the model behind `source` as a folder in the given layout.
+
+    A model that has the layout already is rewritten in it (`rewrite`). Converting takes a whole CLIP: both towers,
+    their projections and the logit scale. Values and dtypes stay as they are.
+
+    Args:
+        source: reference of a model, as in a suite file; paths relative to the working folder.
+        layout: "hf" or "open_clip".
+
+    Returns:
+        The document of `featcal convert --json`: `out`, `format`, `written`; after a conversion also `notes` (what
+        the other layout cannot hold) and `parity`, the largest absolute difference of image features, text features
+        and logit scale between source and result on fixed random inputs, each computed by its own library.
+
+    Raises:
+        InputError: not a model that the other layout can hold; lists everything that stands in the way.
+        NumericalError: the two libraries do not agree; nothing is written.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"format is one of {', '.join(LAYOUTS)}, not '{layout}'")
+    located = locate(str(source), Path.cwd(), "model to convert")
+    if layout == ("open_clip" if is_open_clip(located) else "hf"):
+        return rewrite(source, out)
+    text, record = carried_text(located, layout)
+    other = next(library for name, library in LAYOUTS.items() if name != layout)
+    text = text.replace(f"library_name: {other}", f"library_name: {LAYOUTS[layout]}", 1)
+    with OutputFolder(out) as folder:
+        write = _write_open_clip if layout == "open_clip" else _write_hf
+        written, notes = write(located, folder.partial)
+        parity = _parity(located, folder.partial, layout)
+        save_text(text, folder.partial / CARD_FILE)
+        written = sorted([*written, CARD_FILE, RECORD_FILE])
+        record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
+        save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
+        folder.commit()
+    return {"out": str(folder.out), "format": layout, "written": written, "notes": notes, "parity": parity}
+
+
+def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[str]]:
+    """transformers → open_clip; returns files and notes."""
+    from featcal.models.clip import ClipVision
+    from featcal.models.open_clip_files import CONFIG_FILE, WEIGHT_FILE
+
+    if located.config.get("model_type") != "clip":
+        kind = located.config.get("model_type")
+        raise InputError(
+            f"{located.label}: model_type is '{kind}'; only a whole CLIP can become an open_clip model, which has no "
+            "layout for an image tower alone"
+        )
+    model_cfg = open_clip_config(located.config, located.label)
+    stored = located.open(ClipVision.canonical)
+    pairs = clip_pairs(model_cfg["vision_cfg"]["layers"], model_cfg["text_cfg"]["layers"])
+    tensors = to_open_clip(stored.read(stored.info), pairs, located.label)
+    tokenizer, tokenizer_notes = clip_files.tokenizer_for_open_clip(located.folder, model_cfg["text_cfg"], target)
+    preprocess, notes = clip_files.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
+    content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
+    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
+    save_tensors(tensors, target / WEIGHT_FILE)
+    return [CONFIG_FILE, WEIGHT_FILE, *tokenizer], [*notes, *tokenizer_notes]
+
+
+def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
+    """open_clip → transformers; returns files and notes."""
+    from transformers import CLIPConfig
+
+    from featcal.models.checkpoint import SINGLE_FILE
+    from featcal.models.open_clip import weight_name
+
+    config = hf_config(located.config["model_cfg"], located.label)
+    stored = located.open(weight_name)
+    pairs = clip_pairs(config["vision_config"]["num_hidden_layers"], config["text_config"]["num_hidden_layers"])
+    tensors = to_hf(stored.read(stored.info), pairs, located.label)
+    tensors["logit_scale"] = tensors["logit_scale"].reshape(())
+    save_tensors(tensors, target / SINGLE_FILE)
+    CLIPConfig(**config, architectures=["CLIPModel"]).save_pretrained(target)
+    processor, notes = clip_files.processor_for_hf(located.config, target)
+    tokenizer, tokenizer_notes = clip_files.tokenizer_for_hf(located, target)
+    return [SINGLE_FILE, "config.json", *processor, *tokenizer], [*notes, *tokenizer_notes]
+
+
+@torch.no_grad()
+def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
+    """Largest differences between the two libraries; NumericalError if they are more than rounding."""
+    from featcal.models.open_clip_files import library_model, load_folder
+
+    if layout == "open_clip":
+        hf, other = _hf_model(located.folder), load_folder(folder)
+    else:
+        hf, other = _hf_model(folder), library_model(located)
+    generator = torch.Generator().manual_seed(0)
+    vision, text = hf.config.vision_config, hf.config.text_config
+    pixels = torch.randn(2, 3, vision.image_size, vision.image_size, generator=generator)
+    ids = _texts(text.vocab_size, text.max_position_embeddings, text.eos_token_id, generator)
+    pooled = hf.vision_model(pixels).pooler_output, hf.text_model(ids).pooler_output
+    compared: Mapping[str, tuple[Tensor, Tensor]] = {
+        "image_features": (hf.visual_projection(pooled[0]), other.encode_image(pixels)),
+        "text_features": (hf.text_projection(pooled[1]), other.encode_text(ids)),
+        "logit_scale": (hf.logit_scale.exp().reshape(()), other.logit_scale.exp().reshape(())),
+    }
+    parity = {name: float((ours - theirs).abs().max()) for name, (ours, theirs) in compared.items()}
+    for name, (ours, theirs) in compared.items():
+        if not parity[name] <= RELOAD_TOLERANCE * float(torch.maximum(ours.abs().max(), theirs.abs().max())):
+            raise NumericalError(f"{folder}: {name} of the two libraries differ by {parity[name]:.1e}; not written")
+    return parity
+
+
+def _hf_model(folder: Path) -> Any:
+    from transformers import CLIPModel
+
+    from featcal.models.pretrained import load_complete
+
+    return load_complete(CLIPModel, folder)
+
+
+def _texts(rows: int, length: int, end: int, generator: torch.Generator) -> Tensor:
+    """Two texts `[2, length]`, one as long as it may be; each ends with the end token, once."""
+    end = end if end > 2 else rows - 1
+    ids = torch.randint(1, rows - 1, (2, length), generator=generator)
+    ids[ids == end] = 1
+    ids[0, length // 2], ids[1, -1] = end, end
+    ids[0, length // 2 + 1 :] = 0
+    return ids

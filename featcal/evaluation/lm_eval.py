@@ -1,0 +1,97 @@
+"""Bridge to lm-evaluation-harness: run it on a checkpoint as a process of its own and read its results file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+
+_PREFERRED = ("exact_match", "pass@1", "acc_norm", "acc", "prompt_level_strict_acc", "f1")
+"""Metrics that stand for a task, the first that its results have; otherwise its first number."""
+
+
+def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Score a checkpoint folder on tasks of lm-evaluation-harness.
+
+    The harness of this environment is used, else the command `lm-eval` (which may live in an environment of its
+    own). Its progress goes to stderr.
+
+    Args:
+        tasks: names that `lm-eval ls tasks` knows.
+        arguments: further options of the harness, for example `["--num_fewshot", "8", "--apply_chat_template"]`.
+
+    Returns:
+        `{"tasks": {task: {"metric", "value", "n", "metrics": {…}}}, "average", "lm_eval": {versions, config}}`.
+
+    Raises:
+        InputError: the harness is not installed, fails, or writes no results.
+    """
+    with tempfile.TemporaryDirectory(prefix="featcal-lm-eval-") as folder:
+        command = [
+            *_command(), "--model", "hf", "--model_args", f"pretrained={model}", "--tasks", ",".join(tasks),
+            "--output_path", folder, *arguments,
+        ]  # fmt: skip
+        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+        if status != 0:
+            raise InputError(f"lm-eval ended with status {status} (see above); the command was: {' '.join(command)}")
+        files = sorted(Path(folder).rglob("results*.json"))
+        if not files:
+            raise InputError("lm-eval wrote no results file; try its command by hand: " + " ".join(command))
+        return read_results(files[-1])
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """The document of `run_lm_eval` from a results file of lm-evaluation-harness.
+
+    Raises:
+        InputError: the file is no results file.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = {task: dict(numbers) for task, numbers in content["results"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{file} is not a results file of lm-eval ({error})") from error
+    counts = content.get("n-samples", {})
+    tasks = {}
+    for task, numbers in found.items():
+        metrics = {name: value for name, value in numbers.items() if _is_metric(name, value)}
+        if not metrics:
+            continue
+        metric = _main(list(metrics))
+        count = counts.get(task, {}).get("effective")
+        tasks[task] = {"metric": metric, "value": metrics[metric], "n": count, "metrics": metrics}
+    if not tasks:
+        raise InputError(f"{file} holds no numbers")
+    average = sum(entry["value"] for entry in tasks.values()) / len(tasks)
+    kept = {name: content[name] for name in ("lm_eval_version", "transformers_version", "config") if name in content}
+    return {"tasks": tasks, "average": average, "lm_eval": kept}
+
+
+def _command() -> list[str]:
+    if importlib.util.find_spec("lm_eval") is not None:
+        return [sys.executable, "-m", "lm_eval"]
+    found = shutil.which("lm-eval") or shutil.which("lm_eval")
+    if found is None:
+        raise InputError('lm-eval is not to be found; install it with: pip install "lm-eval[hf]"')
+    return [found]
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and "stderr" not in name
+
+
+def _main(names: Sequence[str]) -> str:
+    """Names are `metric,filter`."""
+    for preferred in _PREFERRED:
+        for name in names:
+            if name.partition(",")[0] == preferred:
+                return name
+    return names[0]

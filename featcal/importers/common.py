@@ -1,0 +1,69 @@
+"""What importers share: reading a file, references to models, and what they hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from featcal.errors import InputError
+from featcal.suite import _UniqueKeyLoader
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A suite made of another tool's recipe."""
+
+    suite: dict[str, Any]
+    """Content of a suite file, keys in its usual order; it may lack what `missing` asks for."""
+    missing: tuple[str, ...]
+    """What the recipe does not say and a calibration needs, a line each."""
+    notes: tuple[str, ...]
+    """Where the suite is not quite the recipe, a line each."""
+
+
+def read_recipe(file: Path) -> dict[str, Any]:
+    """Content of a YAML file whose top level is a mapping.
+
+    Raises:
+        InputError: unreadable, not YAML, or something else than one mapping.
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{file}: not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: the recipe of a merge is a mapping of keys to values")
+    return content
+
+
+def reference(path: str, revision: str | None, beside: Path) -> str:
+    """A model reference for a suite file: a folder as an absolute path, anything else as it is, with its revision.
+
+    Relative folders are looked for where the command runs, as the other tools do, and then in `beside`.
+    """
+    folders = (start / Path(path).expanduser() for start in (Path.cwd(), beside))
+    found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
+    return found if revision is None else f"{found}@{revision}"
+
+
+def task_names(references: Sequence[str]) -> list[str]:
+    """A name for every expert's task: the last part of its reference, numbered where two have the same."""
+    names: list[str] = []
+    for ref in references:
+        last = ref.rpartition("+")[2].rstrip("/").rpartition("/")[2].partition("@")[0]
+        numbered = (f"{last}-{number}" for number in range(2, len(references) + 2))
+        names.append(last if last not in names else next(name for name in numbered if name not in names))
+    return names
+
+
+def samples_missing(tasks: Iterable[str]) -> list[str]:
+    """The line that asks for the calibration samples of `tasks`; none for no tasks."""
+    names = ", ".join(tasks)
+    ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
+    return [f"calibration samples of {names}: {ask}"] if names else []

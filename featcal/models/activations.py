@@ -1,0 +1,126 @@
+"""Token states of all tasks between two blocks, in memory up to a budget and in files beyond it.
+
+At full size the states, not the weights, are what memory has to hold: two streams of every token of every task.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.models.adapter import Call
+
+
+class ActivationStore:
+    """Holds calls for several lists at once.
+
+    Args:
+        budget: bytes of token states that may be in memory together; None sets no limit.
+        folder: where the files go; a temporary folder of the system where it is None. They are gone with the store.
+    """
+
+    def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
+        self.budget = budget
+        self.resident = 0
+        """Bytes of token states in memory now."""
+        self.spilled = 0
+        """Bytes written to files so far."""
+        self._folder = folder
+        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self._number = 0
+
+    def hold(self, calls: Iterable[Call]) -> CallList:
+        """A list of calls, taken one by one: an iterator's items need not be in memory together."""
+        return CallList(self, calls)
+
+    def replace(self, old: CallList | list[Call], calls: Iterable[Call]) -> CallList:
+        """Hold calls that are made from the old ones, which are given up."""
+        held = self.hold(calls)
+        if isinstance(old, CallList):
+            old.clear()
+        return held
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes may be resident."""
+        return self.budget is None or self.resident + size <= self.budget
+
+    def new_file(self) -> Path:
+        if self._files is None:
+            self._files = tempfile.TemporaryDirectory(prefix="featcal-states-", dir=self._folder)
+        self._number += 1
+        return Path(self._files.name) / f"{self._number}.safetensors"
+
+
+class CallList:
+    """A fixed number of calls that are read and replaced one at a time."""
+
+    def __init__(self, store: ActivationStore, calls: Iterable[Call]) -> None:
+        self._store = store
+        self._held = [_Held(store, call) for call in calls]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Call]:
+        return (held.call() for held in self._held)
+
+    def __getitem__(self, position: int) -> Call:
+        return self._held[position].call()
+
+    def __setitem__(self, position: int, call: Call) -> None:
+        self._held[position].drop()
+        self._held[position] = _Held(self._store, call)
+
+    def clear(self) -> None:
+        """Give the memory back; the list is empty afterwards."""
+        for held in self._held:
+            held.drop()
+        self._held = []
+
+
+class _Held:
+    """One call, or what is left of it while its states lie in a file."""
+
+    def __init__(self, store: ActivationStore, call: Call) -> None:
+        self._store = store
+        states = {str(i): value for i, value in enumerate(call.args) if _is_state(value)}
+        self._size = sum(state.numel() * state.element_size() for state in states.values())
+        self._file: Path | None = None
+        if store.fits(self._size):
+            store.resident += self._size
+            self._call = call
+            return
+        self._file = store.new_file()
+        self._device = call.hidden.device
+        try:
+            save_file({name: state.contiguous().cpu() for name, state in states.items()}, self._file)
+        except Exception as error:
+            raise InputError(
+                f"cannot keep token states in {self._file.parent} ({error}); free disk space, or set TMPDIR to a "
+                "folder with more"
+            ) from error
+        store.spilled += self._size
+        self._call = Call(tuple(None if str(i) in states else v for i, v in enumerate(call.args)), call.kwargs)
+
+    def call(self) -> Call:
+        if self._file is None:
+            return self._call
+        states = load_file(self._file, device=str(self._device))
+        return Call(tuple(states.get(str(i), v) for i, v in enumerate(self._call.args)), self._call.kwargs)
+
+    def drop(self) -> None:
+        if self._file is None:
+            self._store.resident -= self._size
+        else:
+            self._file.unlink()
+
+
+def _is_state(value: Any) -> bool:
+    """Token states are `[batch, tokens, width]`; masks and position biases are shared by all blocks and stay."""
+    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()

@@ -1,0 +1,125 @@
+"""What lies beside CLIP's weights, from one layout to the other: image preprocessing and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.models.convert import BPE_ROWS
+from featcal.models.export import copy_tokenizer
+from featcal.models.locate import Located
+
+_PROCESSOR_FILE = "preprocessor_config.json"
+_RESAMPLING = {"bilinear": 2, "bicubic": 3}
+"""open_clip's word and Pillow's number."""
+
+Written = tuple[list[str], list[str]]
+"""Names of files, and notes on what could not be carried over."""
+
+
+def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
+    """`preprocessor_config.json` of an open_clip model."""
+    from transformers import CLIPImageProcessor
+
+    from featcal.models.open_clip_files import preprocess_settings
+
+    settings, side = preprocess_settings(config), config["model_cfg"]["vision_cfg"].get("image_size", 224)
+    square = {"height": side, "width": side}
+    sizes = {
+        "shortest": {"size": {"shortest_edge": side}, "crop_size": square, "do_center_crop": True},
+        "squash": {"size": square, "crop_size": square, "do_center_crop": False},
+    }
+    mode, words = settings["resize_mode"], settings["interpolation"]
+    if mode not in sizes:
+        return [], [f"no {_PROCESSOR_FILE}: transformers' CLIP cannot resize as '{mode}' does"]
+    CLIPImageProcessor(
+        **sizes[mode],
+        resample=_RESAMPLING.get(words, _RESAMPLING["bicubic"]),
+        image_mean=list(settings["mean"]),
+        image_std=list(settings["std"]),
+    ).save_pretrained(target)
+    return [_PROCESSOR_FILE], []
+
+
+def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], list[str]]:
+    """`preprocess_cfg` of a transformers folder, and notes; empty where open_clip's defaults have to do.
+
+    Args:
+        side: pixels of the model's pictures in each direction.
+    """
+    file = folder / _PROCESSOR_FILE
+    if not file.is_file():
+        return {}, [f"the source has no {_PROCESSOR_FILE}; open_clip's default preprocessing (OpenAI's) is used"]
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+        size, crop = given.get("size"), given.get("do_center_crop", True)
+        edges = dict(size) if isinstance(size, dict) else {"shortest_edge": size}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{file} is not a usable image processor ({error})") from error
+    notes = []
+    settings: dict[str, Any] = {}
+    if not given.get("do_rescale", True):
+        notes.append("the source does not scale pixels to 0-1; open_clip always does")
+    if given.get("do_normalize", True):
+        settings |= {key: given[name] for key, name in (("mean", "image_mean"), ("std", "image_std")) if name in given}
+    else:
+        settings |= {"mean": [0.0] * 3, "std": [1.0] * 3}
+    resampling = {number: word for word, number in _RESAMPLING.items()}.get(given.get("resample", 3))
+    if resampling is None:
+        notes.append(f"resampling {given['resample']} has no counterpart in open_clip; bicubic is used")
+    settings["interpolation"] = resampling or "bicubic"
+    resizes = given.get("do_resize", True)
+    squashes = resizes and edges.get("height") == edges.get("width") == side
+    shortens = resizes and crop and edges.get("shortest_edge") == side
+    if not (squashes or shortens):
+        notes.append(f"the source does not bring pictures to {side} pixels as open_clip can; 'shortest' is used")
+    settings["resize_mode"] = "squash" if squashes else "shortest"
+    return settings, notes
+
+
+def tokenizer_for_hf(located: Located, target: Path) -> Written:
+    """Tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
+    from featcal.models.open_clip_files import CONFIG_FILE
+
+    text_cfg = located.config["model_cfg"]["text_cfg"]
+    if (located.folder / CONFIG_FILE).is_file() and (copied := copy_tokenizer(located.folder, target)):
+        return copied, []
+    name = text_cfg.get("hf_tokenizer_name")
+    if name:
+        return [], [f"no tokenizer files in the source; take those of '{name}'"]
+    if text_cfg.get("vocab_size", BPE_ROWS) != BPE_ROWS:
+        return [], [f"no tokenizer files in the source, and {text_cfg['vocab_size']} rows are not CLIP's vocabulary"]
+    return _write_bpe(target, text_cfg.get("context_length", 77)), []
+
+
+def _write_bpe(target: Path, length: int) -> list[str]:
+    """CLIP's tokenizer for transformers, from the vocabulary inside open_clip."""
+    from open_clip import SimpleTokenizer
+    from transformers import CLIPTokenizer
+
+    own = SimpleTokenizer()
+    renamed = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+    vocabulary = {renamed.get(token, token): index for token, index in own.encoder.items()}
+    tokenizer = CLIPTokenizer(vocab=vocabulary, merges=list(own.bpe_ranks), model_max_length=length)
+    return [Path(file).name for file in tokenizer.save_pretrained(target)]
+
+
+def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path) -> Written:
+    """Tokenizer of a transformers folder; `text_cfg` says so where it is not CLIP's, which open_clip has itself."""
+    file = folder / "tokenizer_config.json"
+    try:
+        own = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class", "") if file.is_file() else "CLIP"
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{file} is not a usable tokenizer configuration ({error})") from error
+    if text_cfg["vocab_size"] == BPE_ROWS and own.startswith("CLIP"):
+        return copy_tokenizer(folder, target), []
+    copied = copy_tokenizer(folder, target)
+    if not copied:
+        rows = text_cfg["vocab_size"]
+        return [], [f"no tokenizer files in the source, and {rows} rows are not CLIP's vocabulary"]
+    text_cfg["hf_tokenizer_name"] = "."
+    note = "the tokenizer lies in the folder; on the Hub, set text_cfg.hf_tokenizer_name to the name of the repository"
+    return copied, [note]

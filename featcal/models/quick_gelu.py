@@ -1,0 +1,79 @@
+"""QuickGELU or GELU: the weights do not say, and the wrong one gives wrong features without an error.
+
+What the files prove is refused; what they leave open is a note for the preflight report.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from featcal.errors import InputError
+from featcal.models.open_clip import quick_gelu
+
+if TYPE_CHECKING:
+    from featcal.models.locate import Located
+
+_OPENAI_ONLY = "input_resolution"
+"""OpenAI's own state dicts, and no others, hold this number."""
+
+
+def check_activation(located: Located, source: str) -> None:
+    """Raise InputError where the files themselves prove that the weights need another activation."""
+    says = quick_gelu(located.config["model_cfg"])
+    why = None
+    if _OPENAI_ONLY in located.names and not says:
+        why = f"the weights are OpenAI's own (they hold '{_OPENAI_ONLY}'), which use QuickGELU"
+    elif _registered().get(source, says) != says:
+        why = f"'{source}' is a weight file of open_clip, trained with {'GELU' if says else 'QuickGELU'}"
+    elif "quickgelu" in source.lower().replace("_", "").replace("-", "") and not says:
+        why = f"the name '{source}' says QuickGELU"
+    if why is None:
+        return
+    arch = located.config.get("arch")
+    other = f"{arch}-quickgelu" if not says else str(arch).removesuffix("-quickgelu")
+    what = f"take architecture '{other}'" if arch else f'set "quick_gelu": {str(not says).lower()} in its config'
+    raise InputError(
+        f"{located.label}: {why}, but {arch or 'open_clip_config.json'} says {'QuickGELU' if says else 'GELU'}; {what}"
+    )
+
+
+@lru_cache(maxsize=1)
+def _registered() -> dict[str, bool]:
+    """Whether open_clip's pretrained weights use QuickGELU, by file name and Hub id.
+
+    OpenAI's own files are left out: they are TorchScript, and many people give their own files such names.
+    """
+    import open_clip
+
+    known: dict[str, bool] = {}
+    for model, tag in open_clip.list_pretrained():
+        entry = open_clip.get_pretrained_cfg(model, tag)
+        for place in (str(entry.get("url") or "").rsplit("/", 1)[-1], str(entry.get("hf_hub") or "").strip("/")):
+            if place and tag != "openai":
+                known[place] = bool(entry.get("quick_gelu", False))
+    return known
+
+
+def activation_note(located: Located) -> str | None:
+    """A warning where nothing in the files says which activation the weights were trained with; None elsewhere."""
+    import open_clip
+
+    model_cfg, arch = located.config["model_cfg"], located.config.get("arch")
+    if quick_gelu(model_cfg):
+        return None
+    if arch is None:
+        if "quick_gelu" in model_cfg:
+            return None
+        return (
+            f"{located.label}: open_clip_config.json does not say 'quick_gelu', so GELU is used; weights that come "
+            "from OpenAI's need true"
+        )
+    twin = f"{arch}-quickgelu"
+    tags = open_clip.list_pretrained_tags_by_model(twin)
+    if not tags:
+        return None
+    return (
+        f"{located.label}: GELU, as {arch} says; if the weights come from {', '.join(tags)}, they need {twin} and "
+        "would give wrong features without an error"
+    )
