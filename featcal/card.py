@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.checkpoint import HUB_ID
-from featcal.suite import MergeRecipe, Suite
+from featcal.suite import Suite
 
 _CITATION = """```bibtex
 @article{featcal,

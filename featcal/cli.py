@@ -19,7 +19,7 @@ import click
 from featcal import __version__
 from featcal.errors import FeatcalError
 from featcal.progress import Progress
-from featcal.resources import bundle_root, embedded_suites
+from featcal.resources import bundle_root, embedded_suites, ready_suites
 
 if TYPE_CHECKING:
     from featcal.suite import Suite
@@ -32,7 +32,7 @@ SPLIT = click.Choice(["calibration", "validation", "test"])
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType[int]):
     """Bytes, as a number with or without a unit: 8GiB, 800MB, 8.5G."""
 
     name = "size"
@@ -72,12 +72,19 @@ def commands() -> None:
 @commands.command()
 @JSON
 def suites(as_json: bool) -> None:
-    """List the embedded suites and what they hold."""
+    """List the suites that come with featcal: embedded ones, and benchmarks whose models are on the Hub."""
     from featcal.suite import load_suite
 
-    loaded = [load_suite(name) for name in embedded_suites()]
-    document = {"suites": [{"name": s.name, "description": s.description, "tasks": list(s.tasks)} for s in loaded]}
-    _show(document, as_json, [(s.name, len(s.tasks), s.description) for s in loaded], ("suite", "tasks", "what it is"))
+    files = {"embedded": embedded_suites(), "hub": ready_suites()}
+    loaded = [(where, load_suite(name)) for where, names in files.items() for name in names]
+    document = {
+        "suites": [
+            {"name": s.name, "where": where, "description": s.description, "tasks": list(s.tasks)}
+            for where, s in loaded
+        ]
+    }
+    rows = [(s.name, where, len(s.tasks), s.description) for where, s in loaded]
+    _show(document, as_json, rows, ("suite", "where", "tasks", "what it is"))
 
 
 @commands.command()
@@ -285,7 +292,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
 
     refs = {"base": suite.base, **({"merged": suite.merged} if isinstance(suite.merged, str) else {})}
     root = suite.root if model in refs else Path.cwd()
-    document = {"suite": suite.name, "model": model}
+    document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
     rows = [(task, s["metric"], f"{100 * s['value']:.1f}", str(s["n"])) for task, s in document["tasks"].items()]
     _show(document, as_json, rows, ("task", "metric", "%", "n"))

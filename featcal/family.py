@@ -11,13 +11,15 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.mergers.recipe import RecipeWeights
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
+from featcal.models.differences import differences
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
 from featcal.models.weights import PRECISIONS, Compute, FirstRows, InMemory, Weights, compute_for
-from featcal.suite import MergeRecipe, Suite
+from featcal.suite import Suite
 from featcal.tasks.sources import Samples, draw
 
 
@@ -152,7 +154,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
         rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}
         longer = {n: r for n, r in rows.items() if n in stored.info and stored.info[n].shape[0] > r}
         weights = FirstRows(stored, longer) if longer else stored
-    problems = differences(adapter, weights)
+    problems = differences(adapter, weights, located.config)
     if not problems:
         theirs = adapter_for(located.config, located.names, device, located.label).settings
         problems = [
@@ -167,32 +169,6 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     ]
     report_all(problems)
     return weights
-
-
-def differences(adapter: Adapter, weights: Weights) -> list[str]:
-    """Everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing."""
-    expected = {name: shape for name, shape in adapter.shapes().items() if name in adapter.tower}
-    found = weights.info
-    problems = []
-    missing = [name for name in expected if name not in found]
-    if len(missing) == len(expected):
-        return [f"{weights.label}: none of the {len(expected)} tensors of a {adapter.family} tower is there"]
-    if missing:
-        problems.append(f"{weights.label}: missing tensors: {_some(missing)}")
-    extra = [name for name in found if name not in expected and not adapter.carried(name)]
-    if extra:
-        problems.append(f"{weights.label}: tensors that the base's architecture does not have: {_some(extra)}")
-    problems += [
-        f"{weights.label}: tensor '{name}' has shape {list(found[name].shape)}, expected {list(shape)} as in the base"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != shape
-    ]
-    problems += [
-        f"{weights.label}: tensor '{name}' holds {found[name].dtype}, weights are floating-point"
-        for name in expected
-        if name in found and not found[name].dtype.is_floating_point
-    ]
-    return problems
 
 
 def report_all(problems: Sequence[str]) -> None:
@@ -213,13 +189,8 @@ def _trimmed(batch: Batch, device: torch.device) -> Batch:
     longest = {}
     if "attention_mask" in batch:
         tokens = int(batch["attention_mask"].sum(1).max())
-        longest = {name: tokens for name in ("input_ids", "attention_mask", "completion_mask")}
+        longest = dict.fromkeys(("input_ids", "attention_mask", "completion_mask"), tokens)
     if "labels" in batch:
         longest["labels"] = int((batch["labels"] != IGNORED).sum(1).max())
     cut = {name: tensor[:, : longest[name]] if name in longest else tensor for name, tensor in batch.items()}
     return {name: tensor.contiguous().to(device) for name, tensor in cut.items()}
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -11,9 +11,10 @@ from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.mergers import task_arithmetic
 from featcal.mergers.recipe import MERGERS, RecipeWeights
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
-from featcal.suite import MergeRecipe, Suite, did_you_mean
+from featcal.suite import Suite, did_you_mean
 
 
 def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out: str | Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
+from featcal.mergers.schema import MergeRecipe
 from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.tasks.schema import Source, Strict
 
@@ -24,20 +25,6 @@ ModelRef = Annotated[str, Field(min_length=1)]
 a model with a LoRA adapter."""
 
 SPLITS = ("calibration", "validation", "test")
-
-
-class MergeRecipe(Strict):
-    """Merge the experts on the fly instead of reading a merged checkpoint."""
-
-    method: Literal["simple-averaging", "task-arithmetic"]
-    scale: FiniteFloat | None = None
-    """Factor of the summed task vectors; Task Arithmetic alone has one, 0.3 when left out."""
-
-    @model_validator(mode="after")
-    def _scale_belongs_to_task_arithmetic(self) -> MergeRecipe:
-        if self.scale is not None and self.method != "task-arithmetic":
-            raise ValueError(f"'scale' means nothing to {self.method}; remove it")
-        return self
 
 
 class CalibrationDefaults(Strict):
@@ -125,6 +112,13 @@ class Suite(Strict):
     vocabulary: Literal["exact", "base"] = "exact"
     """`base` leaves out the rows of an expert's embeddings that go beyond the base's vocabulary."""
     _root: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _recipe_is_for_these_tasks(self) -> Suite:
+        problems = self.merged.misfits(self.tasks) if isinstance(self.merged, MergeRecipe) else []
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @property
     def root(self) -> Path:
@@ -243,7 +237,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _place(loc: tuple[int | str, ...]) -> str:
     skip = {"MergeRecipe", "constrained-str"}
-    return ".".join(str(part) for part in loc if str(part) not in skip) or "(top level)"
+    return ".".join(str(part) for part in loc if str(part) not in skip and "[" not in str(part)) or "(top level)"
 
 
 def _explain(error: Any) -> str:

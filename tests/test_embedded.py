@@ -15,6 +15,7 @@ from featcal.family import Family, open_family
 from featcal.resources import data_path
 from featcal.suite import load_suite
 from featcal.tasks import embedded_images as embedded
+from featcal.tasks.embedded_images.glyphs import digit_rows
 
 TASKS = tuple(embedded.CLASSES)
 HELD_OUT = ("calibration", "validation", "test")
@@ -40,7 +41,7 @@ def test_splits_never_overlap(task: str) -> None:
 def test_digit_scans_never_overlap() -> None:
     """Digits are drawn from a finite set of scans: the rows of two splits are disjoint."""
     labels = np.arange(10).repeat(400)
-    rows = {split: set(embedded._digit_rows(labels, split).tolist()) for split in (*HELD_OUT, "train")}
+    rows = {split: set(digit_rows(labels, split).tolist()) for split in (*HELD_OUT, "train")}
     for one, other in combinations(rows, 2):
         assert not rows[one] & rows[other]
 

@@ -6,22 +6,30 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from open_clip_models import model_cfg, near, random_state, write_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from featcal.calibration.calibrate import CalibrationResult, calibrate
+from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
 from featcal.family import Family, open_family
 from featcal.merging import merge_to_folder
 from featcal.models import export
-from featcal.models.export import convert, verify_reload
+from featcal.models.checkpoint import Checkpoint
+from featcal.models.export import rewrite, verify_reload, verify_streamed, write_model
 from featcal.models.features import final_features
+from featcal.models.locate import Located, locate
+from featcal.models.open_clip import OpenClip
+from featcal.models.open_clip_files import locate_open_clip
 from featcal.models.output import OutputFolder
+from featcal.models.weights import Compute, Overlay, Weights
 from featcal.suite import load_suite
 
 CONFIG = CalibrationConfig(samples=8)
@@ -122,7 +130,7 @@ def test_verification_sees_a_changed_tensor(tiny: Family, result: CalibrationRes
         verify_reload(tmp_path / "out", tiny.adapter, tiny.merged)
 
 
-def test_verification_sees_a_reinitialised_tensor(result: CalibrationResult, tmp_path: Path) -> None:
+def test_verification_sees_a_reinitialised_tensor(tiny: Family, result: CalibrationResult, tmp_path: Path) -> None:
     result.save(tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors.pop("vision_model.encoder.layers.0.mlp.fc1.weight")
@@ -143,6 +151,181 @@ def test_large_models_are_sharded_with_an_index(
     assert set(index["weight_map"]) == set(tiny.base.info)
     reread = tiny.model(str(tmp_path / "out")).read(tiny.adapter.tower)
     assert all(t.equal(reread[n]) for n, t in result.weights.read(tiny.adapter.tower).items())
+
+
+def test_a_large_model_has_one_file_per_block_and_is_written_once(
+    tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished block becomes a weight file as it lies on disk, and stays there for a resumed run."""
+    from transformers import CLIPModel
+
+    monkeypatch.setattr(export, "SHARD_BYTES", 20000)
+    seen: dict[str, int] = {}
+    verify = export.verify_reload
+
+    def remember(folder: Path, *rest: Any) -> None:
+        for file in (folder / "blocks").iterdir():
+            seen[file.name] = file.stat().st_nlink
+        verify(folder, *rest)
+
+    monkeypatch.setattr(export, "verify_reload", remember)
+    document = calibrate_to_folder(load_suite(tiny_suite_file), CONFIG, tmp_path / "out", device="cpu")
+    blocks = tiny.adapter.blocks()
+    assert seen == {f"{block.name}.safetensors": 2 for block in blocks}
+    places = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    for block in blocks:
+        (file,) = {places[name] for name in block.names}
+        assert {name for name, place in places.items() if place == file} == set(block.names)
+        assert (tmp_path / "out" / file).stat().st_nlink == 1
+    assert set(places.values()) == {name for name in document["written"] if name.endswith(".safetensors")}
+    _, info = CLIPModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"]
+    whole = calibrate(tiny, CONFIG).weights.read(tiny.adapter.tower)
+    written = tiny.model(str(tmp_path / "out")).read(tiny.adapter.tower)
+    assert all(written[name].equal(whole[name]) for name in whole)
+
+
+def test_a_failure_after_the_blocks_can_be_resumed(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "SHARD_BYTES", 20000)
+    suite = load_suite(tiny_suite_file)
+    verify = export.verify_reload
+
+    def fail(*_: object) -> None:
+        raise NumericalError("no memory")
+
+    monkeypatch.setattr(export, "verify_reload", fail)
+    with pytest.raises(NumericalError):
+        calibrate_to_folder(suite, CONFIG, tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(export, "verify_reload", verify)
+    calibrate_to_folder(suite, CONFIG, tmp_path / "out", device="cpu", resume=True)
+    assert not (tmp_path / "out.partial").exists()
+    assert not list((tmp_path / "out").rglob("*.writing"))
+
+
+def test_a_disk_without_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Family) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    block = tiny.adapter.blocks()[0]
+    folder = OutputFolder(tmp_path / "out")
+    assert not folder.adopt(block, "a.safetensors")
+    folder.put(block, tiny.base.read(block.names))
+    assert folder.adopt(block, "a.safetensors")
+    assert load_file(folder.partial / "a.safetensors").keys() == set(block.names)
+    assert folder.finished(block) is not None
+
+
+@pytest.mark.parametrize("shard_bytes", [2**31, 20000])
+def test_verification_without_the_whole_model(
+    tiny: Family, result: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(export, "verify_reload", None)
+    container = locate(str(tiny.base_folder), Path("/"), "container")
+    with OutputFolder(tmp_path / "out") as folder:
+        content = write_model(folder, tiny.adapter, container, result.weights, dict, "card", whole=False)
+    assert content["verified"] == "streamed"
+    assert json.loads((tmp_path / "out" / "featcal.json").read_text()) == content
+    verify_reload(tmp_path / "out", tiny.adapter, result.weights)
+
+
+def test_streamed_verification_sees_what_is_wrong(tiny: Family, result: CalibrationResult, tmp_path: Path) -> None:
+    result.save(tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    whole = load_file(file)
+    expected = Checkpoint(tmp_path / "out", "m", tiny.adapter.canonical).info
+    name = "vision_model.encoder.layers.0.mlp.fc1.weight"
+
+    def error(tensors: dict[str, Tensor], model: Weights = result.weights) -> str:
+        save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(NumericalError) as caught:
+            verify_streamed(Checkpoint(tmp_path / "out", "m", tiny.adapter.canonical), tiny.adapter, expected, model)
+        return str(caught.value)
+
+    without = {n: t for n, t in whole.items() if n != name}
+    assert name in error(without)
+    assert name in error(without | {name: whole[name].half()})
+    assert name in error(without | {name: whole[name][:3].contiguous()})
+    assert "logit_scale" in error({n: t for n, t in whole.items() if n != "logit_scale"})
+    assert "extra" in error(whole | {"extra": torch.ones(1)})
+    assert "outputs differ" in error(without | {name: whole[name] + 1})
+    assert "outputs differ" in error(whole, tiny.merged)
+
+
+# --- open_clip ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def open_clip_container(tmp_path_factory: pytest.TempPathFactory) -> Located:
+    config = model_cfg(True)
+    folder = write_folder(tmp_path_factory.mktemp("oc") / "base", config, random_state(config), mean=[0.5] * 3)
+    for name in ("tokenizer.json", "notes.txt"):
+        (folder / name).write_text("{}")
+    return locate_open_clip(f"local-dir:{folder}", Path("/"), "base")
+
+
+def moved(container: Located) -> tuple[OpenClip, Overlay]:
+    """The container's adapter, and its model with another image tower."""
+    adapter = OpenClip(container.config, container.names, torch.device("cpu"))
+    base = container.open(adapter.canonical)
+    return adapter, Overlay("moved", base, near(base.read(adapter.tower), 1))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_open_clip_folder_loads_in_open_clip_with_equal_outputs(
+    open_clip_container: Located, tmp_path: Path, whole: bool
+) -> None:
+    import open_clip
+
+    adapter, model = moved(open_clip_container)
+    with OutputFolder(tmp_path / "out") as folder:
+        content = write_model(folder, adapter, open_clip_container, model, dict, "card", whole=whole)
+    assert content["verified"] == ("reloaded" if whole else "streamed")
+    files = {"open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "featcal.json", "README.md"}
+    assert set(content["written"]) == {path.name for path in (tmp_path / "out").iterdir()} == files
+    with safe_open(tmp_path / "out" / "open_clip_model.safetensors", "pt") as handle:
+        assert handle.metadata() == {"format": "pt"}
+    config = json.loads((tmp_path / "out" / "open_clip_config.json").read_text())
+    assert config["model_cfg"] == open_clip_container.config["model_cfg"]
+    assert config["preprocess_cfg"]["mean"] == [0.5] * 3
+    loaded, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'out'}")
+    state, base = loaded.state_dict(), model.under
+    assert all(tensor.equal(state[name]) for name, tensor in model.read(adapter.tower).items())
+    rest = [name for name in base.info if name not in adapter.tower]
+    assert all(tensor.equal(state[name]) for name, tensor in base.read(rest).items())
+    inputs = adapter.probe()
+    own = final_features(adapter, model, base.read(adapter.head), [inputs], Compute(torch.device("cpu"), torch.float32))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval().encode_image(inputs["pixel_values"]), own, rtol=1e-5, atol=1e-5)
+
+
+def test_the_activation_is_written_in_words(tmp_path: Path) -> None:
+    """A single file among others gives a folder of its own, which says GELU although its config did not."""
+    config = model_cfg(None)
+    source = write_folder(tmp_path / "source", config, random_state(config))
+    (tmp_path / "files").mkdir()
+    (source / "open_clip_model.safetensors").rename(tmp_path / "files" / "cars.safetensors")
+    (tmp_path / "files" / "tokenizer.json").write_text("not this model's")
+    reference = f"open_clip:{source / 'open_clip_config.json'}:{tmp_path / 'files' / 'cars.safetensors'}"
+    document = rewrite(reference, tmp_path / "out")
+    assert document["format"] == "open_clip"
+    written = json.loads((tmp_path / "out" / "open_clip_config.json").read_text())
+    assert written["model_cfg"] == config | {"quick_gelu": False}
+    assert set(written["preprocess_cfg"]) == {"mean", "std", "interpolation", "resize_mode", "fill_color"}
+    assert "tokenizer.json" not in document["written"]
+    assert "library_name: open_clip" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_open_clip_verification_sees_a_changed_tensor(open_clip_container: Located, tmp_path: Path) -> None:
+    adapter, model = moved(open_clip_container)
+    with OutputFolder(tmp_path / "out") as folder:
+        write_model(folder, adapter, open_clip_container, model, dict, "card")
+    with pytest.raises(NumericalError, match="reloaded outputs differ"):
+        verify_reload(tmp_path / "out", adapter, model.under)
 
 
 def test_storage_dtype_is_the_merged_models(own_suite_file: Path, tmp_path: Path) -> None:
@@ -178,7 +361,7 @@ def test_tower_without_prefix_is_rewritten(tiny: Family, tmp_path: Path) -> None
     shutil.copytree(expert, bare)
     tensors = load_file(expert / "model.safetensors")
     save_file({n.removeprefix("vision_model."): t for n, t in tensors.items()}, bare / "model.safetensors")
-    convert(bare, tmp_path / "out")
+    rewrite(bare, tmp_path / "out")
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
     _, info = CLIPVisionModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"]

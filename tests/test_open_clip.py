@@ -244,8 +244,8 @@ class NewBlock(nn.Module):
     def forward(self, q_x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         normed = self.ln_1(q_x)
         state = q_x + self.ls_1(self.attn(normed, k_x=normed, v_x=normed, attn_mask=attn_mask))
-        state = state + self.ls_2(self.mlp(self.ln_2(state)))
-        return state  # type: ignore[no-any-return]
+        out: Tensor = state + self.ls_2(self.mlp(self.ln_2(state)))
+        return out
 
 
 class Stack(nn.Module):
@@ -617,7 +617,7 @@ def test_class_prompts_are_encoded_by_open_clip(tmp_path: Path) -> None:
         tokens = open_clip.get_tokenizer(f"local-dir:{folder}")([t.format(n) for n in names for t in templates])
         each = model.encode_text(tokens, normalize=True).reshape(2, 2, -1).mean(1)
     torch.testing.assert_close(head.prompts, nn.functional.normalize(each, dim=-1))
-    assert head.scale == pytest.approx(float(model.logit_scale.exp()))
+    assert head.scale == pytest.approx(model.logit_scale.exp().item())
 
 
 def test_bases_without_a_text_tower_or_tokenizer(plain: Path, tmp_path: Path) -> None:

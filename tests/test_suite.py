@@ -58,7 +58,10 @@ def test_unknown_keys_suggest(edit_suite: Edit) -> None:
     [
         (lambda c: c.pop("base"), "base: Field required"),
         (lambda c: c.update(tasks={}), "tasks: Dictionary should have at least 1 item"),
-        (lambda c: c.update(merged={"method": "soup"}), "'simple-averaging' or 'task-arithmetic'"),
+        (
+            lambda c: c.update(merged={"method": "soup"}),
+            "merged.method: Input should be 'simple-averaging', 'linear', 'task-arithmetic' or 'ties'",
+        ),
         (lambda c: c.update(merged={"method": "simple-averaging", "scale": 1}), "'scale' means nothing to"),
         (lambda c: c["tasks"]["pets"].update(templates=["no place"]), "need one {}"),
         (lambda c: c["tasks"]["pets"].update(calibration={}), "exactly one of embedded, tensors, arrays, imagefolder"),

@@ -407,6 +407,14 @@ def test_token_ids_for_a_decoder(tmp_path: Path, llama: Path) -> None:
     assert inputs["attention_mask"].tolist() == [[1] * 4]
 
 
+def test_token_ids_for_a_text_tower(tmp_path: Path, t5: Path) -> None:
+    inputs = drawn(tmp_path, t5, "tokens", tokens_file(tmp_path, ids=ROW)).inputs
+    assert {name: tensor.tolist() for name, tensor in inputs.items()} == {"input_ids": ROW}
+    write_jsonl(tmp_path / "x.jsonl")
+    with pytest.raises(InputError, match="a text tower takes the token ids of its own tokenizer"):
+        drawn(tmp_path, t5, "tokens", {"jsonl": "x.jsonl", "input": "{text}"})
+
+
 @pytest.mark.parametrize(
     ("modality", "content", "message"),
     [
@@ -428,6 +436,7 @@ def test_token_ids_for_a_decoder(tmp_path: Path, llama: Path) -> None:
         ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[-1], [1]]}, "target ids and then -100"),
         ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[1, 1]]}, "'labels' is torch.int64 [1, 2], expected whole"),
         ("pixels", {"ids": ROW, "mask": MASK}, "the source holds text, the base takes pictures"),
+        ("tokens", {"ids": ROW, "mask": MASK}, "'mask' and 'labels' mean nothing to a text tower"),
     ],
 )
 def test_token_ids_that_do_not_fit(

@@ -19,6 +19,7 @@ from featcal.calibration.memory import state_budget
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
 from featcal.models.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
 from featcal.models.weights import InMemory, Overlay, Weights
 from featcal.progress import Progress, peak_rss_bytes, silent
-from featcal.suite import MergeRecipe, Suite
+from featcal.suite import Suite
 
 _PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
 

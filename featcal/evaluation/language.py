@@ -29,7 +29,8 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
     inputs = drawn.inputs
     if "labels" in inputs and bool((inputs["labels"][:, 0] != IGNORED).all()):
         return inputs["labels"][:, 0]
-    if "completion_mask" not in inputs:
+    answered = "completion_mask" in inputs and not torch.equal(inputs["completion_mask"], inputs["attention_mask"])
+    if not answered:
         raise InputError(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
     rows = torch.arange(len(inputs["input_ids"]))
     return inputs["input_ids"][rows, answer_position(inputs) + 1]

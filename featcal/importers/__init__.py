@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from featcal.errors import InputError
-from featcal.importers import fusion_bench, mergekit
 from featcal.importers.common import Imported, read_recipe
 
-__all__ = ["Imported", "import_recipe"]
+__all__ = ["Imported", "import_recipe", "import_to_file"]
 
 
 def import_recipe(file: Path, merged: str | None = None) -> Imported:
@@ -21,12 +22,48 @@ def import_recipe(file: Path, merged: str | None = None) -> Imported:
     Raises:
         InputError: neither tool's file, or one that cannot be taken over; every reason is listed.
     """
+    from featcal.importers.fusion_bench import import_fusion_bench, is_model_pool
+    from featcal.importers.mergekit import import_mergekit, is_configuration
+
     content = read_recipe(file)
-    if "merge_method" in content:
-        return mergekit.import_mergekit(file, merged)
-    if fusion_bench.is_model_pool(content):
-        return fusion_bench.import_fusion_bench(file, merged)
+    if is_configuration(content):
+        return import_mergekit(file, merged)
+    if is_model_pool(content):
+        return import_fusion_bench(file, merged)
     raise InputError(
         f"{file}: neither a configuration of mergekit, which has 'merge_method', nor a model pool of FusionBench, "
-        f"which has '_target_: fusion_bench.modelpool.…' and 'models'; this has {', '.join(map(str, content))}"
+        f"which has '_target_: fusion_bench.modelpool.…'; this has {', '.join(map(str, content)) or 'nothing'}"
     )
+
+
+def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
+    """Write the suite of another tool's recipe; what is to be filled in stands at its head.
+
+    Returns:
+        The document of `featcal import --json`: `out`, `missing` and `notes`.
+
+    Raises:
+        InputError: as `import_recipe`, and `out` is there already or cannot be written.
+    """
+    import yaml
+
+    imported = import_recipe(file, merged)
+    head = "".join(
+        _comment(title, lines)
+        for title, lines in (("To be filled in:", imported.missing), ("Not quite the recipe:", imported.notes))
+        if lines
+    )
+    text = head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        with out.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{out} is there already; choose another name or remove it") from error
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error
+    return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
+
+
+def _comment(title: str, lines: tuple[str, ...]) -> str:
+    wrapped = [textwrap.fill(line, 116, initial_indent="# - ", subsequent_indent="#   ") for line in lines]
+    return "\n".join([f"# {title}", *wrapped]) + "\n"

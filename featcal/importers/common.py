@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from featcal.errors import InputError
-from featcal.suite import _UniqueKeyLoader
+from featcal.suite import _read_yaml
 
 
 @dataclass(frozen=True)
@@ -31,12 +29,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
     Raises:
         InputError: unreadable, not YAML, or something else than one mapping.
     """
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{file}: not valid YAML: {error}") from error
+    content = _read_yaml(file)
     if not isinstance(content, dict):
         raise InputError(f"{file}: the recipe of a merge is a mapping of keys to values")
     return content

@@ -7,7 +7,7 @@ the configuration then says only which models were merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ _BASE_IS_MERGED = ("slerp", "nearswap", "arcee_fusion")
 """Methods whose `base_model` is one of the models that are merged, not the one they were fine-tuned from."""
 _DTYPES = ("float32", "bfloat16", "float16")
 _RUN_IT = "run mergekit and give its output folder with --merged"
+
+
+def is_configuration(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is meant to be a configuration of mergekit."""
+    return "merge_method" in content
 
 
 def import_mergekit(file: Path, merged: str | None = None) -> Imported:
@@ -69,8 +74,9 @@ def _vocabulary_problems(config: Configuration) -> Iterator[str]:
     """Why models may not read the same token ids: samples are tokenized once, by the base's tokenizer."""
     tokenizer = config.tokenizer
     sources = {"tokenizer_source": config.tokenizer_source, "tokenizer.source": tokenizer and tokenizer.source}
+    base = None if config.base_model is None else config.base_model.model.path
     for key, source in sources.items():
-        if source not in (None, "base"):
+        if source not in (None, "base", base):
             why = "a union has ids that the experts lack" if source == "union" else "its ids need not be the base's"
             yield f"{key}: {source}: every model must have the base's vocabulary, but {why}; use 'base' or leave it out"
     if tokenizer is not None and (tokenizer.tokens or tokenizer.pad_to_multiple_of):
@@ -100,8 +106,7 @@ class _Recipe:
         if method not in _METHODS or self.config.models is None:
             what = f"merge_method '{method}'" if method not in _METHODS else "a merge of slices or modules"
             known = f"only {', '.join(_METHODS)} of whole models"
-            hint = did_you_mean(method, _METHODS) if method not in _METHODS else ""
-            self.problems.append(f"{what} is no recipe of featcal, {known}; {_RUN_IT}.{hint}")
+            self.problems.append(f"{what} is no recipe of featcal, {known}; {_RUN_IT}")
             return {}
         self._check_inputs()
         content = self._options() | self._dtype()
@@ -119,7 +124,7 @@ class _Recipe:
                 self.problems.append(f"models: '{model.written(Path())}' stands twice")
         if self.base is None and self.config.merge_method != "linear":
             self.problems.append(f"base_model: {self.config.merge_method} needs one")
-        places = [("", self.config.parameters, _PARAMETERS)]
+        places: list[tuple[str, Mapping[str, Any], Sequence[str]]] = [("", self.config.parameters, _PARAMETERS)]
         places += [(f" of '{one.model.written(Path())}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
         for where, parameters, known in places:
             unknown = [name for name in parameters if name not in known]

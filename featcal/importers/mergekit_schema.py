@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from featcal.errors import InputError
 from featcal.importers.common import reference
@@ -47,12 +47,14 @@ class Model(Strict):
 
 
 ModelRef = Annotated[Model, _split("+", "model", "lora")]
-Parameters = Annotated[dict[str, Any], BeforeValidator(lambda content: {} if content is None else content)]
+Parameters = Annotated[
+    dict[str, Any], BeforeValidator(lambda content: {} if content is None else content), Field(default_factory=dict)
+]
 
 
 class Input(Strict):
     model: ModelRef
-    parameters: Parameters = {}
+    parameters: Parameters
 
 
 class SliceInput(Input):
@@ -63,13 +65,13 @@ class Slice(Strict):
     sources: list[SliceInput]
     base_model: ModelRef | None = None
     residual_weight: float | None = None
-    parameters: Parameters = {}
+    parameters: Parameters
 
 
 class Module(Strict):
     models: list[Input] | None = None
     slices: list[Slice] | None = None
-    parameters: Parameters = {}
+    parameters: Parameters
 
 
 class Tokenizer(Strict):
@@ -84,7 +86,7 @@ class Configuration(Strict):
     slices: list[Slice] | None = None
     modules: dict[str, Module] | None = None
     base_model: ModelRef | None = None
-    parameters: Parameters = {}
+    parameters: Parameters
     dtype: str | None = None
     out_dtype: str | None = None
     tokenizer_source: Any = None
@@ -100,7 +102,8 @@ class Configuration(Strict):
 
     def inputs(self) -> Iterator[Model]:
         """Every model that is named as an input, as often as it is."""
-        for part in (self, *(self.modules or {}).values()):
+        parts: list[Configuration | Module] = [self, *(self.modules or {}).values()]
+        for part in parts:
             yield from (one.model for one in part.models or [])
             yield from (source.model for one in part.slices or [] for source in one.sources)
 
@@ -117,6 +120,15 @@ def _explain(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "(top level)"
     if error["type"] != "extra_forbidden":
         return f"{place}: {str(error['msg']).removeprefix('Value error, ')}"
-    schemas: tuple[type[BaseModel], ...] = (Configuration, Input, SliceInput, Slice, Module, Model, ModelPath, Tokenizer)
+    schemas: tuple[type[BaseModel], ...] = (
+        Configuration,
+        Input,
+        SliceInput,
+        Slice,
+        Module,
+        Model,
+        ModelPath,
+        Tokenizer,
+    )
     known = {field for schema in schemas for field in schema.model_fields}
     return f"{place}: unknown key.{did_you_mean(str(error['loc'][-1]), sorted(known))}"

@@ -30,10 +30,6 @@ class RecipeWeights:
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
 
-    def __post_init__(self) -> None:  # TEMPORARY: remove once suite.py takes MergeRecipe from mergers.schema
-        if not isinstance(self.recipe, MergeRecipe):
-            object.__setattr__(self, "recipe", MergeRecipe.model_validate(self.recipe.model_dump()))
-
     @property
     def label(self) -> str:
         scale = "" if self.recipe.scale is None else f" {self.recipe.scale:g}"
@@ -53,7 +49,7 @@ class RecipeWeights:
         base = self.base.read(names)
         sizes = [base[name].numel() for name in names]
         experts = (_joined(expert.read(names), names) for expert in self.experts.values())
-        parts = self._merge(_joined(base, names), experts, sizes).split(sizes)
+        parts = torch.split(self._merge(_joined(base, names), experts, sizes), sizes)
         merged: dict[str, Tensor] = {}
         for name, part in zip(names, parts, strict=True):
             dtype = self._dtype(base[name].dtype)

@@ -66,7 +66,7 @@ def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> 
     flat = vector.flatten()
     parts = [
         torch.zeros_like(part).index_put_((kept,), part[kept])
-        for part in flat.split(list(sizes or [len(flat)]))
+        for part in torch.split(flat, list(sizes or [len(flat)]))
         for kept in [part.abs().topk(max(1, int(density * len(part))), sorted=False).indices]
     ]
     return torch.cat(parts).view_as(vector)

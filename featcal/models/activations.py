@@ -5,7 +5,9 @@ At full size the states, not the weights, are what memory has to hold: two strea
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ class ActivationStore:
         self.spilled = 0
         """Bytes written to files so far."""
         self._folder = folder
-        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self._files: Path | None = None
         self._number = 0
 
     def hold(self, calls: Iterable[Call]) -> CallList:
@@ -52,9 +54,10 @@ class ActivationStore:
 
     def new_file(self) -> Path:
         if self._files is None:
-            self._files = tempfile.TemporaryDirectory(prefix="featcal-states-", dir=self._folder)
+            self._files = Path(tempfile.mkdtemp(prefix="featcal-states-", dir=self._folder))
+            weakref.finalize(self, shutil.rmtree, self._files, True)
         self._number += 1
-        return Path(self._files.name) / f"{self._number}.safetensors"
+        return self._files / f"{self._number}.safetensors"
 
 
 class CallList:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ class Adapter(ABC):
         """Build the skeleton from `config.json`; `names` are the tensors of the checkpoint."""
 
     family: str
-    modality: str
+    modality: Literal["pixels", "seq2seq", "causal", "tokens"]
     """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from featcal.models.weights import TensorInfo, check_finite
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+"""Of a model on the Hub, the files that are fetched."""
+Header = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype code of every tensor of a file, by stored name."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
@@ -48,21 +51,18 @@ class Checkpoint:
         self._info: dict[str, TensorInfo] = {}
         self.left_out: dict[str, Path] = {}
         """Stored names that mean no tensor of their own, and their files."""
-        self.files = _weight_files(folder, label)
-        for file in self.files:
-            for stored, (shape, code) in _header(file, label).items():
+        headers = _headers(folder, label)
+        self.files = list(headers)
+        for file, header in headers.items():
+            for stored, (shape, code) in header.items():
                 name = canonical(stored)
                 if name is None:
                     self.left_out[stored] = file
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
-                if code not in _DTYPES:
-                    raise InputError(
-                        f"{label}: tensor '{stored}' in {file} has dtype {code}, which featcal does not read"
-                    )
                 self._places[name] = (file, stored)
-                self._info[name] = TensorInfo(shape, _DTYPES[code])
+                self._info[name] = TensorInfo(shape, dtype_of(code, f"{label}: tensor '{stored}' in {file}"))
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:
@@ -113,32 +113,40 @@ def resolve(ref: str, root: Path, label: str) -> Path:
 
 def _download(ref: str, folder: Path, label: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
 
     repo, _, revision = ref.partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=_HUB_FILES))
-    except GatedRepoError as error:
-        raise InputError(f"{label}: '{repo}' is gated; accept its licence on the Hub and set HF_TOKEN") from error
-    except RepositoryNotFoundError as error:
-        raise InputError(
-            f"{label}: no folder {folder}, and the Hub has no model '{repo}' (private ones need HF_TOKEN)"
-        ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(
-            f"{label}: no folder {folder}, and '{ref}' is neither on the Hub nor in its local cache, "
-            f"or the Hub cannot be reached ({type(error).__name__})"
-        ) from error
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=HUB_FILES))
+    except OSError as error:  # every error of the Hub's client is one
+        raise InputError(f"{label}: no folder {folder}, and {hub_problem(error, ref)}") from error
+
+
+def hub_problem(error: Exception, ref: str, kind: str = "model") -> str:
+    """What an error of the Hub's client means for `owner/name[@revision]`, and what to do."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    repo, _, revision = ref.partition("@")
+    if isinstance(error, GatedRepoError):
+        return f"'{repo}' is gated; accept its licence on the Hub and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
+    if isinstance(error, RevisionNotFoundError):
+        return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
+    return (
+        f"'{ref}' is neither on the Hub nor in its local cache, or the Hub cannot be reached ({type(error).__name__})"
+    )
 
 
 def stored_names(folder: Path, label: str) -> list[str]:
     """Names of all tensors of a checkpoint folder as they are stored."""
-    return [name for file in _weight_files(folder, label) for name in _header(file, label)]
+    return [name for header in _headers(folder, label).values() for name in header]
+
+
+def dtype_of(code: str, what: str) -> torch.dtype:
+    """The dtype that a safetensors header calls `code`; InputError naming `what` if featcal does not read it."""
+    if code not in _DTYPES:
+        raise InputError(f"{what} has dtype {code}, which featcal does not read")
+    return _DTYPES[code]
 
 
 def read_config(folder: Path, label: str) -> dict[str, Any]:
@@ -170,16 +178,52 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
         return [folder / name for name in names]
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    pickles = pickled([path.name for path in folder.iterdir()])
     if pickles:
         raise InputError(
             f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}), which can run code; "
-            "load them where you trust them and save with safe_serialization=True"
+            f"{unpickling(folder, pickles)}"
         )
     raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
 
 
-def _header(file: Path, label: str) -> dict[str, tuple[tuple[int, ...], str]]:
+def pickled(names: Iterable[str]) -> list[str]:
+    """Those of the file names that are pickled weights; states of a training run are none."""
+    found = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    return [name for name in found if name.startswith("pytorch_model")] or found
+
+
+def unpickling(folder: str | Path, pickles: Sequence[str]) -> str:
+    """The command that makes safetensors of pickled state dicts without running code of theirs."""
+    steps = [
+        "import torch",
+        "from safetensors.torch import save_file",
+        f"d = '{Path(folder).as_posix()}/'",
+        f"parts = [torch.load(d + n, map_location='cpu', weights_only=True) for n in {list(pickles)}]",
+        "tensors = {k: v.clone().contiguous() for part in parts for k, v in part.items()}",
+        f"save_file(tensors, d + '{SINGLE_FILE}', {{'format': 'pt'}})",
+    ]
+    return (
+        f'convert them, reading tensors only:\n    python -c "{"; ".join(steps)}"\n'
+        "or get a copy that was saved with safe_serialization=True"
+    )
+
+
+def _headers(folder: Path, label: str) -> dict[Path, Header]:
+    """The header of every weight file; InputError listing every file that cannot be read."""
+    headers: dict[Path, Header] = {}
+    problems: list[str] = []
+    for file in _weight_files(folder, label):
+        try:
+            headers[file] = _header(file, label)
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return headers
+
+
+def _header(file: Path, label: str) -> Header:
     """Shape and dtype code of every tensor of a file."""
     with _open(file, label) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)

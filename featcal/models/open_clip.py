@@ -177,7 +177,8 @@ class ImageStage(VisionStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name.removeprefix(_TOWER): tensor for name, tensor in outer.items()}
-        return capture_call(self._visual, self.blocks[0].module, own, x=inputs["pixel_values"])
+        pixels = inputs["pixel_values"].to(own["conv1.weight"].dtype)
+        return capture_call(self._visual, self.blocks[0].module, own, x=pixels)
 
     def weighting(self, index: int, module: str) -> str:
         last = index == len(self.blocks) - 1
@@ -243,6 +244,9 @@ class OpenClip(Adapter):
         with torch.no_grad():
             pooled: Tensor = model.visual(inputs["pixel_values"])
         return pooled
+
+    def tokens(self, inputs: Batch) -> int:
+        return len(self.visual.positional_embedding) * len(inputs["pixel_values"])
 
     def misfit(self, inputs: Batch) -> str | None:
         pixels = inputs.get("pixel_values")

@@ -72,13 +72,13 @@ class TextStage(Stage):
 
 
 class OpenClipText(Adapter):
-    """The text tower of an open_clip model; `text_projection` is the head that is read from the base.
+    """The text tower of an open_clip model, causal; `text_projection` is the head that is read from the base.
 
     Batches hold `input_ids` `[batch, context]` as open_clip's tokenizer makes them: the end token has the highest id.
     """
 
     family = "open_clip text"
-    modality = "tokens"
+    modality = "causal"
     defaults: Mapping[str, Any] = ClipVision.defaults
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
@@ -124,6 +124,9 @@ class OpenClipText(Adapter):
         with torch.no_grad():
             pooled: Tensor = model.encode_text(inputs["input_ids"])
         return pooled
+
+    def tokens(self, inputs: Batch) -> int:
+        return inputs["input_ids"].numel()
 
     def misfit(self, inputs: Batch) -> str | None:
         ids = inputs.get("input_ids")

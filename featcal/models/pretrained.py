@@ -11,14 +11,20 @@ from featcal.errors import NumericalError
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """(model in float32 and eval mode, transformers' loading report), without a progress bar."""
+    """(model in float32 and eval mode, transformers' loading report), without progress bars and advice on stderr.
+
+    The report says what matters. The advice does not always hold: an untied head is advised against whatever
+    config.json says.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         model, report = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
     return model.eval(), report

@@ -17,8 +17,9 @@ from featcal.models.checkpoint import read_config
 from featcal.models.language import IGNORED
 from featcal.tasks.pool import Image, TextExample
 
-Modality = Literal["pixels", "seq2seq", "causal"]
-"""What an architecture reads: pictures, input and answer apart, or one text that goes on."""
+Modality = Literal["pixels", "seq2seq", "causal", "tokens"]
+"""What an architecture reads: pictures, input and answer apart, one text that goes on, or the token ids of its own
+tokenizer as they are (the text towers of open_clip)."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -107,6 +108,10 @@ def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modalit
     Raises:
         InputError: labels or mask that do not fit, or padding that is not masked or not on the right.
     """
+    if modality == "tokens":
+        if len(tokens) > 1:
+            raise InputError("'mask' and 'labels' mean nothing to a text tower, whose texts end at their end token")
+        return Prepared(tokens)
     ids, labels = tokens["input_ids"], tokens.get("labels")
     mask = tokens.get("attention_mask")
     padding = read_config(folder, "base").get("pad_token_id")

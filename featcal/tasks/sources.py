@@ -126,6 +126,8 @@ def _draw_text(
     if pool.texts is None:
         assert pool.tokens is not None
         return Samples(*name, prepare_tokens(pool.tokens(indices), folder, modality).inputs, None, indices, None, None)
+    if modality == "tokens":
+        raise InputError("a text tower takes the token ids of its own tokenizer; use a 'tensors' source")
     examples = pool.texts(indices)
     made: Prepared
     if modality == "seq2seq":

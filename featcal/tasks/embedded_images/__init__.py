@@ -11,7 +11,6 @@ Repository, doi:10.24432/C50P49, licence CC BY 4.0 (the 1797 scans that scikit-l
 the built-in font of Pillow (Aileron, CC0).
 """
 
-from featcal.tasks.embedded_images.glyphs import digit_rows as _digit_rows  # noqa: F401
 from featcal.tasks.embedded_images.names import CLASSES, TEMPLATES
 from featcal.tasks.embedded_images.pool import SPLITS, draw, render
 

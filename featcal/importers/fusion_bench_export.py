@@ -1,0 +1,86 @@
+"""Suites as FusionBench's model pools, so that its methods and tables can be run on the same models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.importers.fusion_bench import ARGUMENTS, BASE, DATA, LOAD_DATASET, POOLS
+from featcal.suite import Suite
+
+_LOADERS = {
+    "pixels": "transformers.CLIPVisionModel.from_pretrained",
+    "seq2seq": "transformers.AutoModelForSeq2SeqLM.from_pretrained",
+    "causal": "transformers.AutoModelForCausalLM.from_pretrained",
+}
+_LORA_LOADERS = {
+    "pixels": "fusion_bench.models.linearized.vision_model.load_lora_vision_model_hf",
+    "seq2seq": "fusion_bench.modelpool.seq2seq_lm.modelpool.load_lora_model",
+}
+
+
+def export_fusion_bench(suite: Suite) -> dict[str, Any]:
+    """A model pool with the base and the experts of a suite, and with those of its samples that are on the Hub.
+
+    How the models were merged, class names and text templates have no place in a pool.
+
+    Raises:
+        InputError: the base cannot be found, or a model is one that FusionBench does not load.
+    """
+    from featcal.models.adapter import architecture_for
+    from featcal.models.locate import OPEN_CLIP, locate
+
+    models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
+    foreign = [name for name, ref in models.items() if ref.startswith(OPEN_CLIP)]
+    if foreign:
+        raise InputError(*(f"model '{name}': export it to transformers' layout for a pool" for name in foreign))
+    modality = architecture_for(locate(suite.base, suite.root, "base").config, "base").modality
+    pool = next(pool for pool, takes in POOLS.items() if takes == modality)
+    loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
+    tokenizer = "processor" if modality == "pixels" else "tokenizer"
+    return {
+        "_target_": f"fusion_bench.modelpool.{pool}",
+        "_recursive_": False,
+        "models": loaded,
+        **({tokenizer: loaded[BASE]} if isinstance(loaded[BASE], str) else {}),
+        **{key: _data_sets(suite, split) for split, key in DATA.items()},
+    }
+
+
+def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
+    """How FusionBench loads a model: a folder or Hub id alone, or a function with its arguments."""
+    from featcal.models.lora import split_lora
+
+    under, adapter = split_lora(ref, root)
+    path, revision = _place(under, root)
+    if adapter is None:
+        if revision is None:
+            return path
+        return {"_target_": _LOADERS[modality], "pretrained_model_name_or_path": path, "revision": revision}
+    adapter_path, adapter_revision = _place(adapter, root)
+    target = _LORA_LOADERS.get(modality)
+    if target is None or revision or adapter_revision:
+        raise InputError(f"{label}: FusionBench has no place for '{ref}'; write base and adapter as one model first")
+    model_key, adapter_key = ARGUMENTS[target.rpartition(".")[2]]
+    return {"_target_": target, model_key: path, str(adapter_key): adapter_path}
+
+
+def _place(ref: str, root: Path) -> tuple[str, str | None]:
+    """Absolute folder, or Hub id and revision."""
+    folder = root / Path(ref).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve()), None
+    path, _, revision = ref.partition("@")
+    return path, revision or None
+
+
+def _data_sets(suite: Suite, split: str) -> dict[str, Any] | None:
+    found = {}
+    for name, task in suite.tasks.items():
+        source = task.source(split)
+        if source is not None and source.hub is not None:
+            arguments = {"path": source.hub, "name": source.config, "split": source.split, "revision": source.revision}
+            given = {key: value for key, value in arguments.items() if value is not None}
+            found[name] = {"_target_": LOAD_DATASET, **given}
+    return found or None

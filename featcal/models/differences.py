@@ -1,0 +1,147 @@
+"""Everything that keeps a model from being of an adapter's architecture, with what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from featcal.models.adapter import Adapter
+from featcal.models.weights import TensorInfo, Weights
+
+_QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "absmax", "quant_map", "quant_state")
+"""Parts of names that quantisers (GPTQ, AWQ, bitsandbytes, compressed-tensors) give their tensors."""
+_ALIKE = 0.7
+"""Similarity (difflib) from which on one tensor alone is taken for a renamed one."""
+_UNQUANTISED = "give the checkpoint that it was quantised from"
+
+
+def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | None = None) -> list[str]:
+    """Everything that keeps `weights` from being a model of the adapter's architecture; empty if nothing.
+
+    Args:
+        config: content of the model's `config.json`, which says whether it is quantised.
+    """
+    expected = {name: shape for name, shape in adapter.shapes().items() if name in adapter.tower}
+    found, label = weights.info, weights.label
+    quantised = _quantised(found, expected, config or {})
+    if quantised:
+        return [f"{label}: quantised weights ({quantised}); {_UNQUANTISED}"]
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected and not adapter.carried(name)]
+    renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
+    problems = [f"{label}: {sentence}" for sentence in sentences]
+    missing = [name for name in missing if name not in renamed.values()]
+    extra = [name for name in extra if name not in renamed]
+    if len(missing) == len(expected):
+        return [*problems, f"{label}: none of the {len(expected)} tensors of a {adapter.family} tower is there"]
+    if missing:
+        problems.append(f"{label}: missing tensors: {some(missing)}")
+    if extra:
+        problems.append(f"{label}: tensors that the base's architecture does not have: {some(extra)}")
+    rows, sentence = _vocabulary(adapter, found, expected)
+    if rows:
+        problems.append(f"{label}: {sentence}")
+    problems += [
+        f"{label}: tensor '{name}' has shape {list(found[name].shape)}, expected {list(shape)} as in the base"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape and name not in rows
+    ]
+    problems += [
+        f"{label}: tensor '{name}' holds {found[name].dtype}, weights are floating-point"
+        for name in expected
+        if name in found and not found[name].dtype.is_floating_point
+    ]
+    return problems
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first names in quotes, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _quantised(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What shows that a model is quantised; empty if nothing does."""
+    signs = []
+    settings = config.get("quantization_config")
+    if settings:
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+        signs.append(f"quantization_config in config.json{f', method {method}' if method else ''}")
+    dtypes = [found[name].dtype for name in expected if name in found]
+    narrow = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype.itemsize == 1)
+    signs += [f"{count} tensors in {dtype}" for dtype, count in narrow.items()]
+    named = [name for name in found if name not in expected and any(p in name.split(".")[-1] for p in _QUANTISED)]
+    if named:
+        signs.append(f"tensors such as {some(named, 1)}")
+    return "; ".join(signs)
+
+
+def _vocabulary(
+    adapter: Adapter, found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], str]:
+    """Tensors that differ in their rows alone, one per token of the vocabulary, and what to say of them."""
+    both = [name for name in adapter.vocabulary if name in found and name in expected]
+    names = [n for n in both if found[n].shape != expected[n] and found[n].shape[1:] == expected[n][1:]]
+    if not names:
+        return [], ""
+    own, base = found[names[0]].shape[0], expected[names[0]][0]
+    remedy = (
+        f"'vocabulary: base' in the suite file leaves out the last {own - base} rows"
+        if own > base
+        else "it lacks tokens of the base; give a model with the base's vocabulary"
+    )
+    return names, f"vocabulary of {own} rows, the base has {base} ({some(names)}); {remedy}"
+
+
+def _renames(
+    missing: Mapping[str, tuple[int, ...]], extra: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, str], list[str]]:
+    """Extra tensors that are probably missing ones under another name: {extra: missing}, and what to say of them.
+
+    An extra tensor is paired with the missing one of its shape that shares most of its name; pairs that differ in the
+    same part are one finding. A pair on its own must be nearly the same name.
+    """
+    rules: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for name, shape in extra.items():
+        candidates = [other for other, own in missing.items() if own == shape]
+        if candidates:
+            closest = max(candidates, key=lambda other: _shared_parts(name, other))
+            rules[_differing_part(name, closest)][name] = closest
+    pairs: dict[str, str] = {}
+    sentences = []
+    for (theirs, ours), renamed in rules.items():
+        taken = set(pairs.values())
+        renamed = {name: other for name, other in renamed.items() if other not in taken}
+        first, other = next(iter(renamed.items()), ("", ""))
+        alike = difflib.SequenceMatcher(None, first, other).ratio() >= _ALIKE
+        if len(set(renamed.values())) < len(renamed) or not renamed or (len(renamed) == 1 and not alike):
+            continue
+        pairs |= renamed
+        count = f"all {len(renamed)}" if len(renamed) == len(missing) == len(extra) else str(len(renamed))
+        how = f"'{theirs}' in place of '{ours}'" if theirs and ours else f"'{theirs}' added" if theirs else ""
+        how = how or f"'{ours}' left out"
+        what = f"{count} tensors look renamed" if len(renamed) > 1 else "a tensor looks renamed"
+        sentences.append(f"{what}, {how}: '{first}' for '{other}'; save the model again under the base's names")
+    return pairs, sentences
+
+
+def _shared_parts(a: str, b: str) -> int:
+    start, end = _common(a.split("."), b.split("."))
+    return start + end
+
+
+def _differing_part(a: str, b: str) -> tuple[str, str]:
+    """What is left of two dotted names without the parts that both start and end with."""
+    own, other = a.split("."), b.split(".")
+    start, end = _common(own, other)
+    return ".".join(own[start : len(own) - end]), ".".join(other[start : len(other) - end])
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """How many parts two names share at their start and, of the rest, at their end."""
+    most = min(len(a), len(b))
+    start = next((i for i in range(most) if a[i] != b[i]), most)
+    end = next((i for i in range(most - start) if a[-1 - i] != b[-1 - i]), most - start)
+    return start, end

@@ -1,0 +1,164 @@
+"""Scores of language models against transformers' own generate, and the metrics."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiny_text import ROWS, TASKS, WORDS, write_text_suite
+
+from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
+from featcal.evaluation.language import exact_match, first_answers, prompts, spearman
+
+
+def text_suite(root: Path, kind: str) -> Path:
+    """The tiny suite with its samples as text."""
+    file = write_text_suite(root, kind)
+    content = yaml.safe_load(file.read_text())
+    generator = torch.Generator().manual_seed(5)
+    for task in TASKS:
+        rows = []
+        for number in range(12):
+            length = int(torch.randint(2, 6, (1,), generator=generator))
+            words = [WORDS[int(i)] for i in torch.randint(5, ROWS, (length,), generator=generator)]
+            rows.append(
+                {"split": "test" if number % 2 else "calibration", "text": " ".join(words), "label": number % 2}
+            )
+        lines = "".join(json.dumps({**row, "label": (i // 2) % 2}) + "\n" for i, row in enumerate(rows))
+        (root / f"{task}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        source = {"jsonl": f"{task}.jsonl.gz", "input": "w0 {text} w1", "label": "label", "targets": ["no", "yes"]}
+        content["tasks"][task] = {
+            "expert": f"experts/{task}",
+            "metric": "exact_match",
+            "max_target_length": 4,
+            "calibration": {**source, "split": "calibration"},
+            "test": {**source, "split": "test"},
+        }
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.fixture(scope="module", params=["t5", "llama"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return open_family(load_suite(text_suite(tmp_path_factory.mktemp("text"), request.param)), "cpu")
+
+
+def library_answers(family: Family, task: str) -> list[str]:
+    """One sample at a time through the library's own loader, tokenizer and generate."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(family.base_folder)
+    seq2seq = family.adapter.modality == "seq2seq"
+    loader: Any = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    model = loader.from_pretrained(family.base_folder, dtype=torch.float32).eval()
+    texts = family.samples(task, "test", None, 0).texts
+    assert texts is not None
+    found = []
+    for text in texts:
+        encoded = tokenizer(text, return_tensors="pt")
+        inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+        with torch.no_grad():
+            tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        new = tokens if seq2seq else tokens[:, inputs["input_ids"].shape[1] :]
+        found.append(tokenizer.decode(new[0], skip_special_tokens=True).strip())
+    return found
+
+
+def test_answers_are_the_librarys(family: Family) -> None:
+    scores = evaluate(family, "base")
+    for task in TASKS:
+        assert list(scores.tasks[task].predictions) == library_answers(family, task)
+        targets = family.samples(task, "test", None, 0).targets
+        assert scores.tasks[task].labels == targets
+        assert scores.tasks[task].value == exact_match(scores.tasks[task].predictions, targets or ())
+        assert scores.tasks[task].metric == "exact_match"
+
+
+def test_output_drift_of_language_heads(family: Family) -> None:
+    ledger = measure_drift(family, split="test", output=True)
+    for task in TASKS:
+        output = ledger.tasks[task].output
+        assert output is not None
+        assert output.expert_scores.shape == (6, ROWS)
+        assert float(output.tightness.max()) <= 1 + 1e-9
+        assert float(output.head_mismatch.min()) > 0
+        assert not bool((output.certified & ~output.agrees).any())
+        change = output.loss_change
+        cross_entropy = torch.nn.functional.cross_entropy
+        losses = [
+            cross_entropy(s, output.labels, reduction="none") for s in (output.model_scores, output.expert_scores)
+        ]
+        torch.testing.assert_close(change, losses[0] - losses[1], rtol=1e-6, atol=1e-6)
+
+
+def test_first_answers_are_the_targets_first_tokens(family: Family) -> None:
+    drawn = family.samples(TASKS[0], "test", None, 0)
+    assert drawn.targets is not None
+    assert [WORDS[int(i)] for i in first_answers(drawn)] == list(drawn.targets)
+
+
+def test_identical_models_have_no_output_drift(family: Family) -> None:
+    same = Family(**{**vars(family), "experts": dict.fromkeys(family.experts, family.base)})
+    ledger = measure_drift(same, "base", split="test", output=True)
+    for drift in ledger.tasks.values():
+        assert drift.output is not None
+        assert float(drift.output.score_drift.max()) == 0
+        assert float(drift.output.head_mismatch.max()) == 0
+        assert bool(drift.output.agrees.all())
+
+
+def test_without_answers_there_is_nothing_to_score(tmp_path: Path) -> None:
+    plain = open_family(load_suite(write_text_suite(tmp_path / "s", "llama")), "cpu")
+    with pytest.raises(InputError, match="no answers to score against"):
+        evaluate(plain)
+    with pytest.raises(InputError, match="no targets"):
+        measure_drift(plain, output=True)
+
+
+def test_there_is_no_class_token(family: Family) -> None:
+    with pytest.raises(InputError, match="has no class token"):
+        measure_drift(family, tokens="class")
+
+
+def test_prompts_lose_their_answers_and_are_padded_on_the_left() -> None:
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7, 1, 0], [8, 9, 10, 11, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+        "completion_mask": torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]),
+    }
+    ids, mask = prompts(batch)
+    assert ids.tolist() == [[0, 5, 6], [8, 9, 10]]
+    assert mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_spearman_counts_what_is_no_number_as_zero() -> None:
+    assert spearman(["1", "x", "3"], ["1.0", "0.5", "2.0"]) == 1.0
+    assert spearman(["3", "2", "1"], ["1.0", "2.0", "3.0"]) == -1.0
+    assert spearman(["a", "b"], ["1.0", "2.0"]) == 0.0
+    assert spearman(["nan", "inf", "1"], ["1", "2", "3"]) == pytest.approx(0.866025403784)
+
+
+def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
+    from featcal import calibrate
+    from featcal.calibration.calibrate import config_for
+
+    family = open_family(load_suite(text_suite(tmp_path / "s", "llama")), "cpu")
+    drawn = family.samples(TASKS[0], "calibration", None, 0)
+    stage = family.adapter.stages[0]
+    expert = family.expert_pass(drawn, 64)
+    expert.start(stage)
+    (call,) = expert.calls()
+    config = config_for(family, lam=0.05, completion_only=True)
+    weights = stage.token_weights("tokens", call, expert.batches[0], config)
+    assert weights is not None
+    assert weights.equal(expert.batches[0]["completion_mask"].double())
+    assert float(weights.sum()) == 2 * len(drawn)  # the answer and the end of the text
+    name = family.adapter.blocks()[0].name + ".mlp.up_proj.weight"
+    whole = calibrate(family, config_for(family, lam=0.05)).weights.read([name])[name]
+    answers = calibrate(family, config).weights.read([name])[name]
+    assert not torch.allclose(whole, answers)
