@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from app.theme import COLOUR, OTHERS, SYMBOL, finish
+from app.theme import COLOUR, OTHERS, SYMBOL, finish, layer_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -45,7 +45,7 @@ def drift_compared(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Fig
             hovertemplate=f"%{{x}}: %{{y:{form}}}",
         )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
-    figure.update_xaxes(title="layer, in forward order")
+    layer_axis(figure, list(next(iter(frames.values()))["layer"]))
     return finish(figure, 380)
 
 
@@ -169,7 +169,10 @@ def feature_map(
     figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
     figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
     figure.update_layout(dragmode="pan")
-    return finish(figure, 560)
+    finish(figure, 560)
+    if answers is not None:  # a legend of several rows, below the tool bar
+        figure.update_layout(margin={"t": 108})
+    return figure
 
 
 def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
@@ -242,7 +245,10 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
         place = list(next(iter(frames.values()))[key]).index(chosen)
         figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="layer, in forward order" if key == "layer" else "task")
+    if key == "layer":
+        layer_axis(figure, list(next(iter(frames.values()))["layer"]))
+    else:
+        figure.update_xaxes(title="task")
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title=axis, col=1)
     finish(figure, 440)

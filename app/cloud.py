@@ -1,9 +1,11 @@
-"""The parts of the Features page: the map, the true distances beside it, the picture of a selected point."""
+"""The parts of the Features page: the map, the true distances beside it, what a selected point is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
+from html import escape
+from textwrap import shorten, wrap
 
 import numpy as np
 import streamlit as st
@@ -18,23 +20,46 @@ POLL_SECONDS = 1.0
 Job = Future[maps.Map]
 
 
-def map_section(
-    ws: Workspace, models: Mapping[str, ModelId], task: str, n: int, features: Mapping[str, Tensor], data: Samples
-) -> list[int]:
-    """PCA at once, UMAP when its process is done; returns the ids of selected samples."""
+def features_of(ws: Workspace, models: Mapping[str, ModelId], task: str, n: int, pooled: bool) -> dict[str, Tensor]:
+    """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
+    if pooled:
+        return {name: ws.pooled(model, task, n) for name, model in {"expert": "expert", **models}.items()}
+    ledgers = {name: ws.drift(model, n) for name, model in models.items()}
+    features = {"expert": ledgers["merged"].tasks[task].expert_features}
+    return features | {name: ledger.tasks[task].model_features for name, ledger in ledgers.items()}
+
+
+def map_section(ws: Workspace, key: Hashable, task: str, features: Mapping[str, Tensor], data: Samples) -> list[int]:
+    """PCA at once, UMAP when its process is done; returns the ids of selected samples.
+
+    Args:
+        key: tells these features from others of the workspace.
+    """
     cloud = tables.pooled(features)
-    job: Job = ws.once("map", (tuple(models.items()), task, n), lambda: state.map_worker().submit(cloud))
+    job: Job = ws.once("map", key, lambda: state.map_worker().submit(cloud))
+    answers = answers_of(data)
 
     def draw() -> list[int]:
         ready = job.done()
         if ready and waiting:
             st.rerun()
-        kind = view.choice("Map", ["UMAP", "PCA"], "map")
+        left, right = st.columns(2)
+        kind = view.choice("Map", ["UMAP", "PCA"], "map", left)
+        by_answer = False
+        if answers is not None:
+            of_answers = ("answer", "model") if ws.is_text else ("model", "class")
+            by_answer = view.choice("Colour", of_answers, f"colour-{'-'.join(of_answers)}", right) != "model"
         as_umap = kind == "UMAP" and ready and job.exception() is None
         flat = job.result().points if as_umap else maps.pca_map(cloud)
         points = dict(zip(features, np.split(flat, len(features)), strict=True))
         event = st.plotly_chart(
-            charts.feature_map(points, _names(data), "calibrated" in points, "UMAP" if as_umap else "PCA"),
+            charts.feature_map(
+                points,
+                _hover(data),
+                "calibrated" in points,
+                "UMAP" if as_umap else "PCA",
+                answers if by_answer else None,
+            ),
             key="feature-map",
             on_select="rerun",
             selection_mode="points",
@@ -63,30 +88,49 @@ def distance_section(features: Mapping[str, Tensor]) -> None:
     view.chart(charts.histograms(values, axis), "distances", f"Histogram of the {axis}, per model")
 
 
-def picture_section(data: Samples, selected: list[int]) -> None:
-    """Pictures of the selected points; a hint where nothing is selected."""
-    if data.images is None:
-        st.caption("This suite's samples are tensors: there are no pictures to show.")
+def sample_section(data: Samples, selected: list[int]) -> None:
+    """Pictures or texts of the selected points; a hint where nothing is selected."""
+    if data.images is None and data.texts is None:
+        st.caption("This suite's samples are tensors: there is nothing to show of them.")
         return
     if not selected:
-        st.caption("Click a point of the map to see its picture.")
+        st.caption(f"Click a point of the map to see its {'picture' if data.images is not None else 'text'}.")
         return
-    names = _names(data)
+    shown = selected[:6]
+    answers = answers_of(data) or ["no label"] * len(data)
+    if data.texts is not None:
+        for i in shown:
+            st.caption(f"sample {i}, answer: {answers[i]}")
+            st.text(data.texts[i])
+        return
+    assert data.images is not None
     st.image(
-        [data.images[i] for i in selected[:6]],
-        caption=[f"sample {i}: {names[i]}" for i in selected[:6]],
+        [data.images[i] for i in shown],
+        caption=[f"sample {i}: {answers[i]}" for i in shown],
         width=110,
-        alt=[f"Picture of sample {i}, {names[i]}" for i in selected[:6]],
+        alt=[f"Picture of sample {i}, {answers[i]}" for i in shown],
     )
 
 
-def _names(data: Samples) -> list[str]:
-    """The class of every sample, or nothing to say."""
+def answers_of(data: Samples) -> list[str] | None:
+    """The right answer or class of every sample; None where the source has none."""
+    if data.targets is not None:
+        return list(data.targets)
     if data.labels is None:
-        return ["no label"] * len(data)
+        return None
     if data.class_names is None:
         return [f"class {int(label)}" for label in data.labels]
     return [data.class_names[int(label)] for label in data.labels]
+
+
+def _hover(data: Samples) -> list[str]:
+    """What a point is: its class, or its text in lines and its answer."""
+    answers = answers_of(data) or ["no label"] * len(data)
+    if data.texts is None:
+        return answers
+    short = [shorten(one, 160, placeholder=" …") for one in data.texts]
+    lines = ["<br>".join(escape(line) for line in wrap(one, 60)) for one in short]
+    return [f"{text}<br>answer: <b>{escape(answer)}</b>" for text, answer in zip(lines, answers, strict=True)]
 
 
 def _say_how_far(job: Job, as_umap: bool, wanted: bool) -> None:

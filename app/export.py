@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
 
 from app import state, view
+from app.options import SWITCHES
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError
 from featcal.models.checkpoint import read_config
-
 
 _LOADERS = {
     "clip": "CLIPModel",
@@ -40,7 +39,7 @@ def section(ws: Workspace, config: CalibrationConfig) -> None:
     if written and written[0] == config:
         _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
-    st.code(command(state.reference(), config, ws.switches, name), language="bash", wrap_lines=True)
+    st.code(command(state.reference(), config, ws.defaults, name), language="bash", wrap_lines=True)
 
 
 def default_name(suite: str, config: CalibrationConfig) -> str:
@@ -48,14 +47,13 @@ def default_name(suite: str, config: CalibrationConfig) -> str:
     return f"{suite}-lam{config.lam:g}-rho{config.rho:g}-alpha{config.alpha:g}-n{config.samples}"
 
 
-def command(suite: str, config: CalibrationConfig, switches: Sequence[str], out: str) -> str:
-    """The `featcal calibrate` line with these options; `switches` are those that mean something for the suite."""
-    flags = {name: f"--{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in switches}
-    usual = CalibrationConfig()
+def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
+    """The `featcal calibrate` line with these options; it says of a switch what differs from the suite's defaults."""
+    turned = [name for name in SWITCHES if getattr(config, name) != getattr(defaults, name)]
     parts = [
         f"featcal calibrate {shlex.quote(suite)}",
         f"--lam {config.lam:g} --rho {config.rho:g} --alpha {config.alpha:g} --samples {config.samples}",
-        *(flag for name, flag in flags.items() if getattr(config, name) != getattr(usual, name)),
+        *(f"--{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned),
         f"--out {shlex.quote(out)}",
     ]
     return " ".join(parts)

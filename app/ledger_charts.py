@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.theme import COLOUR, SYMBOL, finish
+from app.theme import COLOUR, SYMBOL, finish, layer_axis
 
 SOURCE_COLOUR = {
     "stale": COLOUR["propagation"],
@@ -21,6 +21,7 @@ SOURCE_COLOUR = {
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
     figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
+    lowest = 0.05 * max(float(frame["contribution"].cumsum().max()) for frame in frames.values())
     for column, (model, frame) in enumerate(frames.items(), 1):
         layers = [*frame["layer"], "final drift"]
         figure.add_waterfall(
@@ -30,7 +31,10 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
             name="contribution (Prop. 2)",
             showlegend=False,
             text=[
-                *(f"{share:+.0%}" if abs(share) > 0.02 else "" for share in frame["share"]),
+                *(
+                    f"{share:+.0%}" if abs(high) > lowest else ""  # a low bar has no room for a number
+                    for share, high in zip(frame["share"], frame["contribution"], strict=True)
+                ),
                 f"{frame['final'][0]:.2f}",
             ],
             textposition="inside",
@@ -60,7 +64,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
         )
     _mark(figure, list(next(iter(frames.values()))["layer"]), chosen)
     figure.update_yaxes(title="final drift / norm of the expert's feature", col=1)
-    figure.update_xaxes(title="layer, in forward order")
+    layer_axis(figure, [*next(iter(frames.values()))["layer"], "final drift"])
     finish(figure, 420)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
     return figure
@@ -103,7 +107,7 @@ def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     figure.update_layout(barmode="group")
     figure.update_yaxes(title="relative to the incoming drift", col=1)
     figure.update_yaxes(title="cosine of r and incoming e", col=2)
-    figure.update_xaxes(title="layer, in forward order")
+    layer_axis(figure, list(next(iter(frames.values()))["layer"]))
     finish(figure, 380)
     figure.update_layout(legend={"y": 1.12}, margin={"t": 80})
     return figure
@@ -161,7 +165,7 @@ def sources(frame: pd.DataFrame) -> go.Figure:
         )
     figure.update_layout(barmode="group")
     figure.update_yaxes(title="excess, % of the deployed minimum")
-    figure.update_xaxes(title="layer, in forward order")
+    layer_axis(figure, list(dict.fromkeys(frame["layer"])))
     return finish(figure, 360)
 
 

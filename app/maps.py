@@ -103,7 +103,7 @@ def _run() -> None:
     while True:
         try:
             features = pickle.load(sys.stdin.buffer)
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):  # the app is gone, perhaps in the middle of a cloud
             return
         pickle.dump(tuple(umap_map(features)), out)
         out.flush()

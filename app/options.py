@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -18,7 +19,10 @@ SAMPLES = (8, 16, 32, 64, 128, 256)
 SWITCHES = {
     "biases": ("Calibrate biases", "Eq. 55"),
     "layernorms": ("Calibrate LayerNorms", "Eq. 59"),
-    "rmsnorms": ("Calibrate RMSNorms", "featcal's extension of Eq. 59 to norms without a shift; the paper leaves them."),
+    "rmsnorms": (
+        "Calibrate RMSNorms",
+        "featcal's extension of Eq. 59 to norms without a shift; the paper leaves them.",
+    ),
     "completion_only": ("Count answers alone", "Tokens of the prompt get weight 0 in the statistics."),
 }
 """Options that are on or off: label and help."""
@@ -89,22 +93,22 @@ def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationCon
         ),
         samples=int(_steps(samples, "Calibration samples per task", "samples", SAMPLES, defaults.samples, _SAMPLES)),
     )
+    switched: dict[str, Any] = {}
     for place, name in zip(places[4:], ws.switches, strict=True):
         label, note = SWITCHES[name]
-        on = place.toggle(label, getattr(defaults, name), key=name, bind="query-params", help=note)
-        config = replace(config, **{name: on})
-    return config
+        switched[name] = place.toggle(label, getattr(defaults, name), key=name, bind="query-params", help=note)
+    return replace(config, **switched)
 
 
 _LAM = "Pull towards the anchor (Eq. 12). Paper: 0.05 for CLIP, 1e-5 for FLAN-T5, 1e-5 or 3 for Llama."
 _RHO = "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model. Paper: 2, and 0.5 for Llama."
-_ALPHA = "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for Llama."
+_ALPHA = (
+    "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for Llama."
+)
 _SAMPLES = "Paper: 256. Fewer are faster."
 
 
-def _steps(
-    place: DeltaGenerator, label: str, key: str, steps: Sequence[float], default: float, note: str
-) -> float:
+def _steps(place: DeltaGenerator, label: str, key: str, steps: Sequence[float], default: float, note: str) -> float:
     """A slider over unevenly spaced values, the default among them."""
     offered = sorted({*steps, default})
     return place.select_slider(

@@ -14,8 +14,8 @@ expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two 
 **When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line lies at or below the top of the
 stack, and far below where the parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
 tokens, but only one reaches the head: CLIP's class token, a language model's token before the answer. A layer of an
-encoder-decoder's decoder holds its own tokens and the encoder's output, both of which later layers see. Layers differ in scale: compare them in relative units. A small
-drift is not yet a right answer; see Accuracy.
+encoder-decoder's decoder holds its own tokens and the encoder's output, both of which later layers see. Layers differ
+in scale: compare them in relative units. A small drift is not yet a right answer; see Accuracy.
 """
 
 DRIFT_TASKS = r"""
@@ -66,12 +66,13 @@ after the last block that reads the input (an encoder's last), mean over its tok
 COSINES = r"""
 **What this shows.** (a) Mean cosine of final features to the task's expert. (b) The same, one point per sample of
 the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
-validation score calibration gained over the merged model (of text: how often the first token of the answer is right). (d) In parameter space: cosine of
-$\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
+validation score calibration gained over the merged model (of text: how often the first token of the answer is
+right). (d) In parameter space: cosine of $\theta_\text{model} - \theta_\text{base}$ to
+$\theta_\text{expert} - \theta_\text{base}$.
 
 **When it misleads.** Cosines ignore feature length, as a zero-shot head does; a language model's head does not.
-In (c) the score is a count over few samples: one sample is one step. (d) need not grow: features can come closer to the expert's
-while the weights do not.
+In (c) the score is a count over few samples: one sample is one step. (d) need not grow: features can come closer to
+the expert's while the weights do not.
 """
 
 ACCURACY = r"""
@@ -141,8 +142,8 @@ and model are apart, and the bound that the final drift sets. Right: for how man
 expert's token (full symbols), and for how many the margin *proves* it (open symbols); hover for the share of right
 tokens.
 
-**Formula.** $\|\Delta z\| \le B\,\|e^L\| + \delta$, $B = \sigma_\text{max}$ of the model's own head and $\delta$ what the
-two heads differ by on the expert's feature (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's
+**Formula.** $\|\Delta z\| \le B\,\|e^L\| + \delta$, $B = \sigma_\text{max}$ of the model's own head and $\delta$ what
+the two heads differ by on the expert's feature (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's
 margin (Eq. 44).
 
 **When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. Later

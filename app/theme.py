@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 ROLES = ("base", "merged", "calibrated", "expert")
@@ -15,8 +17,8 @@ COLOUR = {
     "mismatch": "#CC79A7",
     "propagation": "#E3B23C",
 }
-OTHERS = ("#2F8FD3", "#D55E00", "#009E73", "#CC79A7", "#E3B23C", "#8C6BB1", "#56B4E9", "#A65628", "#8A8F98", "#B2DF8A")
-"""Colours of what is no model, such as classes; they come round again after the last."""
+OTHERS = ("#E3B23C", "#8C6BB1", "#17BECF", "#CC79A7", "#A65628", "#9ACD32", "#F28E8E", "#5C7CFA", "#B8A99A", "#6B8E6B")
+"""Colours of answers and classes, none of them a model's; they come round again after the last."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
 """Shapes say the same as the colours, for readers who cannot use those."""
 
@@ -39,3 +41,12 @@ def finish(figure: go.Figure, height: int, title: str = "") -> go.Figure:
     figure.update_xaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     figure.update_yaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     return figure
+
+
+def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
+    """Horizontal axes over layers in forward order, with names short enough to stand side by side."""
+    names = [
+        layer.replace("encoder block ", "enc ").replace("decoder block ", "dec ").replace("coder embeddings", "c emb")
+        for layer in layers
+    ]
+    figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names)

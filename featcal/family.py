@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from featcal.models.locate import Located, locate
 from featcal.models.weights import PRECISIONS, Compute, FirstRows, InMemory, Weights, compute_for
 from featcal.suite import Suite
 from featcal.tasks.sources import Samples, draw
+
+PART = 2048
+"""Samples that are prepared together where a whole split is scored."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,24 @@ class Family:
         located = locate(name, Path.cwd(), f"model '{name}'")
         return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
-    def samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
-        """`count` samples of a task's split (all with None), drawn by (seed, task name).
+    def samples(self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None)) -> Samples:
+        """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
 
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, self.base_folder, self.adapter.modality)
+        drawn = draw(self.suite, task, split, count, seed, self.base_folder, self.adapter.modality, part=part)
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
+
+    def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
+        """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory."""
+        part = self.samples(task, split, count, seed, slice(0, PART))
+        yield part
+        for start in range(PART, part.total, PART):
+            yield self.samples(task, split, count, seed, slice(start, start + PART))
 
     def expert_pass(
         self, samples: Samples, batch_size: int, keep: bool = False, store: ActivationStore | None = None

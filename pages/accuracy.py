@@ -1,25 +1,26 @@
-"""The final report: accuracy of base, merged, calibrated model and experts on the test split."""
+"""The final report: scores of base, merged, calibrated model and experts on the test split, and what flipped."""
 
 import streamlit as st
 
-from app import charts, options, state, tables, text, view
+from app import charts, flips, options, state, tables, text, view
 from featcal.errors import FeatcalError
 
 st.header("What is it worth on the test split?")
 ws = view.open_or_explain()
+task = view.task_selector(ws)
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws, n)
 models = {"base": "base", "merged": "merged", "expert": "expert"}
 try:
     with state.progress() as report:
-        scores = {name: ws.scores(model, "test", report) for name, model in models.items()}
+        scores = {name: ws.scores(model, "test", progress=report) for name, model in models.items()}
 except FeatcalError as error:
     view.problem(error)
-    st.page_link("../pages/drift.py", label="Drift needs no labels: go there", icon=":material/stacked_bar_chart:")
+    st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
     st.stop()
 
 if config is None:
-    options.offer("Base, merged model and experts are shown; a calibration adds its own bars.")
+    options.offer(ws, "Base, merged model and experts are shown; a calibration adds its own bars.")
 elif not ws.has_scores(config, "test"):
     if st.button(
         "Score the calibrated model on the test split",
@@ -28,20 +29,27 @@ elif not ws.has_scores(config, "test"):
         help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
     ):
         with state.progress() as report:
-            ws.scores(config, "test", report)
+            ws.scores(config, "test", progress=report)
         st.rerun()
 else:
     scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": ws.scores(config, "test")} | scores
 
 frame = tables.score_table(scores)
 average = frame.iloc[-1]
+metric = tables.metric_name(scores)
 numbers = [(f"average, {name}", f"{average[name]:.1f} %", None) for name in scores]
 if "calibrated" in scores:
     gap = average["gap closed, %"]
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
-view.chart(charts.score_bars(frame, list(scores)), "test-scores", "Test accuracy per task and model")
+bars = charts.score_bars(frame, list(scores), f"{metric}, %")
+view.chart(bars, "test-scores", f"{metric.capitalize()} on the test split per task and model")
 size = next(iter(scores["merged"].tasks.values())).n
-st.caption(f"{size} test samples per task. The test split is for the final report; options are chosen on validation.")
-view.explain(text.ACCURACY)
+how = "Whole generated answers. " if ws.is_text else ""
+st.caption(
+    f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
+)
+view.explain(text.ACCURACY_OF_TEXT if ws.is_text else text.ACCURACY)
 view.table(frame, f"accuracy-{ws.family.suite.name}.csv", 1)
+if "calibrated" in scores:
+    flips.section(ws, scores["merged"], scores["calibrated"], task)

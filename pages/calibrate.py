@@ -13,10 +13,11 @@ scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": conf
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
     merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))
+    short = "first token" if ws.is_text else "accuracy"
     numbers += [
-        ("accuracy merged", f"{merged:.1f} %", None),
-        ("accuracy calibrated", f"{calibrated:.1f} %", f"{calibrated - merged:+.1f} points"),
-        ("accuracy experts", f"{expert:.1f} %", None),
+        (f"{short}, merged", f"{merged:.1f} %", None),
+        (f"{short}, calibrated", f"{calibrated:.1f} %", f"{calibrated - merged:+.1f} points"),
+        (f"{short}, experts", f"{expert:.1f} %", None),
     ]
 numbers.append(("calibration took", f"{ws.calibrated(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
@@ -30,16 +31,23 @@ with left:
     }
     view.chart(charts.drift_compared(frames, relative=True), "compared", "Drift per layer before and after")
 with right:
-    st.subheader("Accuracy per task")
     if scores:
-        frame = tables.score_table(scores)
-        view.chart(charts.score_bars(frame, list(scores)), "quick", "Accuracy per task before and after")
+        metric = tables.metric_name(scores)
+        st.subheader(f"{metric.capitalize()} per task")
+        bars = charts.score_bars(tables.score_table(scores), list(scores), f"{metric}, %")
+        view.chart(bars, "quick", f"{metric.capitalize()} per task before and after")
     else:
-        st.info(f"No accuracy here: {missing}", icon=":material/info:")
+        st.subheader("Scores per task")
+        st.info(f"No scores here: {missing}", icon=":material/info:")
 st.caption(
     f"Measured on {n} {ws.split} samples per task, which calibration does not see. Choose options here, not on test."
     if ws.split == "validation"
     else f"This suite has no validation split: measured on {n} of the calibration samples, so it flatters."
 )
+if scores and ws.is_text:
+    st.caption(
+        "First-token accuracy: how often the first token of the answer is right, read off the final features without "
+        "generating text. The Accuracy page scores whole answers."
+    )
 view.explain(text.CALIBRATE)
 export.section(ws, config)

@@ -11,7 +11,7 @@ task = view.task_selector(ws)
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws, n)
 if config is None:
-    options.offer("These panels compare the merged model with a calibrated one, and there is none yet.")
+    options.offer(ws, "These panels compare the merged model with a calibrated one, and there is none yet.")
     st.stop()
 
 with state.progress() as report:
@@ -27,14 +27,15 @@ with left:
     view.chart(
         charts.score_bars(features, list(ledgers), "mean cosine to the expert"), "a", "Mean feature cosine per task"
     )
-    st.subheader("c. Cosine gain and accuracy gain")
+    st.subheader("c. Cosine gain and score gain")
     if scores:
+        metric = tables.metric_name(scores)
         gained = tables.gain_table(features, tables.score_table(scores))
-        view.chart(charts.gains(gained), "c", "Gain in cosine against gain in accuracy, per task")
+        view.chart(charts.gains(gained, metric), "c", f"Gain in cosine against gain in {metric}, per task")
     else:
-        st.info(f"No accuracy here: {missing}", icon=":material/info:")
+        st.info(f"No scores here: {missing}", icon=":material/info:")
 with right:
-    st.subheader(f"b. Feature cosine, per sample of {task}")
+    st.subheader(f"b. Per sample of {task}")
     merged, calibrated = (ledger.tasks[task].cosine.numpy() for ledger in ledgers.values())
     view.chart(charts.cosine_pairs(merged, calibrated), "b", f"Cosine of every sample of {task}, merged and calibrated")
     st.subheader("d. Task-vector cosine")

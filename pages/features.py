@@ -1,27 +1,30 @@
-"""One map of one task's final features: expert, merged and calibrated in the same coordinates."""
+"""One map of one task's features: expert, merged and calibrated in the same coordinates."""
 
 import streamlit as st
 
 from app import cloud, options, state, text, view
 
-st.header("Final features, before and after")
+st.header("Features, before and after")
 ws = view.open_or_explain()
 task = view.task_selector(ws)
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws, n)
 models = {"merged": "merged", **({"calibrated": config} if config else {})}
 with state.progress() as report:
-    ledgers = {name: ws.drift(model, n, report) for name, model in models.items()}
+    for model in models.values():
+        ws.drift(model, n, report)
 if not config:
-    options.offer("Expert and merged model are shown; a calibration adds its own points.")
-features = {"expert": ledgers["merged"].tasks[task].expert_features}
-features |= {name: ledger.tasks[task].model_features for name, ledger in ledgers.items()}
+    options.offer(ws, "Expert and merged model are shown; a calibration adds its own points.")
+pooled = ws.is_text and view.choice("Features", ["before the answer", "mean over the input"], "features") != (
+    "before the answer"
+)
+features = cloud.features_of(ws, models, task, n, pooled)
 data = ws.samples(ws.split, n)[task]
 
 left, right = st.columns([3, 2])
 with left:
-    selected = cloud.map_section(ws, models, task, n, features, data)
+    selected = cloud.map_section(ws, (tuple(models.items()), task, n, pooled), task, features, data)
 with right:
-    cloud.picture_section(data, selected)
+    cloud.sample_section(data, selected)
     cloud.distance_section(features)
-view.explain(text.FEATURES)
+view.explain(text.FEATURES_OF_TEXT if ws.is_text else text.FEATURES)

@@ -1,6 +1,5 @@
 """What is loaded, whether it fits together, and what the tasks look like."""
 
-import pandas as pd
 import streamlit as st
 
 from app import catalogue, state, view
@@ -42,14 +41,19 @@ st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model a
 ws = view.open_or_explain()
 st.subheader("Tasks")
 n = view.sample_selector(ws)
+tasks, missing = catalogue.tasks(ws, n)
 st.dataframe(
-    pd.DataFrame(catalogue.tasks(ws, n)),
+    tasks,
     hide_index=True,
     column_config={"expert, %": st.column_config.NumberColumn(format="%.1f")},
     alt="Tasks with classes, samples and the expert's own accuracy",
 )
-st.caption(
-    f"expert: accuracy of the expert on {n} {ws.split} samples of its own task. Far below what it should reach means "
-    "that the file is the wrong one."
-)
-catalogue.pictures(ws)
+if missing:
+    st.info(f"Experts are not scored: {missing}", icon=":material/info:")
+else:
+    what = "whole generated answers" if ws.is_text else "accuracy"
+    st.caption(
+        f"expert: {what} of the expert on {n} {ws.split} samples of its own task. Far below what it should reach means "
+        "that the file is the wrong one."
+    )
+catalogue.examples(ws)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,16 +13,21 @@ import numpy as np
 import pytest
 import streamlit as st
 import torch
+import yaml
 from streamlit.testing.v1 import AppTest
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.resources import bundle_root
+from featcal.tasks.sources import Samples
 
 sys.path.insert(0, str(bundle_root()))
 
-from app import export, maps, state, tables
+from tiny_text import TASKS as TEXT_TASKS
+from tiny_text import write_text_suite
+
+from app import export, flips, maps, state, tables
 from app.workspace import Workspace, open_workspace
 
 PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
@@ -42,6 +48,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(state, "MapWorker", InstantMaps)
     yield
     st.cache_resource.clear()
+
+
+@pytest.fixture(scope="module", params=["t5", "llama"])
+def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite file of tiny language models whose samples are sentences with answers."""
+    file = write_text_suite(tmp_path_factory.mktemp("sentences"), request.param)
+    content = yaml.safe_load(file.read_text())
+    for number, task in enumerate(TEXT_TASKS):
+        rows = [
+            {"split": split, "text": f"w{i % 9} w{(5 * i + number) % 27} * #", "answer": "yes" if i % 3 else "no"}
+            for split in ("calibration", "validation", "test")
+            for i in range(16)
+        ]
+        (file.parent / f"{task}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        for split in ("calibration", "validation", "test"):
+            source = {"jsonl": f"{task}.jsonl", "split": split, "input": "w0 {text}", "target": "{answer}"}
+            content["tasks"][task][split] = source
+        content["tasks"][task] |= {"max_target_length": 3}
+    file.write_text(yaml.safe_dump(content))
+    return file
 
 
 def opened(suite: Path | str, page: str = "drift", **query: str) -> AppTest:
@@ -77,10 +103,113 @@ def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: st
     assert charts(app) == drawn
 
 
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (6, 2, 2, 4, 1, 0), strict=True)))
+def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
+    app = opened(sentences, page, calibrated="true", lam="0.05", sources="true")
+    assert healthy(app)
+    assert charts(app) == drawn
+
+
+def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
+    app = opened(sentences, "calibrate")
+    is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
+    assert (app.slider(key="rho").value, app.slider(key="alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
+    assert app.select_slider(key="lam").value == 1e-5
+    assert {one.key for one in app.toggle} == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    app.toggle(key="rmsnorms").set_value(True).run()
+    assert healthy(app)
+    assert "--lam 1e-05" in app.code[-1].value
+    assert "--rmsnorms --out" in app.code[-1].value
+    app.selectbox(key="suite").options.append(str(tiny_suite_file))  # what is typed into the field
+    app.selectbox(key="suite").set_value(str(tiny_suite_file)).run()
+    assert healthy(app)
+    assert {one.key for one in app.toggle} == {"biases", "layernorms"}
+    assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
+
+
+def test_first_tokens_are_not_called_accuracy(sentences: Path) -> None:
+    app = opened(sentences, "calibrate", lam="0.05")
+    assert any("first token" in one.label for one in app.metric)
+    assert any("without generating" in one.value for one in app.caption)
+    go(app, "accuracy")
+    assert healthy(app)
+    assert any("generated answers" in one.value for one in app.caption)
+
+
+def test_text_flips_show_both_answers(sentences: Path) -> None:
+    app = opened(sentences, "accuracy", calibrated="true", lam="0.05")
+    button(app, "test split").click().run()
+    assert healthy(app)
+    assert "of the merged model became right" in app.markdown[-1].value
+    go(app, "suite")
+    assert healthy(app)
+    tasks, texts = app.dataframe[1].value, app.dataframe[2].value
+    assert set(tasks["answers"]) == {"no, yes"}
+    assert set(tasks["input"]) == {"w0 {text}"}
+    assert texts["text"].str.startswith("w0 w").all()
+
+
+def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
+    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", calibrated="true")
+    assert healthy(app)
+    assert any("Scores need answers" in one.value for one in app.info)
+    go(app, "suite")
+    assert healthy(app)
+    assert any("no answers" in one.value for one in app.info)
+    go(app, "accuracy")
+    assert not app.exception
+    assert "no answers" in app.error[0].value
+
+
+def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
+    ws = open_workspace(str(sentences))
+    ledger = ws.ledger("merged", 16)
+    for task, score in ws.quick_scores("merged", 16).tasks.items():
+        output = ledger.tasks[task].output
+        assert output is not None
+        assert score.metric == "first_token"
+        assert score.value == float(output.correct.double().mean())
+
+
+def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
+    out = tmp_path / "repaired"
+    app = opened(sentences, "calibrate", lam="0.05")
+    app.text_input(key="folder").set_value(str(out)).run()
+    button(app, "Write").click().run()
+    assert healthy(app)
+    assert (out / "model.safetensors").is_file()
+    assert ("T5ForConditionalGeneration" in app.code[0].value) != ("LlamaForCausalLM" in app.code[0].value)
+
+
+def test_flips_are_what_one_model_has_right_and_the_other_has_not() -> None:
+    right = ("yes", "no", "yes", "no")
+    merged = TaskScore("exact_match", 0.5, ("yes", "no ", "no", "maybe"), right)
+    calibrated = TaskScore("exact_match", 0.5, ("no", "no", "yes", "perhaps"), right)
+    data = Samples("t", "test", {}, None, (7, 8, 9, 10), None, None, ("a", "b", "c", "d"), right)
+    found = flips.table(data, merged, calibrated)
+    assert found.to_dict("records") == [
+        {"sample": 0, "flip": "broken", "text": "a", "right": "yes", "merged": "yes", "calibrated": "no"},
+        {"sample": 2, "flip": "fixed", "text": "c", "right": "yes", "merged": "no", "calibrated": "yes"},
+    ]
+    both = [Scores("s", model, "test", {"t": one}) for model, one in (("merged", merged), ("calibrated", calibrated))]
+    assert flips.counts(*both).to_dict("records") == [{"task": "t", "fixed": 1, "broken": 1}]
+
+
+def test_flips_of_pictures_name_classes() -> None:
+    labels = torch.tensor([0, 1])
+    merged = TaskScore("accuracy", 0.5, torch.tensor([0, 0]), labels)
+    calibrated = TaskScore("accuracy", 1.0, torch.tensor([0, 1]), labels)
+    data = Samples("t", "test", {}, labels, (0, 1), ("cat", "dog"), None)
+    assert flips.table(data, merged, calibrated).to_dict("records") == [
+        {"sample": 1, "flip": "fixed", "right": "dog", "merged": "cat", "calibrated": "dog"}
+    ]
+
+
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60).run()
     assert healthy(app)
     assert app.selectbox(key="suite").value == "clip-mini"
+    assert app.selectbox(key="suite").options == ["clip-mini", "t5-mini"]
     assert charts(app) == 5
 
 
@@ -102,10 +231,10 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     assert app.slider(key="alpha").value == 0.6
 
 
-def test_back_to_the_papers_values(tiny_suite_file: Path) -> None:
+def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="0.5", lam="1")
     assert "--lam 1 --rho 0.5" in app.code[-1].value
-    button(app, "paper's values").click().run()
+    button(app, "suite's defaults").click().run()
     assert "--lam 0.05 --rho 2 --alpha 0.3" in app.code[-1].value
 
 
@@ -113,7 +242,7 @@ def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> No
     app = opened(tiny_suite_file, "cosines")
     assert charts(app) == 0
     assert "calibrated" in app.info[0].value
-    button(app, "paper's defaults").click().run()
+    button(app, "with the defaults").click().run()
     assert healthy(app)
     assert charts(app) == 4
 
@@ -231,8 +360,11 @@ def test_score_table_shares_of_the_gap() -> None:
 
 def test_the_command_line_repeats_the_sliders() -> None:
     config = CalibrationConfig(lam=1e-6, rho=0.0, alpha=1.0, samples=8, biases=False)
-    line = export.command("my suite.yaml", config, "out")
-    assert line == ("featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 --no-biases --out out")
+    line = export.command("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
+    assert line == (
+        "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
+        "--no-biases --no-rmsnorms --out out"
+    )
 
 
 @pytest.mark.slow

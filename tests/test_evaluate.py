@@ -73,3 +73,15 @@ def test_base_without_text_tower(edit_suite: Callable[[Callable[[dict[str, Any]]
     family = open_family(load_suite(edit_suite(lambda c: c.update(base="experts/pets"))), device="cpu")
     with pytest.raises(InputError, match="no text tower"):
         evaluate(family)
+
+
+def test_parts_of_a_split_give_the_score_of_the_whole(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate(tiny)
+    monkeypatch.setattr("featcal.family.PART", 5)
+    parts = list(tiny.parts("pets", "test", 11, 3))
+    assert [len(part) for part in parts] == [5, 5, 1]
+    assert [i for part in parts for i in part.indices] == list(tiny.samples("pets", "test", 11, 3).indices)
+    split = evaluate(tiny)
+    for task, score in whole.tasks.items():
+        assert split.tasks[task].predictions.equal(score.predictions)  # type: ignore[union-attr,arg-type]
+        assert split.tasks[task].value == score.value

@@ -253,6 +253,10 @@ def test_streamed_verification_sees_what_is_wrong(tiny: Family, result: Calibrat
     assert "logit_scale" in error({n: t for n, t in whole.items() if n != "logit_scale"})
     assert "extra" in error(whole | {"extra": torch.ones(1)})
     assert "outputs differ" in error(without | {name: whole[name] + 1})
+    save_file(without | {name: whole[name][:3].contiguous()}, file, {"format": "pt"})
+    misshapen = Checkpoint(tmp_path / "out", "m", tiny.adapter.canonical)
+    with pytest.raises(NumericalError, match=name):  # a container that the library's own class does not take
+        verify_streamed(misshapen, tiny.adapter, misshapen.info, result.weights)
     assert "outputs differ" in error(whole, tiny.merged)
 
 

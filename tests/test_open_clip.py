@@ -142,6 +142,22 @@ def test_query_key_value_are_views_of_the_packed_tensor(folder: Path) -> None:
     assert not any("bias" in name for name in block.canonical({n: t for n, t in local.items() if "weight" in n}))
 
 
+@pytest.mark.parametrize("kind", [OpenClip, OpenClipText])
+@torch.no_grad()
+def test_sublayers_together_are_the_block(folder: Path, kind: type[Adapter]) -> None:
+    located = found(folder)
+    adapter = opened(located, kind)
+    weights = located.open(adapter.canonical)
+    (stage,) = adapter.stages
+    (call,) = first_calls(stage, weights.read(stage.outer), [adapter.probe()], None)
+    for block in stage.blocks:
+        tensors = block.local(weights.read(block.names))
+        state = call.hidden
+        for part in stage.sublayers(block, tensors, call).values():
+            state = part(state)
+        torch.testing.assert_close(state, block.run(tensors, call), rtol=1e-6, atol=1e-6)
+
+
 def test_a_packed_tensor_needs_all_its_parts(folder: Path) -> None:
     adapter = opened(found(folder))
     with pytest.raises(ValueError, match="zip"):
@@ -556,6 +572,23 @@ def test_text_tower_is_calibrated(prefix: str) -> None:
     same = calibrated_text(experts[0], [experts[0]] * 2, adapter, batches)
     for name, tensor in experts[0].tensors.items():
         torch.testing.assert_close(same.tensors[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_weights_of_tokens_in_the_text_tower() -> None:
+    """The end token is the highest id: it counts in every block, and for all but keys and values alone in the last."""
+    adapter = OpenClipText({"model_cfg": model_cfg()}, [], CPU)
+    (stage,) = adapter.stages
+    modules = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj", "mlp.c_fc", "ln_1")
+    assert {stage.weighting(0, module) for module in modules} == {"text"}
+    assert [stage.weighting(1, module) for module in modules] == ["end-token", "text", "text", *["end-token"] * 3]
+    batch = {"input_ids": torch.tensor([[4, 5, 19, 0, 0, 0], [1, 2, 3, 4, 5, 19]])}
+    call = Call((torch.ones(2, CONTEXT, 1),), {})
+    text, end = (stage.token_weights(which, call, batch, CONFIG) for which in ("text", "end-token"))
+    few = CONFIG.patch_weight
+    assert text is not None
+    assert end is not None
+    assert text.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6] == stage.state(call, batch)[..., 0].tolist()
+    assert end.tolist() == [[few, few, 1, 0, 0, 0], [few] * 5 + [1]]
 
 
 def test_tokens_after_the_end_count_for_nothing() -> None:

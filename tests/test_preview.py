@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tiny_text import write_text_suite
 
-from app import preview, tables
+from app import preview, tables, workspace
 from featcal.drift.decomposition import measure_drift
 from featcal.family import Family
 
@@ -34,6 +35,14 @@ def test_changed_files_are_measured_anew(tiny: Family, cache: Path, monkeypatch:
     preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
     monkeypatch.setattr(preview, "data_path", lambda name: tiny.suite.root)
     assert preview.kept() is None
+
+
+def test_another_suite_leaves_what_is_kept_alone(tiny: Family, tmp_path: Path, cache: Path) -> None:
+    preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
+    before = {file: file.read_bytes() for file in cache.iterdir()}
+    workspace.prepare(str(write_text_suite(tmp_path / "text", "t5")))
+    assert {file: file.read_bytes() for file in cache.iterdir()} == before
+    workspace._prepared.clear()
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(

@@ -101,8 +101,8 @@ def evaluate(
     scores = {}
     for done, task in enumerate(family.suite.tasks):
         progress("evaluating", done, len(family.suite.tasks))
-        drawn = family.samples(task, split, samples, seed)
-        scores[task] = score(family, weights or family.experts[task], drawn, heads.get(task))
+        one, head = weights or family.experts[task], heads.get(task)
+        scores[task] = joined([score(family, one, part, head) for part in family.parts(task, split, samples, seed)])
     progress("evaluating", len(scores), len(scores))
     label = model if isinstance(model, str) else model.label
     return Scores(family.suite.name, label, split, scores)
@@ -149,6 +149,19 @@ def _accuracy(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead
     assert drawn.labels is not None
     predicted = torch.cat(predictions)
     return TaskScore("accuracy", float((predicted == drawn.labels).double().mean()), predicted, drawn.labels)
+
+
+def joined(parts: Sequence[TaskScore]) -> TaskScore:
+    """The score of all parts of a split together."""
+    if len(parts) == 1:
+        return parts[0]
+    metric = parts[0].metric
+    if isinstance(parts[0].predictions, Tensor):
+        predictions, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("predictions", "labels"))
+        return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels)
+    answered = tuple(text for part in parts for text in part.predictions)
+    right = tuple(str(text) for part in parts for text in part.labels)
+    return TaskScore(metric, METRICS[metric](answered, right), answered, right)
 
 
 def require_labels(drawn: Samples) -> Samples:

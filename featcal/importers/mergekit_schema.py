@@ -120,15 +120,7 @@ def _explain(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "(top level)"
     if error["type"] != "extra_forbidden":
         return f"{place}: {str(error['msg']).removeprefix('Value error, ')}"
-    schemas: tuple[type[BaseModel], ...] = (
-        Configuration,
-        Input,
-        SliceInput,
-        Slice,
-        Module,
-        Model,
-        ModelPath,
-        Tokenizer,
-    )
+    nested: tuple[type[BaseModel], ...] = (Input, SliceInput, Slice, Module, Model, ModelPath, Tokenizer)
+    schemas = nested if len(error["loc"]) > 1 else (Configuration,)
     known = {field for schema in schemas for field in schema.model_fields}
     return f"{place}: unknown key.{did_you_mean(str(error['loc'][-1]), sorted(known))}"

@@ -103,9 +103,6 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
     return {"out": str(folder.out), "format": layout, "written": written}
 
 
-convert = rewrite
-
-
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     """The card and the record that a model brings along; a card without content and an empty record otherwise."""
     card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE

@@ -1,76 +1,254 @@
-"""Every problem of a suite at once, before anything is computed."""
+"""Every problem of a suite at once, what is worth knowing, and what a calibration will take; nothing is fetched."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.family import Family, open_family
-from featcal.suite import SPLITS, Suite
-from featcal.tasks.sources import open_pool
+import torch
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import FeatcalError, InputError
+from featcal.family import Family
+from featcal.mergers.recipe import RecipeWeights
+from featcal.models.adapter import Adapter
+from featcal.models.weights import TensorInfo, Weights
+from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
+from featcal.preflight.lineage import Lineages, judge, measure_lineage
+from featcal.preflight.models import Opened, Report, add_notes, expert_role, open_models, usable_family
+from featcal.preflight.places import Places
+from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
+from featcal.preflight.remote import Download
+from featcal.preflight.samples import Drawn, check_samples
+from featcal.suite import Suite
+
+ASSUMED_TOKENS = 128.0
+"""Tokens of a text sample whose data set was not fetched yet."""
+PROBE_LIMIT = 15.0
+"""Seconds that looking for swapped experts may take without being asked for."""
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a check found: problems, and what there is to work with if there are none."""
+    """What a check found: problems, notes, and what a calibration would take."""
 
     suite: str
     problems: tuple[str, ...]
+    """What must be put right, by model and then by task: what is wrong, where, and what to do."""
     family: Family | None
+    """The opened suite; None where something is wrong or still on the Hub."""
+    notes: tuple[str, ...] = ()
+    """What may be meant so, but should be known."""
+    downloads: tuple[Download, ...] = ()
+    """What a run would fetch first."""
+    estimates: Estimates | None = None
+    lineage: Lineages | None = None
+    """How far every model is from the base, layer by layer."""
+    diagonal: Diagonal | None = None
+    """Every expert on every task, where that was asked for or cheap."""
+    description: Mapping[str, Any] | None = None
+
+    @property
+    def download_bytes(self) -> int:
+        return sum(one.bytes for one in self.downloads)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `featcal check --json`."""
-        document: dict[str, Any] = {"suite": self.suite, "ok": not self.problems, "problems": list(self.problems)}
-        if self.family is not None:
-            document |= describe(self.family)
-        return document
+        document: dict[str, Any] = {
+            "suite": self.suite,
+            "ok": not self.problems,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "downloads": [one.to_json() for one in self.downloads],
+            "estimates": None if self.estimates is None else self.estimates.to_json(),
+            "lineage": None if self.lineage is None else self.lineage.to_json(),
+            "diagonal": None if self.diagonal is None else dict(self.diagonal.accuracy),
+        }
+        return document | dict(self.description or {})
 
 
-def check(suite: Suite) -> Preflight:
-    """Open every model from its headers and draw two samples from every source; collect all problems."""
-    problems: list[str] = []
-    family = None
-    try:
-        family = open_family(suite, device="cpu")
-    except InputError as error:
-        problems += error.problems
-    for task, spec in suite.tasks.items():
-        for split in SPLITS:
-            source = spec.source(split)
-            if source is None:
-                continue
-            try:
-                if family is not None:
-                    family.samples(task, split, 2, seed=0)
-                else:
-                    open_pool(source, split, suite.root, f"task '{task}', {split} samples")
-            except InputError as error:
-                problems += error.problems
-    return Preflight(suite.name, tuple(problems), family)
+def check(suite: Suite, probe: bool | None = None) -> Preflight:
+    """Compare all models, open all sources, and estimate what a calibration takes; collect everything there is to say.
+
+    Models and data sets that are only on the Hub are judged by what the Hub says of them (shapes, dtypes, sizes); no
+    weights are fetched. Of local models weights are read for the distance to the base, one layer at a time.
+
+    Args:
+        probe: score every expert on every task, which finds swapped ones; None does it where that takes less than
+            `PROBE_LIMIT` seconds.
+    """
+    places = Places(suite.root)
+    opened = open_models(suite, places)
+    add_notes(suite, opened)
+    family = usable_family(suite, opened, places)
+    config, general = _config(suite, opened.adapter)
+    lineage = _lineage(family, opened)
+    tasks, drawn = check_samples(suite, family, places, config)
+    estimates = None
+    if opened.adapter is not None and "base" in opened.weights:
+        sizes = {task: drawn.get(task) or _assumed(opened.adapter, config) for task in suite.tasks}
+        merged = opened.weights.get("merged", opened.weights["base"]).info
+        estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
+        general.notes += _scarce(estimates, places)
+    diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
+    general.problems += _unreachable(places)
+    if suite.unpinned():
+        general.notes.append(
+            f"data sets without a revision may change under the suite: {', '.join(suite.unpinned())}; set 'revision'"
+        )
+    reports = [*opened.reports.values(), *tasks.values(), general]
+    problems = tuple(problem for report in reports for problem in report.problems)
+    whole = family is not None and not problems and not places.downloads
+    return Preflight(
+        suite.name,
+        problems,
+        family if whole else None,
+        tuple(note for report in reports for note in report.notes),
+        tuple(places.downloads.values()),
+        estimates,
+        lineage,
+        diagonal,
+        None if problems else _description(suite, opened),
+    )
 
 
 def describe(family: Family) -> dict[str, Any]:
     """Size of the models and what a calibration will hold in memory and write, from headers alone."""
-    info = family.merged.info
-    tower = [info[name] for name in family.adapter.tower]
-    parameters = sum(_count(one.shape) for one in tower)
-    stored = sum(_count(one.shape) * one.dtype.itemsize for one in info.values())
-    blocks = family.adapter.blocks()
+    return _describe(family.adapter, family.merged.info, len(family.experts))
+
+
+def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
+    merged = opened.weights.get("merged", opened.weights.get("base"))
+    if opened.adapter is None or merged is None:
+        return None
+    return _describe(opened.adapter, merged.info, len(suite.tasks))
+
+
+def _describe(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+    tower = [info[name] for name in adapter.tower]
+    blocks = adapter.blocks()
     largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)
     return {
-        "family": family.adapter.family,
+        "family": adapter.family,
         "blocks": len(blocks),
-        "parameters": parameters,
+        "parameters": sum(_count(one.shape) for one in tower),
         "dtypes": sorted({str(one.dtype).removeprefix("torch.") for one in tower}),
-        "tasks": len(family.experts),
-        "bytes_written": stored,
+        "tasks": tasks,
+        "bytes_written": sum(_count(one.shape) * one.dtype.itemsize for one in info.values()),
         "bytes_of_weights_in_memory": 3 * 4 * largest,
     }
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count
+    return torch.Size(shape).numel()
+
+
+def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
+    """The options of a calibration; the paper's where the suite's are out of range, which is a problem."""
+    defaults = {} if adapter is None else adapter.defaults
+    try:
+        return CalibrationConfig(**{**defaults, **suite.calibration.given()}), Report()
+    except InputError as error:
+        problems = [f"calibration options of the suite: {problem}" for problem in error.problems]
+        return CalibrationConfig(**defaults), Report(problems)
+
+
+def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
+    """Distances to the base; what they say is added to the reports."""
+    if family is None:
+        return None
+    models: dict[str, Weights] = {expert_role(task): weights for task, weights in family.experts.items()}
+    if "merged" in opened.weights and not isinstance(family.merged, RecipeWeights):
+        models = {"merged": family.merged, **models}
+    try:
+        lineage, damaged = measure_lineage(family, models)
+    except InputError as error:  # the base itself
+        opened.reports["base"].problems += error.problems
+        return None
+    problems, notes = judge(lineage)
+    for role in models:
+        opened.reports[role].problems += [*damaged.get(role, ()), *problems.get(role, ())]
+        opened.reports[role].notes += notes.get(role, ())
+    return lineage
+
+
+def _sound(family: Family | None, opened: Opened) -> Family | None:
+    """The family without experts whose values are damaged or not the base's."""
+    if family is None:
+        return None
+    sound = {task: one for task, one in family.experts.items() if not opened.reports[expert_role(task)].problems}
+    return replace(family, experts=sound)
+
+
+def _probe(
+    family: Family | None, drawn: Mapping[str, Drawn], seed: int, wanted: bool | None, general: Report
+) -> Diagonal | None:
+    """Every expert on every task, where that is wanted or cheap; what it shows is added to the report."""
+    if family is None or len(family.experts) < 2 or wanted is False:
+        return None
+    seconds = probe_seconds(family.adapter, drawn, PROBE_SAMPLES)
+    if wanted is None and seconds > PROBE_LIMIT:
+        general.notes.append(
+            f"swapped experts were not looked for: scoring every expert on every task takes about {seconds / 60:.0f} "
+            "min; ask for it with --probe"
+        )
+        return None
+    try:
+        diagonal = measure_diagonal(family, seed)
+    except FeatcalError as error:
+        general.notes.append(f"swapped experts were not looked for: {error}")
+        return None
+    if diagonal is not None:
+        problems, notes = diagonal.findings()
+        general.problems += problems
+        general.notes += notes
+    return diagonal
+
+
+def _assumed(adapter: Adapter, config: CalibrationConfig) -> Drawn:
+    """What a task draws whose samples are not here: pictures have a known size, text is taken to be of usual length."""
+    inputs = adapter.probe()
+    count = len(next(iter(inputs.values())))
+    if adapter.modality != "pixels":
+        return Drawn(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
+    return Drawn(config.samples, adapter.tokens(inputs) / count, size / count)
+
+
+def _scarce(estimates: Estimates, places: Places) -> list[str]:
+    """Notes where this machine has less than a run is estimated to need."""
+    notes = []
+    available = estimates.memory_available_bytes
+    if available is not None and estimates.memory_bytes > available:
+        notes.append(
+            f"about {gib(estimates.memory_bytes)} of memory are needed, {gib(available)} are free; --max-memory keeps "
+            "token states in files, fewer samples make them smaller"
+        )
+    if estimates.disk_bytes > estimates.disk_free_bytes:
+        notes.append(
+            f"about {gib(estimates.disk_bytes)} will be written, {gib(estimates.disk_free_bytes)} are free on the disk "
+            "of the working folder"
+        )
+    wanted = sum(one.bytes for one in places.downloads.values())
+    if wanted:
+        free = cache_free_bytes()
+        short = f"; only {gib(free)} are free there" if wanted > free else ""
+        notes.append(f"{gib(wanted)} would be fetched from the Hub into its local cache{short}")
+    return notes
+
+
+def _unreachable(places: Places) -> list[str]:
+    if not places.unreachable:
+        return []
+    ids = "; ".join(f"'{ref}' ({', '.join(dict.fromkeys(labels))})" for ref, labels in places.unreachable.items())
+    return [
+        f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset HF_HUB_OFFLINE), "
+        "or give local folders"
+    ]
+
+
+def gib(size: float) -> str:
+    """A size for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"

@@ -3,14 +3,178 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import HUB_FILES, INDEX_FILE, Checkpoint, resolve
-from featcal.models.locate import OPEN_CLIP, Located, locate
+from featcal.family import report_all
+from featcal.models.checkpoint import HUB_FILES, HUB_ID, INDEX_FILE, resolve
+from featcal.models.locate import Located, locate
 from featcal.models.lora import LoraWeights, split_lora
-from featcal.models.peft_files import parse_adapter_config
+from featcal.models.open_clip_files import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
+from featcal.models.peft_files import CONFIG_FILE, read_adapter_config
 from featcal.models.weights import Stored
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
 from featcal.tasks.schema import Source
+
+Place = Path | RemoteModel | None
+"""A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""
+
+
+class Places:
+    """Finds every model once. What is only on the Hub is described by the Hub; it is never fetched.
+
+    Args:
+        root: folder that relative references start from.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[str, Place | InputError] = {}
+        self.downloads: dict[str, Download] = {}
+        """What a run would fetch, by reference."""
+        self.unreachable: dict[str, list[str]] = defaultdict(list)
+        """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+
+    def locate(self, ref: str, label: str) -> Located | None:
+        """The model behind a reference, as far as it is known; None where that is nothing before it is fetched.
+
+        Raises:
+            InputError: it is nowhere, gated, or what is there cannot be used.
+        """
+        parts: list[Place] = []
+        problems: list[str] = []
+        for part in self._parts(ref):
+            try:
+                parts.append(self._place(part, label))
+            except InputError as error:
+                problems += error.problems
+        report_all(problems)
+        if all(isinstance(part, Path) for part in parts):
+            return locate(self.local(ref), self._root, label)
+        under, adapter = parts[0], parts[1] if len(parts) > 1 else None
+        if isinstance(adapter, RemoteModel):
+            _check_adapter(adapter, label)
+        if isinstance(under, Path):
+            return locate(str(under), self._root, label)
+        found = under.located(label) if under is not None else None
+        return _adapted(found, adapter) if found is not None and isinstance(adapter, Path) else found
+
+    def local(self, ref: str) -> str:
+        """The reference with every id on the Hub that is in the local cache replaced by its folder there."""
+        if ref.startswith(HUB_PREFIX):
+            place = self._known.get(ref.removeprefix(HUB_PREFIX))
+            return f"{FOLDER_PREFIX}{place}" if isinstance(place, Path) else ref
+        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX)):
+            return ref
+        places = {part: self._known.get(part) for part in self._parts(ref)}
+        return "+".join(
+            str(place) if isinstance(place, Path) and not self._is_folder(part) else part
+            for part, place in places.items()
+        )
+
+    def is_local(self, ref: str) -> bool:
+        """Whether every part of a reference that `locate` has seen is on this machine."""
+        return all(isinstance(self._known.get(part, self._root), Path) for part in self._parts(ref))
+
+    def has_data(self, source: Source, label: str) -> bool:
+        """Whether a source can be opened without fetching it.
+
+        Raises:
+            InputError: the Hub has no such data set, or it is gated.
+        """
+        if source.hub is None or (self._root / source.hub).is_dir() or _data_cached(source.hub):
+            return True
+        ref = source.hub + (f"@{source.revision}" if source.revision else "")
+        key = f"{ref} ({source.config})" if source.config else ref
+
+        def ask() -> None:
+            self.downloads[key] = replace(remote_data(ref, source.config), ref=key)
+
+        self._once(f"data set {key}", label, ask)
+        return False
+
+    def _parts(self, ref: str) -> list[str]:
+        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX)):
+            return []
+        return [part for part in split_lora(ref.removeprefix(HUB_PREFIX), self._root) if part is not None]
+
+    def _place(self, part: str, label: str) -> Place:
+        def find() -> Place:
+            if self._is_folder(part) or self._is_folder(part.split("/")[0]) or not HUB_ID.fullmatch(part):
+                return resolve(part, self._root, label)
+            cached = cached_folder(part)
+            if cached is not None:
+                return cached
+            found = remote_model(part)
+            self.downloads[part] = found.download
+            return found
+
+        return self._once(part, label, find)
+
+    def _is_folder(self, part: str) -> bool:
+        return (self._root / Path(part).expanduser()).is_dir()
+
+    def _once(self, key: str, label: str, find: Callable[[], Place]) -> Place:
+        if key not in self._known:
+            try:
+                self._known[key] = find()
+            except Unreachable:
+                self._known[key] = None
+                self.unreachable[key]
+            except InputError as error:
+                self._known[key] = InputError(*(p.removeprefix(f"{label}: ") for p in error.problems))
+        found = self._known[key]
+        if isinstance(found, InputError):
+            raise InputError(*(f"{label}: {problem}" for problem in found.problems)) from found
+        if key in self.unreachable:
+            self.unreachable[key].append(label)
+        return found
+
+
+def cached_folder(ref: str) -> Path | None:
+    """The snapshot of a Hub model in the local cache; None if there is none with all its weights."""
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = ref.partition("@")
+    try:
+        folder = Path(
+            snapshot_download(repo, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
+        )
+    except (OSError, ValueError):
+        return None
+    try:
+        shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return folder if any(folder.glob("*.safetensors")) else None
+    return folder if all((folder / shard).is_file() for shard in shards) else None
+
+
+def _data_cached(name: str) -> bool:
+    """Whether the package `datasets` has a copy, or is not there to make one (which is then the problem to report)."""
+    try:
+        import datasets
+    except ImportError:
+        return True
+    return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()).is_dir()
+
+
+def _check_adapter(adapter: RemoteModel, label: str) -> None:
+    """InputError if the adapter's config says that it is not a LoRA that can be reproduced."""
+    with tempfile.TemporaryDirectory() as folder:
+        if adapter.adapter is not None:
+            (Path(folder) / CONFIG_FILE).write_text(json.dumps(dict(adapter.adapter)), encoding="utf-8")
+        try:
+            read_adapter_config(Path(folder), label)
+        except InputError as error:
+            raise InputError(*(p.replace(folder, f"'{adapter.ref}' on the Hub") for p in error.problems)) from error
+
+
+def _adapted(under: Located, adapter: Path) -> Located:
+    def opened(canonical: Callable[[str], str | None]) -> Stored:
+        return LoraWeights(under.open(canonical), adapter, under.label, canonical)
+
+    return replace(under, open=opened)

@@ -12,8 +12,16 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import HUB_FILES, INDEX_FILE, SINGLE_FILE, Header, dtype_of, hub_problem, pickled
-from featcal.models.checkpoint import unpickling as _unpickling
+from featcal.models.checkpoint import (
+    HUB_FILES,
+    INDEX_FILE,
+    SINGLE_FILE,
+    Header,
+    dtype_of,
+    hub_problem,
+    pickled,
+    unpickling,
+)
 from featcal.models.locate import Located
 from featcal.models.weights import TensorInfo
 
@@ -112,7 +120,7 @@ def remote_model(ref: str) -> RemoteModel:
     elif not any(name.endswith(".safetensors") for name in sizes):
         pickles = pickled(name for name in sizes if "/" not in name)
         what = f"only pickled weights ({', '.join(pickles)})" if pickles else "no safetensors"
-        remedy = f"; fetch it to a folder FOLDER and {_unpickling('FOLDER', pickles)}" if pickles else ""
+        remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
         raise InputError(f"'{ref}' on the Hub has {what}{remedy}")
     config, adapter = (
         _read_json(ref, name) if name in sizes else None for name in ("config.json", "adapter_config.json")
@@ -168,7 +176,9 @@ def _read_json(ref: str, name: str) -> Mapping[str, Any]:
     """A small file of a model, read without a trace in the cache: half a snapshot there would look like a whole."""
     repo, _, revision = ref.partition("@")
     with tempfile.TemporaryDirectory() as folder:
-        path = _ask(ref, "model", lambda api: api.hf_hub_download(repo, name, revision=revision or None, local_dir=folder))
+        path = _ask(
+            ref, "model", lambda api: api.hf_hub_download(repo, name, revision=revision or None, local_dir=folder)
+        )
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
@@ -59,6 +59,8 @@ class Samples:
     """The right answers."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
+    total: int = 0
+    """Samples in the whole draw, of which these may be a part."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -73,10 +75,12 @@ def draw(
     base_folder: Path,
     modality: Modality = "pixels",
     prepare: PreparePixels | None = None,
+    part: slice = slice(None),
 ) -> Samples:
     """`count` samples of a split, or all of them (None, or more than there are).
 
     Args:
+        part: which of the drawn samples to make; the draw itself does not depend on it.
         base_folder: has the image processor or tokenizer that the inputs are made with.
         modality: what the architecture reads.
         prepare: makes pixels of pictures in place of the base's image processor.
@@ -94,17 +98,19 @@ def draw(
     available = _limited(pool.size, source.limit)
     if not available:
         raise InputError(f"{label}: the source is empty")
-    indices = tuple(available[i] for i in pick(len(available), count, seed, task))
+    picked = pick(len(available), count, seed, task)
+    indices = tuple(available[i] for i in picked[part])
     with _named(label):
         if pool.is_text != (modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
             raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
         if pool.is_text:
-            return _draw_text(spec, pool, indices, base_folder, modality, (task, split))
+            drawn = _draw_text(spec, pool, indices, base_folder, modality, (task, split))
+            return replace(drawn, total=len(picked))
         pixels = prepare or (lambda images: prepare_pixels(images, base_folder))
         drawn = _draw_pictures(spec, pool, indices, pixels, (task, split))
     check_finite(drawn.inputs["pixel_values"], label)
-    return drawn
+    return replace(drawn, total=len(picked))
 
 
 def _draw_pictures(

@@ -1,0 +1,127 @@
+"""The calibration stage at the paper's size: `python benchmarks/b32.py --tasks 8 --samples 32 --precision exact`.
+
+Random CLIP ViT-B/32, each run in a process of its own, pictures in memory, weights from files. Prints JSON: seconds
+in all and by stage, peak memory of the process tree in that time, operations against measured peak, and on NVIDIA
+memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import families
+import measure
+import roofline
+import stage
+from safetensors.torch import load_file
+
+SHAPES = {"b32": families.B32, "small": families.SMALL}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", type=int, default=8)
+    stage.arguments(parser)
+    parser.add_argument("--against-reference", action="store_true", help="alternate with reference.py")
+    parser.add_argument("--rounds", type=int, default=2, help="of that alternation")
+    parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
+    measure.show(compare(suite, shape, options) if options.against_reference else one(suite, shape, options))
+
+
+def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
+    """One run of featcal, with its roofline."""
+    run = _run("stage.py", suite, options, ["--peaks"])
+    flops = roofline.clip_flops(shape, options.tasks, options.samples)
+    ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
+    return {
+        "shape": asdict(shape),
+        "tasks": options.tasks,
+        "samples": options.samples,
+        "precision": options.precision,
+        **_costs(run),
+        **{key: run.document[key] for key in ("threads", "device", "cuda_peak_bytes", "gpu_joules")},
+        "flops": {**asdict(flops), "total": flops.total},
+        "peaks": run.document["peaks"],
+        "roofline": {"ideal_seconds": ideal, "fraction": ideal / run.document["seconds"]},
+        "machine": run.document["machine"],
+    }
+
+
+def compare(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
+    """featcal and the reference in turn, and the ratios of their medians (times) and maxima (memory)."""
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        files = [Path(folder) / name for name in ("featcal.safetensors", "reference.safetensors")]
+        for _ in range(options.rounds):
+            ours.append(_run("stage.py", suite, options, ["--weights", files[0]]))
+            theirs.append(_run("reference.py", suite, options, ["--weights", files[1]]))
+        difference = largest_difference(*files)
+    return {
+        "shape": asdict(shape),
+        "tasks": options.tasks,
+        "samples": options.samples,
+        "precision": options.precision,
+        "threads": ours[0].document["threads"],
+        "time_ratio": _ratio([run.document["seconds"] for run in ours], [run.document["seconds"] for run in theirs]),
+        "memory_ratio": {
+            kind: max(_peaks(ours, kind)) / max(_peaks(theirs, kind)) for kind in ("rss", "anonymous", "pss")
+        },
+        "largest_difference": difference,
+        "featcal": [_costs(run) for run in ours],
+        "reference": [_costs(run) for run in theirs],
+        "machine": ours[0].document["machine"],
+    }
+
+
+def largest_difference(ours: Path, theirs: Path) -> dict[str, Any]:
+    """The largest relative difference of a calibrated tensor (Frobenius norms), and which tensor it is."""
+    reference = load_file(theirs)
+    found = {
+        name: float((tensor.double() - reference[name].double()).norm() / reference[name].double().norm())
+        for name, tensor in load_file(ours).items()
+    }
+    worst = max(found, key=lambda name: found[name])
+    return {"value": found[worst], "tensor": worst}
+
+
+def _run(script: str, suite: Path, options: argparse.Namespace, more: Sequence[str | Path]) -> measure.Run:
+    command = [sys.executable, measure.BENCHMARKS / script, suite, "--samples", str(options.samples)]
+    command += ["--precision", options.precision, "--device", options.device, *more]
+    if options.threads:
+        command += ["--threads", str(options.threads)]
+    run = measure.run(command, options.threads)
+    measure.say(f"{script}: {run.document['seconds']:.1f} s")
+    return run
+
+
+def _costs(run: measure.Run) -> dict[str, Any]:
+    before = run.before(run.document["window"][0])
+    return {
+        "seconds": run.document["seconds"],
+        "by_stage": run.document["by_stage"],
+        "memory": run.peak(run.document["window"]),
+        "memory_before": None if before is None else asdict(before),
+    }
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return median(ours) / median(theirs)
+
+
+def _peaks(runs: Sequence[measure.Run], kind: str) -> list[float]:
+    return [run.peak(run.document["window"])[kind] or float("nan") for run in runs]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Peak memory of `featcal calibrate` as a whole process tree.
+
+`python benchmarks/memory.py experts` compares runs with few and with many B/32 experts;
+`python benchmarks/memory.py budget` calibrates a Llama-shaped model in four shards that is larger than the limit it is
+given. Both print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import families
+import measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["experts", "budget"])
+    parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
+    parser.add_argument("--max-memory", default="1.6GB", help="limit of the budget run")
+    parser.add_argument("--samples", type=int, default=16, help="per task")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a row of the budget run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
+    options = parser.parse_args()
+    if options.what == "experts":
+        found = against_experts(options.work, families.B32, options.experts, options.samples, options.threads)
+    else:
+        found = within_budget(
+            options.work, families.LlamaShape(), options.max_memory, options.samples, options.length, options.threads
+        )
+    measure.show({**found, "machine": measure.machine()})
+
+
+def against_experts(
+    work: Path, shape: families.ClipShape, experts: Sequence[int], samples: int, threads: int
+) -> dict[str, Any]:
+    """Peak memory by number of experts, and how much more the last takes than the first."""
+    runs = []
+    for count in experts:
+        run = calibrate(work, families.clip_suite(work, shape, count, samples), samples, threads)
+        runs.append({"experts": count, **_costs(run)})
+        measure.say(f"{count} experts: {runs[-1]['memory']}")
+    first, last = runs[0]["memory"], runs[-1]["memory"]
+    ratio = {kind: last[kind] / first[kind] for kind in first if first[kind]}
+    return {"shape": asdict(shape), "samples": samples, "threads": threads, "runs": runs, "ratio": ratio}
+
+
+def within_budget(
+    work: Path, shape: families.LlamaShape, limit: str, samples: int, length: int, threads: int
+) -> dict[str, Any]:
+    """A model in four shards, calibrated with `--max-memory`."""
+    suite = families.llama_suite(work, shape, 2, samples, length)
+    run = calibrate(work, suite, samples, threads, "--max-memory", limit)
+    return {
+        "shape": asdict(shape),
+        "model_bytes": families.weight_bytes(suite.parent / "base"),
+        "max_memory": limit,
+        "samples": samples,
+        "tokens_per_row": length,
+        "threads": threads,
+        "spilled_bytes": run.document.get("spilled_bytes"),
+        "verified": run.document.get("verified"),
+        **_costs(run),
+    }
+
+
+def calibrate(work: Path, suite: Path, samples: int, threads: int, *more: str) -> measure.Run:
+    """`featcal calibrate` from start to exit, its output thrown away."""
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        command = [sys.executable, "-m", "featcal", "calibrate", suite, "--out", Path(folder) / "out", "--json"]
+        return measure.run([*command, "--samples", str(samples), "--device", "cpu", *more], threads)
+
+
+def _costs(run: measure.Run) -> dict[str, Any]:
+    by_stage = run.document["seconds"]
+    return {"seconds": run.seconds, "by_stage": by_stage, "memory": run.peak()}
+
+
+if __name__ == "__main__":
+    main()

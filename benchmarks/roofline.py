@@ -1,0 +1,105 @@
+"""Floating-point operations of a calibration, counted from shapes, against what matrix products reach here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from families import ClipShape
+
+SIDE = {"cpu": 3072, "cuda": 8192}
+"""Side of the square products that are timed."""
+DTYPES = {
+    "exact": {"expert_forward": "float32", "student_forward": "float32", "moments": "float32", "solve": "float64"},
+    "fast": {"expert_forward": "bfloat16", "student_forward": "bfloat16", "moments": "float32", "solve": "float64"},
+}
+"""The dtype of every part by precision."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Multiplications and additions by part."""
+
+    expert_forward: float
+    student_forward: float
+    moments: float
+    solve: float
+
+    @property
+    def total(self) -> float:
+        return self.expert_forward + self.student_forward + self.moments + self.solve
+
+
+def clip_flops(shape: ClipShape, tasks: int, samples: int) -> Flops:
+    """What Algorithm 1 needs on a vision tower: matrix products alone, no norms, softmax or elementwise work.
+
+    The expert runs every block once. The student runs it twice, the first time without its last product. A Gram
+    matrix is counted as the symmetric product it is, per distinct input.
+    """
+    rows = samples * shape.tokens
+    block = _block_forward(shape, samples)
+    last_product = 2 * rows * shape.hidden * shape.width
+    patches = 2 * samples * (shape.tokens - 1) * 3 * shape.patch**2 * shape.width
+    groups = [_groups(shape, index == shape.blocks - 1) for index in range(shape.blocks)]
+    return Flops(
+        expert_forward=tasks * (patches + shape.blocks * block),
+        student_forward=tasks * (patches + shape.blocks * (2 * block - last_product)),
+        moments=tasks * sum(_moments(rows, d, m) for block_groups in groups for d, m in block_groups),
+        solve=sum(_solve(d, m) for block_groups in groups for d, m in block_groups),
+    )
+
+
+def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str) -> float:
+    """Seconds if every part ran at the measured peak (operations per second by dtype) of its dtype."""
+    return sum(count / peaks[DTYPES[precision][part]] for part, count in asdict(flops).items())
+
+
+def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
+    """Operations per second of square products, by dtype: the best of a few, as torch is set in this process."""
+    import torch
+
+    side = SIDE[device.partition(":")[0]]
+    found = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        a, b = (torch.randn(side, side, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+        best = float("inf")
+        for _ in range(repeats + 1):
+            _wait(device)
+            started = time.perf_counter()
+            a @ b
+            _wait(device)
+            best = min(best, time.perf_counter() - started)
+        found[str(dtype).removeprefix("torch.")] = 2 * side**3 / best
+    return found
+
+
+def _block_forward(shape: ClipShape, samples: int) -> int:
+    """Six linear maps and the two products of attention."""
+    rows = samples * shape.tokens
+    linear = 2 * rows * (4 * shape.width**2 + 2 * shape.width * shape.hidden)
+    return linear + 4 * rows * shape.tokens * shape.width
+
+
+def _groups(shape: ClipShape, last: bool) -> list[tuple[int, int]]:
+    """(inputs, outputs) of linear maps that share a Gram matrix; in the last block the query has weights of its own."""
+    d = shape.width
+    attention = [(d, d), (d, 2 * d)] if last else [(d, 3 * d)]
+    return [*attention, (d, d), (d, shape.hidden), (shape.hidden, d)]
+
+
+def _moments(rows: int, d: int, m: int) -> int:
+    """Gram matrix; expert outputs against inputs; the expert's weight times the Gram matrix, or times the rows."""
+    return rows * d * (d + 1) + 2 * rows * d * m + 2 * d * m * min(d, rows)
+
+
+def _solve(d: int, m: int) -> float:
+    """Cholesky factor and two triangular solves."""
+    return d**3 / 3 + 2 * d**2 * m
+
+
+def _wait(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

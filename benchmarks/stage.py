@@ -1,0 +1,73 @@
+"""One calibration by featcal in a process of its own: pictures in memory, weights streamed from their files.
+
+`python benchmarks/stage.py SUITE --samples 32 --precision exact` prints JSON: seconds, the library's own seconds by
+stage, the window in which memory counts, and what is needed for a roofline.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+from roofline import gemm_peaks
+from safetensors.torch import save_file
+from torch import Tensor
+
+from featcal.calibration.calibrate import calibrate, config_for, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.family import Family, open_family
+from featcal.suite import load_suite
+
+Work = Callable[[], tuple[dict[str, Tensor], dict[str, float]]]
+"""The timed part: gives the calibrated tensors and seconds by stage."""
+
+
+def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description: str) -> None:
+    """Run the command line of a worker: `prepare` does what is not timed and returns what is."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("suite", type=Path)
+    arguments(parser)
+    parser.add_argument("--weights", type=Path, help="write the calibrated tensors to this safetensors file")
+    parser.add_argument("--peaks", action="store_true", help="measure matrix products too, after the calibration")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    family = open_family(load_suite(options.suite), options.device, options.precision)
+    device = str(family.compute.device)
+    config = config_for(family, samples=options.samples, precision=options.precision)
+    work = prepare(family, config, device)
+    (tensors, seconds), cost = measure.timed(work, device)
+    document = {"by_stage": seconds, **cost, "threads": torch.get_num_threads(), "device": device}
+    if options.weights:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, options.weights)
+    if options.peaks:
+        document["peaks"] = gemm_peaks(device)
+    measure.show({**document, "machine": measure.machine()})
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that a worker and those who start it share."""
+    parser.add_argument("--samples", type=int, default=32, help="per task")
+    parser.add_argument("--precision", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="left out: as many as torch takes")
+
+
+def ours(family: Family, config: CalibrationConfig, device: str) -> Work:
+    """featcal's own calibration."""
+    passes = expert_passes(family, config)
+
+    def work() -> tuple[dict[str, Tensor], dict[str, float]]:
+        result = calibrate(family, config, experts=passes)
+        calibrated = result.weights.read(name for block in family.adapter.blocks() for name in block.names)
+        return calibrated, result.record["seconds"]
+
+    return work
+
+
+if __name__ == "__main__":
+    main(ours, "featcal: one calibration in this process.")

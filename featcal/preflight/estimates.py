@@ -1,0 +1,162 @@
+"""Peak memory, disk and time of a calibration, counted from shapes: estimates, not measurements."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.memory import SLACK, working_bytes
+from featcal.calibration.moments import accumulated_in
+from featcal.models.adapter import Adapter, Block
+from featcal.models.capture import linears
+from featcal.models.weights import TensorInfo
+from featcal.preflight.samples import Drawn
+
+LIBRARIES = int(0.75 * 2**30)
+"""Resident memory of torch, transformers and featcal before a weight is read, measured on Linux."""
+START = 8.0
+"""Seconds from the command to the first forward pass: imports, headers, tokenizer."""
+CALL = 4e-3
+"""Seconds that one block takes per batch and stream beside its arithmetic: small operations, hooks, copies."""
+EFFICIENCY = 0.5
+"""Share of a matrix product's speed that whole blocks reach: attention, norms and activations move memory."""
+DISK_SPEED = 300e6
+"""Bytes per second of weights read and written."""
+FORWARDS = 3
+"""Passes of every batch through every block: expert, student counted, student calibrated."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a calibration with the suite's options would take on this machine's processor."""
+
+    memory_bytes: int
+    memory_available_bytes: int | None
+    disk_bytes: int
+    disk_free_bytes: int
+    seconds: float
+    samples: int
+    """Samples per task, at most."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def estimate(
+    adapter: Adapter,
+    info: Mapping[str, TensorInfo],
+    drawn: Mapping[str, Drawn],
+    config: CalibrationConfig,
+    models_read: int,
+    out: Path,
+) -> Estimates:
+    """Estimate a calibration on the processor.
+
+    Args:
+        info: tensors of the merged model.
+        drawn: what calibration draws of each task.
+        models_read: checkpoints that are read for it.
+        out: folder on the disk that is written to.
+    """
+    blocks = adapter.blocks()
+    stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
+    tokens = sum(one.samples * one.tokens for one in drawn.values())
+    widest = max((one.tokens for one in drawn.values()), default=0.0)
+    batch = int(widest * config.batch_size)
+    states = int(2 * 4 * tokens * _width(blocks))
+    inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
+    working = max(working_bytes(block, info, config, batch) for block in blocks)
+    calibrating = inputs + states + int(SLACK * working)
+    verifying = inputs + 2 * stored
+    return Estimates(
+        LIBRARIES + max(calibrating, verifying),
+        _available_memory(),
+        stored,
+        shutil.disk_usage(out).free,
+        _seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
+        max((one.samples for one in drawn.values()), default=0),
+    )
+
+
+def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
+    """Seconds of every expert's forward pass on `samples` of every task."""
+    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in linears(block.module).values())
+    tokens = samples * sum(one.tokens for one in drawn.values())
+    passes = len(drawn) ** 2 * len(adapter.blocks())
+    return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
+
+
+def gemm_rate(dtype: torch.dtype, side: int = 512) -> float:
+    """Floating-point operations per second of a square matrix product on this machine now, the best of three."""
+    a = torch.ones(side, side, dtype=dtype)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - started)
+    return float(2 * side**3 / min(times[1:]))
+
+
+def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
+    tokens = sum(one.samples * one.tokens for one in drawn.values())
+    batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
+    single = double = 0.0
+    for block in adapter.blocks():
+        forward, products, solve = _operations(block, tokens, len(drawn))
+        single += FORWARDS * forward
+        if accumulated_in(torch.float32, config) is torch.float64:
+            double += products
+        else:
+            single += products
+        double += solve
+    calls = FORWARDS * batches * len(adapter.blocks())
+    rates = {dtype: EFFICIENCY * gemm_rate(dtype) for dtype in (torch.float32, torch.float64)}
+    return START + single / rates[torch.float32] + double / rates[torch.float64] + calls * CALL
+
+
+def _operations(block: Block, tokens: float, tasks: int) -> tuple[float, float, float]:
+    """Operations of one forward, of the moments, and of targets and solve."""
+    modules = linears(block.module)
+    parameters = sum(module.weight.numel() for module in modules.values())
+    inputs = [side for (_, side), count in _groups(block).items() for _ in range((count + 1) // 2)]
+    forward = 2 * parameters * tokens
+    products = tokens * (sum(side**2 for side in inputs) + 2 * parameters)
+    mixing = 2 * tasks * sum(module.weight.numel() * module.in_features for module in modules.values())
+    solving = sum(side**3 / 3 for side in inputs) + 2 * sum(m.weight.numel() * m.in_features for m in modules.values())
+    return forward, products, mixing + solving
+
+
+def _groups(block: Block) -> Counter[tuple[str, int]]:
+    return Counter((name.rpartition(".")[0], m.in_features) for name, m in linears(block.module).items())
+
+
+def _width(blocks: list[Block]) -> int:
+    return max(min(module.in_features for module in linears(block.module).values()) for block in blocks)
+
+
+def cache_free_bytes() -> int:
+    """Free bytes on the disk of the Hub's local cache."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE)
+    while not folder.is_dir():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _available_memory() -> int | None:
+    """Bytes that Linux says could be used without swapping; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
+    return None if kilobytes is None else 1024 * kilobytes

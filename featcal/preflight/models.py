@@ -1,0 +1,203 @@
+"""The models of a suite, as far as each can be opened: problems do not hide each other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.errors import InputError
+from featcal.family import Family, open_checked, open_family
+from featcal.mergers.schema import MergeRecipe
+from featcal.models.adapter import Adapter, adapter_for
+from featcal.models.checkpoint import HUB_ID
+from featcal.models.locate import Located
+from featcal.models.weights import FirstRows, TensorInfo, Weights
+from featcal.preflight.places import Places
+from featcal.suite import Suite
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Report:
+    """What is wrong and what is worth knowing about one model or one task."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Opened:
+    """The models of a suite that could be opened, by role: "base", "merged" or the name of a task."""
+
+    adapter: Adapter | None
+    located: dict[str, Located]
+    weights: dict[str, Weights]
+    """Those that fit the base's architecture; their values can be read where all their files are here."""
+    reports: dict[str, Report]
+    """One per role, in the order of the suite."""
+
+
+def references(suite: Suite) -> dict[str, str]:
+    """Role → reference of every model of a suite; a merge recipe has none."""
+    merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
+    return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
+
+
+def expert_role(task: str) -> str:
+    """What the expert of a task is called, in messages too."""
+    return f"expert '{task}'"
+
+
+def open_models(suite: Suite, places: Places) -> Opened:
+    """Find and compare every model from its headers, on this machine or on the Hub; nothing is fetched."""
+    opened = Opened(None, {}, {}, {role: Report() for role in references(suite)})
+    for role, ref in references(suite).items():
+        try:
+            found = places.locate(ref, role)
+            if found is None:
+                continue
+            opened.located[role] = found
+            if role == "base":
+                opened.adapter = adapter_for(found.config, found.names, CPU, role)
+            if opened.adapter is not None:
+                opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
+        except InputError as error:
+            opened.reports[role].problems += error.problems
+    return opened
+
+
+def usable_family(suite: Suite, opened: Opened, places: Places) -> Family | None:
+    """The suite without what is broken or still to be fetched: base, and the experts that fit it.
+
+    Its `suite` is the whole one, so that samples of every task can be drawn.
+    """
+    here = [role for role, ref in references(suite).items() if role in opened.weights and places.is_local(ref)]
+    tasks = {t: s for t, s in suite.tasks.items() if expert_role(t) in here}
+    if "base" not in here or not tasks:
+        return None
+    experts = {task: spec.model_copy(update={"expert": places.local(spec.expert)}) for task, spec in tasks.items()}
+    merged = suite.merged
+    if not isinstance(merged, MergeRecipe):
+        merged = places.local(merged) if "merged" in here else MergeRecipe(method="simple-averaging")
+    part = suite.model_copy(update={"base": places.local(suite.base), "merged": merged, "tasks": experts})
+    return replace(open_family(part, device="cpu"), suite=suite)
+
+
+def add_notes(suite: Suite, opened: Opened) -> None:
+    """What headers and configs say beyond what fits: dtypes, tokenizers, declared bases, activations."""
+    base = opened.located.get("base")
+    tower = opened.adapter.tower if opened.adapter else ()
+    for role, found in opened.located.items():
+        report = opened.reports[role]
+        if role in opened.weights:
+            report.notes += _dtypes(role, opened.weights[role], tower)
+        if found.config.get("model_type") == "open_clip":
+            from featcal.models.quick_gelu import activation_note
+
+            note = activation_note(found)
+            report.notes += [] if note is None else [note]
+        if base is not None and role != "base":
+            report.notes += _declared_base(suite, role, base, found, opened.weights.get(role))
+            text = opened.adapter is not None and opened.adapter.modality != "pixels"
+            disagreement = tokenizer_disagreement(base.folder, found.folder)
+            if disagreement and role != "merged":
+                unused = "" if text else "; pictures are not affected"
+                (report.problems if text and disagreement.changed else report.notes).append(
+                    f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
+                )
+    stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
+    if len(set(stored.values())) > 1:
+        kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
+        which = "; ".join(f"{kind}: {', '.join(roles)}" for kind, roles in kinds.items())
+        opened.reports["base"].notes.append(
+            f"models are stored in different dtypes ({which}); the written model has those of the merged one"
+        )
+
+
+def _main_dtype(weights: Weights, tower: tuple[str, ...]) -> str:
+    return Counter(_name(weights.info[name]) for name in tower).most_common(1)[0][0]
+
+
+def _dtypes(role: str, weights: Weights, tower: tuple[str, ...]) -> list[str]:
+    counts = Counter(_name(weights.info[name]) for name in tower)
+    if len(counts) == 1 or _under(weights, "declared_base") is not None:  # LoRA: what it changes is float32
+        return []
+    return [f"{role}: a mix of dtypes: " + ", ".join(f"{n} tensors {dtype}" for dtype, n in counts.most_common())]
+
+
+def _name(info: TensorInfo) -> str:
+    return str(info.dtype).removeprefix("torch.")
+
+
+def _under(weights: Weights | None, attribute: str) -> Any:
+    return getattr(weights.under if isinstance(weights, FirstRows) else weights, attribute, None)
+
+
+def _declared_base(suite: Suite, role: str, base: Located, found: Located, weights: Weights | None) -> list[str]:
+    """A note where a model names another base than the suite's; local paths say nothing."""
+    lora = _under(weights, "declared_base")
+    declared = lora if lora is not None else found.config.get("_name_or_path")
+    own = references(suite)[role]
+    known = {_repo(str(one)) for one in (suite.base, base.config.get("_name_or_path"), own)}
+    if not isinstance(declared, str) or not HUB_ID.fullmatch(declared) or not any(map(HUB_ID.fullmatch, known)):
+        return []
+    if _repo(declared) in known:
+        return []
+    where = "adapter_config.json" if lora is not None else "config.json"
+    return [
+        f"{role}: its {where} names '{declared}' as where it comes from, the base is '{suite.base}'; is it its own?"
+    ]
+
+
+def _repo(ref: str) -> str:
+    return ref.partition("@")[0]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """How two tokenizers differ."""
+
+    sentence: str
+    changed: bool
+    """Whether a token of the base has another id or is not there: the model would read other words."""
+
+
+def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
+    """How the tokenizer beside a model differs from the base's; None if it does not, or has none."""
+    own, theirs = (_read(folder / "tokenizer.json") for folder in (base, other))
+    if base == other or own is None or theirs is None or own == theirs:
+        return None
+    a, b = _vocabulary(own), _vocabulary(theirs)
+    changed = [token for token in a if b.get(token) != a[token]]
+    added = len(b.keys() - a.keys())
+    if changed:
+        example = f"'{changed[0]}' is {a[changed[0]]} in the base and {b.get(changed[0], 'missing')} here"
+        return Disagreement(f"its tokenizer differs in {len(changed)} of the base's {len(a)} tokens ({example})", True)
+    if added:
+        return Disagreement(f"its tokenizer has {added} tokens that the base's does not have", False)
+    if any(own.get(part) != theirs.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "model")):
+        return Disagreement("its tokenizer has the base's tokens but cuts text by other rules", False)
+    return None
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token → id, of every kind of model that a `tokenizer.json` may hold."""
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):
+        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}

@@ -1,0 +1,124 @@
+"""Swapped experts: every expert on every task, a few samples each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from featcal.drift.heads import CosineHead, Head, language_head
+from featcal.errors import InputError
+from featcal.evaluation.evaluate import heads_for, require_labels
+from featcal.evaluation.language import first_answers
+from featcal.family import Family, batches_of
+from featcal.models.features import final_features
+from featcal.models.language import LanguageModel
+from featcal.preflight.models import expert_role
+from featcal.tasks.sources import Samples
+
+PROBE_SAMPLES = 64
+DEVIATIONS = 3.0
+"""By how many standard deviations another order of the experts must be better. The difference of two accuracies on n
+samples has one of at most sqrt(0.5 / n): 0.27 is needed with 64 samples, 0.61 with 12."""
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Share of right first answers of every expert on every task."""
+
+    accuracy: Mapping[str, Mapping[str, float]]
+    """By expert, then by task."""
+    samples: int
+
+    def findings(self) -> tuple[list[str], list[str]]:
+        """(problems, notes): experts that stand at each other's tasks, and tasks that another expert does better."""
+        problems, notes, mixed = [], [], set()
+        for cycle in self._cycles():
+            if sum(self._gain(task, expert) for task, expert in cycle.items()) > self._clearly(len(cycle)):
+                mixed |= set(cycle)
+                problems.append(self._mixed_up(cycle))
+        for task in self.accuracy:
+            best = max(self.accuracy, key=lambda expert: self.accuracy[expert][task])
+            if task not in mixed and self._gain(task, best) > self._clearly(1):
+                notes.append(
+                    f"{expert_role(task)}: that of '{best}' does its task better ({self._compare(task, best)} of "
+                    f"{self.samples} samples right); is it the right file?"
+                )
+        return problems, notes
+
+    def _cycles(self) -> list[dict[str, str]]:
+        """Where the assignment of experts that has most right differs from the suite's: {task: expert} of every set of
+        experts that change places."""
+        from scipy.optimize import linear_sum_assignment
+
+        names = list(self.accuracy)
+        gains = [[self.accuracy[expert][task] for expert in names] for task in names]
+        _, chosen = linear_sum_assignment(gains, maximize=True)
+        best = {task: names[expert] for task, expert in zip(names, chosen, strict=True)}
+        cycles = []
+        while best:
+            task = next(iter(best))
+            cycle = {}
+            while task in best:
+                cycle[task] = best.pop(task)
+                task = cycle[task]
+            if len(cycle) > 1:
+                cycles.append(cycle)
+        return cycles
+
+    def _mixed_up(self, cycle: Mapping[str, str]) -> str:
+        names = [f"'{task}'" for task in cycle]
+        how = "; ".join(f"on '{task}' {self._compare(task, expert)}" for task, expert in cycle.items())
+        what = "probably swapped" if len(cycle) == 2 else "probably mixed up"
+        order = ", ".join(f"that of '{expert}' belongs to '{task}'" for task, expert in cycle.items())
+        return f"experts {' and '.join(names)} are {what}: {order} ({how} of {self.samples} samples right)"
+
+    def _compare(self, task: str, expert: str) -> str:
+        return f"{self.accuracy[expert][task]:.0%} against its own expert's {self.accuracy[task][task]:.0%}"
+
+    def _gain(self, task: str, expert: str) -> float:
+        return self.accuracy[expert][task] - self.accuracy[task][task]
+
+    def _clearly(self, tasks: int) -> float:
+        return DEVIATIONS * math.sqrt(0.5 * tasks / self.samples)
+
+
+def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
+    """Score the experts of a family on each other's tasks; None where fewer than two tasks have labels here."""
+    drawn = {task: one for task in family.experts if (one := _labelled(family, task, seed)) is not None}
+    if len(drawn) < 2:
+        return None
+    shared = {} if isinstance(family.adapter, LanguageModel) else _zero_shot(family, drawn)
+    accuracy: dict[str, dict[str, float]] = {}
+    for expert in drawn:
+        weights = family.experts[expert]
+        own = language_head(family, weights) if isinstance(family.adapter, LanguageModel) else None
+        accuracy[expert] = {}
+        for task, samples in drawn.items():
+            batches = batches_of(samples, _BATCH, family.compute.device)
+            features = final_features(family.adapter, weights, family.head(), batches, family.compute).float().cpu()
+            head: Head = shared[task] if own is None else own
+            right = first_answers(samples) if own is not None else samples.labels
+            assert right is not None
+            accuracy[expert][task] = float((head.scores(features).argmax(1) == right).double().mean())
+    return Diagonal(accuracy, min(len(one) for one in drawn.values()))
+
+
+def _zero_shot(family: Family, drawn: Mapping[str, Samples]) -> dict[str, CosineHead]:
+    heads = heads_for(family, {task: one.class_names or () for task, one in drawn.items()})
+    return {task: CosineHead(head.prompts, head.scale) for task, head in heads.items()}
+
+
+def _labelled(family: Family, task: str, seed: int) -> Samples | None:
+    """Samples with answers: of a split that calibration never sees where there is one."""
+    for split in ("validation", "test", "calibration"):
+        try:
+            drawn = family.samples(task, split, PROBE_SAMPLES, seed)
+            if isinstance(family.adapter, LanguageModel):
+                first_answers(drawn)
+                return drawn
+            return require_labels(drawn)
+        except InputError:
+            continue
+    return None

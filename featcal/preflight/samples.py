@@ -1,0 +1,78 @@
+"""The sources of every task: whether they open, fit the model and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
+from featcal.family import Family
+from featcal.preflight.models import Report
+from featcal.preflight.places import Places
+from featcal.suite import SPLITS, Suite, Task
+from featcal.tasks.sources import Samples, open_pool
+
+PICTURES = 2
+"""Pictures that are decoded to see that they can be; of text, which is cheap, all that calibration would draw."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What calibration would draw of a task, per sample."""
+
+    samples: int
+    tokens: float
+    """Of all stages together, padding included."""
+    bytes: float
+    """Of the model's inputs."""
+
+
+def check_samples(
+    suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
+) -> tuple[dict[str, Report], Mapping[str, Drawn]]:
+    """Open every source and draw some samples; returns what there is to say by task, and the size of the draws."""
+    reports = {task: Report() for task in suite.tasks}
+    sizes: dict[str, Drawn] = {}
+    for task, spec in suite.tasks.items():
+        for split in SPLITS:
+            source = spec.source(split)
+            if source is None:
+                continue
+            label = f"task '{task}', {split} samples"
+            try:
+                if not places.has_data(source, label):
+                    continue
+                pool = open_pool(source, split, suite.root, label)
+                if family is None:
+                    continue
+                available = min(source.limit or pool.size, pool.size)
+                count = min(config.samples, available) if pool.is_text else PICTURES
+                drawn = family.samples(task, split, count, config.seed)
+                if drawn.truncated:
+                    reports[task].notes.append(_truncated(label, drawn, spec))
+                if split == "calibration":
+                    sizes[task] = Drawn(
+                        min(config.samples, available),
+                        family.adapter.tokens(drawn.inputs) / len(drawn),
+                        sum(t.numel() * t.element_size() for t in drawn.inputs.values()) / len(drawn),
+                    )
+                    reports[task].notes += _few(label, available, config.samples)
+            except InputError as error:
+                reports[task].problems += error.problems
+    return reports, sizes
+
+
+def _truncated(label: str, drawn: Samples, spec: Task) -> str:
+    limits = f"max_length {spec.max_length}"
+    if "labels" in drawn.inputs:
+        limits += f", max_target_length {spec.max_target_length}"
+    return (
+        f"{label}: {drawn.truncated} of {len(drawn)} are longer than the task's limits ({limits} tokens) and are cut; "
+        "raise the limits to keep them whole"
+    )
+
+
+def _few(label: str, available: int, wanted: int) -> list[str]:
+    """A note where a task has fewer samples than calibration asks for."""
+    return [] if available >= wanted else [f"{label}: all {available} will be used, fewer than the {wanted} asked for"]
