@@ -12,7 +12,6 @@ from app.options import SWITCHES
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError
-from featcal.models.checkpoint import read_config
 
 _LOADERS = {
     "clip": "CLIPModel",
@@ -64,5 +63,5 @@ def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
     if ws.family.adapter.family == "open_clip":
         st.code(f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")')
         return
-    loader = _LOADERS[read_config(ws.family.container, "merged")["model_type"]]
+    loader = _LOADERS[ws.family.container.config["model_type"]]
     st.code(f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("{folder.as_posix()}")')

@@ -22,14 +22,14 @@ _CITATION = """```bibtex
 ```"""
 
 
-def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any]) -> str:
+def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any], library: str = "transformers") -> str:
     """Front matter for the Hub and a short account of how the weights were made.
 
     Only references that cannot be local folders are named as base models.
     """
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
     on_hub = [ref.partition("@")[0] for ref in refs if HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
-    front: dict[str, Any] = {"library_name": "transformers", "tags": ["merge", "featcal"]}
+    front: dict[str, Any] = {"library_name": library, "tags": ["merge", "featcal"]}
     if on_hub:
         front |= {"base_model": on_hub, "base_model_relation": "merge"}
     merged = suite.merged

@@ -20,7 +20,7 @@ from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
 from featcal.models.weights import PRECISIONS, Compute, FirstRows, InMemory, Weights, compute_for
 from featcal.suite import Suite
-from featcal.tasks.sources import Samples, draw
+from featcal.tasks.sources import PreparePixels, Samples, draw
 
 PART = 2048
 """Samples that are prepared together where a whole split is scored."""
@@ -36,10 +36,15 @@ class Family:
     base: Weights
     merged: Weights
     experts: Mapping[str, Weights]
-    base_folder: Path
-    """Where tokenizer, image processor and text tower come from."""
-    container: Path
-    """Folder whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    origin: Located
+    """Where the base lies; tokenizer, image processor and text tower are taken from there."""
+    container: Located
+    """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+
+    @property
+    def base_folder(self) -> Path:
+        """Folder of the base's tokenizer, image processor and text tower."""
+        return self.origin.folder
 
     def model(self, name: str) -> Weights:
         """The model called "base" or "merged", or the checkpoint in a folder or on the Hub.
@@ -58,11 +63,21 @@ class Family:
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, self.base_folder, self.adapter.modality, part=part)
+        drawn = draw(
+            self.suite, task, split, count, seed, self.base_folder, self.adapter.modality, self._pixels(), part
+        )
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
+
+    def _pixels(self) -> PreparePixels | None:
+        """open_clip's preprocessing where the base is its; None leaves pictures to the base's image processor."""
+        if self.origin.config.get("model_type") != "open_clip":
+            return None
+        from featcal.models.open_clip_files import open_clip_preprocess
+
+        return open_clip_preprocess(self.origin.config)
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
         """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory."""
@@ -132,9 +147,9 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
         recipe = RecipeWeights(suite.merged, base[1], experts)
-        return Family(suite, adapter, compute, base[1], recipe, experts, found.folder, found.folder)
+        return Family(suite, adapter, compute, base[1], recipe, experts, found, found)
     assert merged is not None
-    return Family(suite, adapter, compute, base[1], merged[1], experts, found.folder, merged[0].folder)
+    return Family(suite, adapter, compute, base[1], merged[1], experts, found, merged[0])
 
 
 def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
@@ -168,7 +183,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     if not problems:
         theirs = adapter_for(located.config, located.names, device, located.label).settings
         problems = [
-            f"{located.label}: {name} is {theirs[name]!r} in {located.folder / 'config.json'}, the base has {value!r}"
+            f"{located.label}: {name} is {theirs[name]!r} in {located.described_in}, the base has {value!r}"
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]

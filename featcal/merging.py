@@ -39,7 +39,8 @@ def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out
     if method == "task-arithmetic":
         settings["scale"] = task_arithmetic.DEFAULT_SCALE if scale is None else scale
     record = {"suite": family.suite.name, **settings}
+    library = "open_clip" if family.adapter.family == "open_clip" else "transformers"
     with OutputFolder(out) as folder:
-        card = model_card(family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings)
-        content = write_model(folder, family.adapter, family.base_folder, merged, lambda: record, card)
+        card = model_card(family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, library)
+        content = write_model(folder, family.adapter, family.origin, merged, lambda: record, card)
     return {"out": str(folder.out), **content}

@@ -23,6 +23,16 @@ def rss_bytes() -> int:
         return peak_rss_bytes() or 0
 
 
+def available_bytes() -> int | None:
+    """Memory that this machine can still give away; None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = dict(line.split(":") for line in file)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def peak_rss_bytes() -> int | None:
     """Largest resident memory of this process so far; None where the system does not say (Windows)."""
     if sys.platform == "win32":

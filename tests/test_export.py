@@ -348,7 +348,7 @@ def test_merged_checkpoint_as_container(tiny: Family, own_suite_file: Path, tmp_
     content = yaml.safe_load(own_suite_file.read_text()) | {"merged": "merged"}
     own_suite_file.write_text(yaml.safe_dump(content))
     family = open_family(load_suite(own_suite_file), device="cpu")
-    assert family.container == own_suite_file.parent / "merged"
+    assert family.container.folder == own_suite_file.parent / "merged"
     ours = calibrate(family, CONFIG).weights.read(tiny.adapter.tower)
     theirs = calibrate(tiny, CONFIG).weights.read(tiny.adapter.tower)
     assert all(ours[name].equal(theirs[name]) for name in theirs)

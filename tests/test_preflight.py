@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import shutil
@@ -24,15 +25,17 @@ from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.family import open_family
+from featcal.family import Family, open_checked, open_family
 from featcal.models.differences import differences
 from featcal.models.features import final_features
+from featcal.models.locate import locate
 from featcal.models.weights import InMemory
-from featcal.preflight import Preflight, check, describe, estimates
+from featcal.preflight import check, describe, estimates
 from featcal.preflight.lineage import UNRELATED, measure_lineage
 from featcal.preflight.models import tokenizer_disagreement
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal
+from featcal.resources import data_path
 from featcal.suite import load_suite
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
@@ -216,7 +219,7 @@ def test_problems_come_by_model_and_then_by_task(tmp_path: Path, hub: Callable[.
     hub({}, gated=("some/gated",))
     problems = check(load_suite(plant(tmp_path / "suite")), probe=False).problems
     experts = [problem.split("'")[1] for problem in problems if problem.startswith("expert '")]
-    assert experts == [task for task in PLANTED if task in experts]
+    assert experts == [task for task in sorted(PLANTED) if task in FOUND]
     assert problems[-1].startswith("task 'column'")
 
 
@@ -245,12 +248,11 @@ def test_calibration_options_out_of_range(edit_suite: Edit) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- damaged files
-def test_flipped_bits_of_a_header_are_never_a_traceback(own_suite_file: Path) -> None:
-    """Whatever a flip does to names, shapes and offsets: a problem that names the model, or the same model."""
+def test_flipped_bits_of_a_header_are_never_a_traceback(own_suite_file: Path, tiny: Family) -> None:
+    """Whatever a flip does to names, shapes and offsets: a problem that names the model, or one of the same shapes."""
     file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
     sound = file.read_bytes()
     length = int.from_bytes(sound[:8], "little")
-    places, suite = Places(own_suite_file.parent), load_suite(own_suite_file)
     chooser = random.Random(0)
     refused: list[InputError] = []
     for _ in range(200):
@@ -258,12 +260,11 @@ def test_flipped_bits_of_a_header_are_never_a_traceback(own_suite_file: Path) ->
         content[chooser.randrange(8 + length)] ^= 1 << chooser.randrange(8)
         file.write_bytes(content)
         try:
-            open_family(suite, device="cpu")
+            open_checked(locate("experts/pets", own_suite_file.parent, "pets"), tiny.adapter, torch.device("cpu"))
         except InputError as error:
             refused.append(error)
     assert len(refused) > 150
-    assert all(problem.startswith("expert 'pets'") for error in refused for problem in error.problems)
-    assert places.downloads == {}
+    assert all(problem.startswith("pets: ") for error in refused for problem in error.problems)
 
 
 def test_every_damaged_shard_is_named(own_suite_file: Path) -> None:
@@ -426,7 +427,7 @@ def test_the_diagonal() -> None:
     assert diagonal([[0.9, 0.5], [0.5, 0.9]]) == ([], [])
     (problem,), notes = diagonal([[0.2, 0.9], [0.9, 0.2]])
     assert (problem.count("swapped"), notes) == (1, [])
-    assert diagonal([[0.2, 0.9], [0.9, 0.2]], samples=5) == ([], [])
+    assert diagonal([[0.2, 0.9], [0.9, 0.2]], samples=4) == ([], [])
     (problem,), _ = diagonal([[0.2, 0.9, 0.1], [0.1, 0.2, 0.9], [0.9, 0.1, 0.2]])
     assert "experts 'a' and 'c' and 'b' are probably mixed up: that of 'c' belongs to 'a'" in problem
     problems, (note,) = diagonal([[0.3, 0.9], [0.8, 0.95]])
@@ -463,13 +464,13 @@ def test_tokenizers_that_disagree(tmp_path: Path) -> None:
         (lambda n: n.replace("layers.1.mlp.fc1.weight", "layers.1.mlp.fc_1.weight"), "a tensor looks renamed, 'fc_1'"),
     ],
 )
-def test_likely_renames(tiny: Any, rename: Callable[[str], str], message: str) -> None:
+def test_likely_renames(tiny: Family, rename: Callable[[str], str], message: str) -> None:
     tensors = {rename(name): t for name, t in tiny.experts["pets"].read(tiny.adapter.tower).items()}
     (problem,) = differences(tiny.adapter, InMemory("x", tensors))
     assert message in problem
 
 
-def test_a_name_that_is_no_rename(tiny: Any) -> None:
+def test_a_name_that_is_no_rename(tiny: Family) -> None:
     tensors = tiny.experts["pets"].read(tiny.adapter.tower)
     name = "vision_model.post_layernorm.bias"
     moved = {n: t for n, t in tensors.items() if n != name} | {"something.else": tensors[name]}
@@ -492,17 +493,24 @@ def test_another_declared_base_is_noted(tmp_path: Path, hub: Callable[..., FakeH
 
 
 # --------------------------------------------------------------------------------------------------------- estimates
-def test_memory_and_time_are_near_what_a_run_takes(tmp_path: Path) -> None:
-    found: Preflight = check(load_suite("clip-mini"), probe=False)
-    assert found.estimates is not None
-    command = [sys.executable, "-m", "featcal", "calibrate", "clip-mini", "--out", str(tmp_path / "out"), "--json"]
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    document = json.loads(run.stdout)
-    assert 0.5 < found.estimates.memory_bytes / document["peak_rss_bytes"] < 2
-    assert found.estimates.disk_bytes == pytest.approx((tmp_path / "out" / "model.safetensors").stat().st_size, rel=0.1)
+def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
+    content = yaml.safe_load(data_path("clip-mini", "suite.yaml").read_text())
+    content["calibration"] = {"samples": 32}
+    for entry in (content, *content["tasks"].values()):
+        for key in {"base", "expert"} & entry.keys():
+            entry[key] = str(data_path("clip-mini", entry[key]))
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
+    found = check(load_suite(tmp_path / "suite.yaml"), probe=False).estimates
+    assert found is not None
+    run = ["calibrate", str(tmp_path / "suite.yaml"), "--samples", "32", "--out", str(tmp_path / "out"), "--json"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "featcal", *run], check=True, capture_output=True, text=True, env=alone)
+    assert 0.5 < found.memory_bytes / json.loads(done.stdout)["peak_rss_bytes"] < 2
+    assert found.disk_bytes == pytest.approx((tmp_path / "out" / "model.safetensors").stat().st_size, rel=0.1)
+    assert found.samples == 32
 
 
-def test_time_is_that_of_the_operations(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_that_of_the_operations(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with no speed but that of its products, time is operations over speed."""
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e6)
     block = tiny.adapter.blocks()[0]

@@ -14,8 +14,8 @@ from torch import Tensor
 from conftest import BLOCKS, TASKS
 from featcal.drift.decomposition import decompose, measure_drift
 from featcal.drift.growth import certified_run, growth
-from featcal.drift.ledger import TaskDrift
 from featcal.drift.heads import CosineHead, cosine_head_lipschitz
+from featcal.drift.ledger import TaskDrift
 from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drift
 from featcal.drift.propagation import propagate
 from featcal.family import Family

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
-from featcal.calibration.memory import state_budget
+from featcal.calibration.memory import can_reload, state_budget
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
@@ -151,7 +151,15 @@ def calibrate_to_folder(
             return {**record, "seconds": seconds, "inputs": hashes}
 
         model = Overlay("calibrated model", family.merged, done)
-        content = write_model(folder, family.adapter, family.container, model, finished_record, _card(family, config))
+        content = write_model(
+            folder,
+            family.adapter,
+            family.container,
+            model,
+            finished_record,
+            _card(family, config),
+            whole=can_reload(family.merged.info, max_memory),
+        )
     return {"out": str(folder.out), **content}
 
 
@@ -221,6 +229,7 @@ def _card(family: Family, config: CalibrationConfig) -> str:
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules.",
         asdict(config),
+        "open_clip" if family.adapter.family == "open_clip" else "transformers",
     )
 
 

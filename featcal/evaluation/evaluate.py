@@ -192,4 +192,4 @@ def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
 def heads_for(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str, ZeroShotHead]:
     """Zero-shot heads from the class names of tasks and the templates of the suite."""
     prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
-    return zero_shot_heads(family.base_folder, prompts)
+    return zero_shot_heads(family.origin, prompts)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.locate import Located, locate
+from featcal.models.locate import Located
 from featcal.models.pretrained import load_pretrained
 
 
@@ -33,17 +32,14 @@ PromptEncoder = Callable[[list[str]], Float[Tensor, "n k"]]
 
 
 @torch.no_grad()
-def zero_shot_heads(
-    base: Located | Path, tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]]
-) -> dict[str, ZeroShotHead]:
+def zero_shot_heads(base: Located, tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, ZeroShotHead]:
     """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
     templates, normalise.
 
     Raises:
         InputError: the base has no text tower (it is a vision-only checkpoint), or no tokenizer.
     """
-    found = base if isinstance(base, Located) else locate(str(base), Path.cwd(), "base")
-    encode, scale = _open_clip_encoder(found) if found.config.get("model_type") == "open_clip" else _hf_encoder(found)
+    encode, scale = _open_clip_encoder(base) if base.config.get("model_type") == "open_clip" else _hf_encoder(base)
     heads = {}
     for task, (class_names, templates) in tasks.items():
         texts = [template.replace("{}", name) for name in class_names for template in templates]

@@ -259,7 +259,7 @@ def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch
     except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
         what = " ".join(str(error).split())
         kind = config.get("model_type")
-        raise InputError(f"{label}: config.json does not describe a model of type '{kind}': {what}") from error
+        raise InputError(f"{label}: its configuration does not describe a model of type '{kind}': {what}") from error
 
 
 def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:

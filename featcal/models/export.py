@@ -34,7 +34,7 @@ _TOKENIZER_FILES = {
 def write_model(
     folder: OutputFolder,
     adapter: Adapter,
-    container: Located | Path,
+    container: Located,
     model: Weights,
     record: Callable[[], Mapping[str, Any]],
     card: str,
@@ -59,8 +59,6 @@ def write_model(
         NumericalError: the written model is not the one in memory.
         InputError: the disk refuses.
     """
-    if isinstance(container, Path):
-        container = locate(str(container), Path.cwd(), "container")
     source = container.open(adapter.canonical)
     if is_open_clip(container):
         written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]

@@ -35,7 +35,8 @@ class Diagonal:
         """(problems, notes): experts that stand at each other's tasks, and tasks that another expert does better."""
         problems, notes, mixed = [], [], set()
         for cycle in self._cycles():
-            if sum(self._gain(task, expert) for task, expert in cycle.items()) > self._clearly(len(cycle)):
+            gains = [self._gain(task, expert) for task, expert in cycle.items()]
+            if min(gains) > 0 and sum(gains) > self._clearly(len(cycle)):
                 mixed |= set(cycle)
                 problems.append(self._mixed_up(cycle))
         for task in self.accuracy:
