@@ -1,4 +1,4 @@
-"""What the Suite page lists: models, tasks and example pictures or texts."""
+"""What the Suite page lists: findings, models, tasks and example pictures or texts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from app import state
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.mergers.schema import MergeRecipe
+from featcal.preflight import Preflight, check, gib
+from featcal.preflight.models import references
 from featcal.suite import SPLITS, Suite, Task
 from featcal.tasks.sources import Samples
 
@@ -29,6 +31,74 @@ def models(suite: Suite) -> pd.DataFrame:
     rows = [("base", suite.base), ("merged", merged)]
     rows += [(f"expert, {task}", spec.expert) for task, spec in suite.tasks.items()]
     return pd.DataFrame(rows, columns=["role", "where"])
+
+
+def preflight(suite: Suite, reference: str) -> Preflight:
+    """Everything that `featcal check` finds; found anew when a file of the suite changes."""
+    with st.spinner("Checking models and samples …"):
+        return _preflight(reference, _state_of_files(suite), suite)
+
+
+@st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
+def _preflight(reference: str, files: tuple[tuple[str, int, int], ...], _suite: Suite) -> Preflight:
+    return check(_suite)
+
+
+def _state_of_files(suite: Suite) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of what lies beside a suite file."""
+    sources = [source for task in suite.tasks.values() for split in SPLITS if (source := task.source(split))]
+    named = [getattr(source, source.kind) for source in sources if source.kind not in ("embedded", "hub")]
+    folders = [suite.root / str(ref) for ref in references(suite).values()]
+    files = [suite.root / str(name) for name in dict.fromkeys(named)]
+    files += [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+    states = [(str(file), file.stat()) for file in files if file.is_file()]
+    return (suite.model_dump_json(), 0, 0), *((name, one.st_size, one.st_mtime_ns) for name, one in states)
+
+
+def findings(found: Preflight) -> None:
+    """Problems in red, notes in yellow, or that there are none."""
+    for line in found.problems:
+        st.error(line, icon=":material/error:")
+    if found.notes:
+        st.warning("\n".join(f"- {note}" for note in found.notes), icon=":material/info:")
+    if not found.problems:
+        what = "Every model fits the base's architecture, every source of samples opens."
+        st.success(what, icon=":material/check_circle:")
+
+
+def expectations(found: Preflight) -> None:
+    """What a run would fetch and take, how far every model is from the base, and every expert on every task."""
+    if found.downloads:
+        st.subheader("Would be fetched from the Hub")
+        rows = [(one.ref, one.kind, gib(one.bytes)) for one in found.downloads]
+        st.dataframe(pd.DataFrame(rows, columns=["id", "kind", "size"]), hide_index=True, alt="Downloads and sizes")
+    if found.estimates is not None:
+        own = found.estimates
+        st.caption(
+            f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
+            f"{gib(own.memory_bytes)} of memory, {gib(own.disk_bytes)} on disk, {_duration(own.seconds)}."
+        )
+    if found.lineage is not None and found.lineage.models:
+        with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):
+            models = {role: one.distance for role, one in found.lineage.models.items()}
+            frame = pd.DataFrame(models, index=list(found.lineage.layers)).T
+            st.dataframe(frame.style.format("{:.3f}"), alt="Relative distance of weights per model and layer")
+            st.caption(
+                "‖model - base‖ / ‖base‖ over the matrices of a layer. Models trained from the base stay well below 1; "
+                "of another origin they are at about 1.4 or more."
+            )
+    if found.diagonal is not None:
+        with st.expander("Every expert on every task", icon=":material/grid_on:"):
+            frame = 100 * pd.DataFrame(found.diagonal.accuracy).T
+            st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
+            st.caption(
+                f"Right first answers in %, {found.diagonal.samples} samples; experts in rows, tasks in columns. An "
+                "expert that does another's task better than its own stands at the wrong place."
+            )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def tasks(ws: Workspace, n: int) -> tuple[pd.DataFrame, str]:

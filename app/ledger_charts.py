@@ -10,6 +10,8 @@ from plotly.subplots import make_subplots
 
 from app.theme import COLOUR, SYMBOL, finish, layer_axis
 
+MANY = 11
+"""So many layers that their bars are too narrow for numbers."""
 SOURCE_COLOUR = {
     "stale": COLOUR["propagation"],
     "merged": COLOUR["merged"],
@@ -32,13 +34,14 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
             showlegend=False,
             text=[
                 *(
-                    f"{share:+.0%}" if abs(high) > lowest else ""  # a low bar has no room for a number
+                    f"{share:+.0%}" if abs(high) > lowest and len(frame) < MANY else ""  # a small bar has no room
                     for share, high in zip(frame["share"], frame["contribution"], strict=True)
                 ),
                 f"{frame['final'][0]:.2f}",
             ],
             textposition="inside",
             insidetextanchor="middle",
+            textangle=0,
             insidetextfont={"color": "black", "size": 13},
             increasing={"marker": {"color": COLOUR["mismatch"]}},
             decreasing={"marker": {"color": COLOUR["expert"]}},

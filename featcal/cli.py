@@ -22,6 +22,7 @@ from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
 
 if TYPE_CHECKING:
+    from featcal.preflight import Preflight
     from featcal.suite import Suite
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -89,33 +90,63 @@ def suites(as_json: bool) -> None:
 
 @commands.command()
 @SUITE
+@click.option("--probe/--no-probe", default=None, help="Score every expert on every task.  [where it takes seconds]")
 @JSON
-def check(suite: str, as_json: bool) -> int:
-    """Report every problem of a suite at once; exit 1 if there is any."""
+def check(suite: str, probe: bool | None, as_json: bool) -> int:
+    """Report every problem of a suite at once, and what a calibration would take; exit 1 if there is a problem."""
     from featcal.preflight import check as preflight
 
-    found = preflight(_load(suite))
-    document = found.to_json()
+    found = preflight(_load(suite), probe)
     if as_json:
-        click.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif found.problems:
-        click.echo(f"{len(found.problems)} problem(s) in suite '{found.suite}':", err=True)
-        for problem in found.problems:
-            click.echo(f"  - {problem}", err=True)
+        click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
     else:
-        rows = [(name, value) for name, value in document.items() if name not in ("problems", "ok")]
-        _show(document, False, rows, ("", ""))
-        click.echo("no problems found")
+        _show_check(found)
     return 1 if found.problems else 0
+
+
+def _show_check(found: Preflight) -> None:
+    """Problems on stderr; sizes, estimates, downloads and notes as text."""
+    if found.problems:
+        title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"
+        click.echo("\n".join([title, *(f"  - {problem}" for problem in found.problems)]), err=True)
+    described = dict(found.description or {})
+    described.pop("bytes_written", None)
+    rows = [(name, ", ".join(value) if isinstance(value, list) else value) for name, value in described.items()]
+    if found.estimates is not None:
+        one = found.estimates
+        rows += [
+            ("peak memory, estimated", _size(one.memory_bytes)),
+            ("written to disk", _size(one.disk_bytes)),
+            ("time on this processor, estimated", f"{one.seconds:.0f} s for {one.samples} samples per task"),
+        ]
+    if rows:
+        _show(None, False, rows, ("", ""))
+    if found.downloads:
+        click.echo(f"\nto be fetched from the Hub, {_size(found.download_bytes)}:")
+        _show(None, False, [(one.kind, one.ref, _size(one.bytes)) for one in found.downloads], ("", "", ""))
+    if found.notes:
+        click.echo("\n".join(["\nnotes:", *(f"  - {note}" for note in found.notes)]))
+    if not found.problems:
+        click.echo("\nno problems found")
+
+
+def _size(count: int) -> str:
+    """Bytes as people read them."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 @commands.command()
 @SUITE
-@click.option("--method", required=True, help="simple-averaging or task-arithmetic.")
-@click.option("--scale", type=float, help="Factor of the task vectors (task-arithmetic; 0.3 by default).")
+@click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
+@click.option("--scale", type=float, help="Factor of the task vectors.  [task-arithmetic: 0.3, ties: 1]")
 @OUT
 @JSON
-def merge(suite: str, method: str, scale: float | None, out: Path, as_json: bool) -> None:
+def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
     from featcal.merging import merge_to_folder
 
@@ -271,7 +302,9 @@ def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
     from featcal.importers import import_to_file
 
     document = import_to_file(file, merged, out)
-    _show(document, as_json, [(missing,) for missing in document["missing"]], ("to be filled in",))
+    lines = [("to be filled in", line) for line in document["missing"]]
+    lines += [("not quite the recipe", line) for line in document["notes"]]
+    _show(document, as_json, lines, ("", ""))
     if not as_json:
         click.echo(f"written to {document['out']}")
 

@@ -6,41 +6,66 @@ import math
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from featcal.calibration.memory import can_reload
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
-from featcal.mergers import task_arithmetic
-from featcal.mergers.recipe import MERGERS, RecipeWeights
-from featcal.mergers.schema import MergeRecipe
+from featcal.mergers import task_arithmetic, ties
+from featcal.mergers.recipe import RecipeWeights
+from featcal.mergers.schema import METHODS, MergeRecipe
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
 from featcal.suite import Suite, did_you_mean
 
+DEFAULT_SCALES = {"task-arithmetic": task_arithmetic.DEFAULT_SCALE, "ties": ties.DEFAULT_SCALE}
 
-def merge_to_folder(suite: Suite | Family, method: str, scale: float | None, out: str | Path) -> dict[str, Any]:
-    """Write the experts of a suite merged by `method`; everything outside the tower is the base's.
+
+def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | None, out: str | Path) -> dict[str, Any]:
+    """Write the experts of a suite merged; everything outside the tower is the base's.
+
+    Args:
+        method: None takes the suite's own recipe, with all its options.
 
     Returns:
         The document of `featcal merge --json`.
 
     Raises:
-        InputError: unknown method, a scale that the method does not have, or an output that cannot be written.
+        InputError: unknown method, an option that the method does not have, or an output that cannot be written.
     """
-    if method not in MERGERS:
-        raise InputError(f"no merge method '{method}'; there are {', '.join(MERGERS)}.{did_you_mean(method, MERGERS)}")
-    if scale is not None and method != "task-arithmetic":
-        raise InputError(f"--scale means nothing to {method}")
     family = as_family(suite, "cpu")
-    if scale is not None and not math.isfinite(scale):
-        raise InputError(f"--scale must be a finite number, not {scale}")
-    recipe = MergeRecipe.model_validate({"method": method, "scale": scale})
+    recipe = _recipe(family.suite, method, scale)
     merged = RecipeWeights(recipe, family.base, family.experts)
-    settings: dict[str, Any] = {"method": method}
-    if method == "task-arithmetic":
-        settings["scale"] = task_arithmetic.DEFAULT_SCALE if scale is None else scale
+    settings = {**recipe.model_dump(exclude_none=True)}
+    if recipe.method in DEFAULT_SCALES:
+        settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
     record = {"suite": family.suite.name, **settings}
     library = "open_clip" if family.adapter.family == "open_clip" else "transformers"
     with OutputFolder(out) as folder:
         card = model_card(family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, library)
-        content = write_model(folder, family.adapter, family.origin, merged, lambda: record, card)
+        content = write_model(
+            folder,
+            family.adapter,
+            family.origin,
+            merged,
+            lambda: record,
+            card,
+            whole=can_reload(merged.info, None),
+        )
     return {"out": str(folder.out), **content}
+
+
+def _recipe(suite: Suite, method: str | None, scale: float | None) -> MergeRecipe:
+    if method is None:
+        if not isinstance(suite.merged, MergeRecipe) or scale is not None:
+            raise InputError("--method is needed: the suite's merged model is a checkpoint, or --scale is given")
+        return suite.merged
+    if method not in METHODS:
+        raise InputError(f"no merge method '{method}'; there are {', '.join(METHODS)}.{did_you_mean(method, METHODS)}")
+    if scale is not None and not math.isfinite(scale):
+        raise InputError(f"--scale must be a finite number, not {scale}")
+    try:
+        return MergeRecipe.model_validate({"method": method, "scale": scale})
+    except ValidationError as error:
+        raise InputError(*(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())) from error

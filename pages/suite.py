@@ -4,7 +4,6 @@ import streamlit as st
 
 from app import catalogue, state, view
 from featcal.errors import FeatcalError
-from featcal.preflight import check, describe
 from featcal.suite import load_suite
 
 st.header("What is loaded?")
@@ -17,26 +16,28 @@ except FeatcalError as error:
 
 st.subheader(suite.name)
 st.write(suite.description)
-found = check(suite)
-for line in found.problems:
-    st.error(line, icon=":material/error:")
-if found.family is None or found.problems:
+found = catalogue.preflight(suite, state.reference())
+catalogue.findings(found)
+if found.problems:
     view.offer_home()
     st.stop()
-st.success("Every model fits the base's architecture, every source of samples opens.", icon=":material/check_circle:")
-
-size = describe(found.family)
-view.metrics(
-    [
-        ("architecture", size["family"], None),
-        ("blocks", str(size["blocks"]), None),
-        ("parameters of the tower", f"{size['parameters'] / 1e6:.2f} M", None),
-        ("checkpoint", f"{size['bytes_written'] / 2**20:.1f} MiB", None),
-        ("stored as", ", ".join(size["dtypes"]), None),
-    ]
-)
+if found.description is not None:
+    size = found.description
+    view.metrics(
+        [
+            ("architecture", size["family"], None),
+            ("blocks", str(size["blocks"]), None),
+            ("parameters of the tower", f"{size['parameters'] / 1e6:.2f} M", None),
+            ("checkpoint", f"{size['bytes_written'] / 2**20:.1f} MiB", None),
+            ("stored as", ", ".join(size["dtypes"]), None),
+        ]
+    )
 st.subheader("Models")
 st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model and experts")
+catalogue.expectations(found)
+if found.family is None:
+    view.offer_home()
+    st.stop()
 
 ws = view.open_or_explain()
 st.subheader("Tasks")

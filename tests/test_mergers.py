@@ -136,6 +136,8 @@ def test_trimming_keeps_the_largest_of_every_part() -> None:
     assert ties.trim(vector, 1.0).equal(vector)
     assert ties.trim(vector, 1e-9).count_nonzero() == 1
     assert ties.trim(torch.ones(10), 0.3).count_nonzero() == 3
+    matrix = tensor([1, 2], [-4, 3])
+    assert ties.trim(matrix.T, 0.5).equal(tensor([0, -4], [0, 3]))
 
 
 def test_trimming_tensor_by_tensor_is_another_merge_than_trimming_the_whole() -> None:

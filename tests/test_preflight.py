@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save, save_file
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_expert, write_text_suite
 from torch import Tensor
 
+from featcal import preflight
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.models.differences import differences
@@ -31,6 +32,7 @@ from featcal.models.features import final_features
 from featcal.models.locate import locate
 from featcal.models.weights import InMemory
 from featcal.preflight import check, describe, estimates
+from featcal.preflight import places as places_module
 from featcal.preflight.lineage import UNRELATED, measure_lineage
 from featcal.preflight.models import tokenizer_disagreement
 from featcal.preflight.places import Places
@@ -317,7 +319,7 @@ def test_ids_in_the_local_cache_are_read_from_there(
 
 
 def test_what_would_be_fetched_and_how_large(
-    edit_suite: Edit, own_suite_file: Path, hub: Callable[..., FakeHub]
+    edit_suite: Edit, own_suite_file: Path, hub: Callable[..., FakeHub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = own_suite_file.parent
     models = {"some/clip": root / "base", "some/pets": root / "experts" / "pets"}
@@ -328,12 +330,13 @@ def test_what_would_be_fetched_and_how_large(
         content["tasks"]["pets"]["expert"] = "some/pets"
 
     suite = load_suite(edit_suite(change))
+    monkeypatch.setattr(preflight, "cache_free_bytes", lambda: 1000)
     found = check(suite)
     assert (found.problems, found.family) == ((), None)
     sizes = {repo: sum(file.stat().st_size for file in folder.iterdir()) for repo, folder in models.items()}
     assert {one.ref: one.bytes for one in found.downloads} == sizes
     assert set(fake.fetched) == {"config.json"}
-    assert any("would be fetched from the Hub" in note for note in found.notes)
+    assert any("0.0 MiB are free on the disk of its local cache" in note for note in found.notes)
     assert found.to_json()["parameters"] > 0
 
     tensors = load_file(root / "experts" / "pets" / "model.safetensors")
@@ -351,8 +354,26 @@ def test_without_the_hub_there_is_one_message(edit_suite: Edit, tmp_path: Path, 
             task["expert"] = "some/expert"
 
     (problem,) = check(load_suite(edit_suite(change))).problems
-    assert "'some/expert' (expert 'pets', expert 'signs')" in problem
+    assert "'some/expert' (expert 'pets' and 1 more)" in problem
     assert "the Hub cannot be reached" in problem
+
+
+def test_data_sets_are_not_fetched_either(edit_suite: Edit, hub: Callable[..., FakeHub], monkeypatch: Any) -> None:
+    fake = hub({})
+    sizes = {"README.md": 7, "plain/train.parquet": 1000, "other/train.parquet": 5000}
+    siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
+    answer = SimpleNamespace(gated=False, siblings=siblings)
+    monkeypatch.setattr(fake, "dataset_info", lambda repo, **_: answer, raising=False)
+
+    def change(content: dict[str, Any]) -> None:
+        content["tasks"]["pets"]["test"] = {"hub": "some/pictures", "config": "plain", "split": "train"}
+
+    monkeypatch.setattr(places_module, "find_spec", lambda name: None)
+    found = check(load_suite(edit_suite(change)), probe=False)
+    assert [(one.ref, one.kind, one.bytes) for one in found.downloads] == [("some/pictures (plain)", "data set", 1000)]
+    package = "data sets are read with the package 'datasets' ('some/pictures'): pip install 'featcal[hub]'"
+    assert found.problems == (package,)
+    assert any("without a revision" in note and "some/pictures" in note for note in found.notes)
 
 
 def test_a_half_fetched_model_counts_as_not_there(tmp_path: Path, hub: Callable[..., FakeHub]) -> None:
@@ -504,7 +525,9 @@ def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
     assert found is not None
     run = ["calibrate", str(tmp_path / "suite.yaml"), "--samples", "32", "--out", str(tmp_path / "out"), "--json"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "featcal", *run], check=True, capture_output=True, text=True, env=alone)
+    done = subprocess.run(
+        [sys.executable, "-m", "featcal", *run], check=True, capture_output=True, text=True, env=alone
+    )
     assert 0.5 < found.memory_bytes / json.loads(done.stdout)["peak_rss_bytes"] < 2
     assert found.disk_bytes == pytest.approx((tmp_path / "out" / "model.safetensors").stat().st_size, rel=0.1)
     assert found.samples == 32

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
-from featcal.mergers.schema import METHODS, MergeRecipe
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.weights import TensorInfo, Weights, check_finite
 
-MERGERS = METHODS
 VALUES_AT_ONCE = 2**24
 """Values that are merged together: an expert's files are opened once for so many, and float64 copies stay small."""
 

@@ -1,9 +1,9 @@
 """TIES, trimmed tensor by tensor: task vectors are trimmed to their largest entries, a sign is elected for every
 entry, and what agrees with it is averaged (Yadav et al., TIES-Merging, arXiv 2306.01708, Sec. 4).
 
-Two rules differ from the paper's, and both are those of mergekit's `ties`: the largest entries are those of each
-*tensor*, where the paper trims the task vector of the whole model at once, and the experts have weights. Numbers of
-one are not numbers of the other: the tables of the TIES paper come from whole-vector trimming.
+Two rules are those of mergekit's `ties` and not the paper's: the largest entries are those of each *tensor*, where the
+paper trims the task vector of the whole model at once, and the experts have weights. These are two methods: numbers in
+papers' tables come from whole-vector trimming, and are not to be compared with this one's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def merge(
     plus, minus, plus_mass, minus_mass = (torch.zeros_like(base) for _ in range(4))
     for i, expert in enumerate(experts):
         weight = 1.0 if weights is None else weights[i]
-        kept = weight * trim(expert - base, DEFAULT_DENSITY if densities is None else densities[i], sizes)
+        kept = trim(expert - base, DEFAULT_DENSITY if densities is None else densities[i], sizes).mul_(weight)
         plus += kept.clamp(min=0)
         minus += kept.clamp(max=0)
         plus_mass.add_(kept > 0, alpha=weight)
@@ -58,15 +58,15 @@ def merge(
 def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
     """`vector` with all but its largest entries by magnitude set to 0.
 
-    Of n entries `floor(density * n)` are kept, and at least one. Of equal ones at the edge any may be the ones kept.
+    Of n entries `floor(density * n)` are kept, and at least one. Where entries at the edge are equal, as they often are
+    between models in half precision, `torch.topk` decides: it does in mergekit too.
 
     >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
     [0.0, -3.0, 0.0, 2.0]
     """
-    flat = vector.flatten()
-    parts = [
-        torch.zeros_like(part).index_put_((kept,), part[kept])
-        for part in torch.split(flat, list(sizes or [len(flat)]))
-        for kept in [part.abs().topk(max(1, int(density * len(part))), sorted=False).indices]
-    ]
-    return torch.cat(parts).view_as(vector)
+    trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
+    split = list(sizes or [vector.numel()])
+    for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
+        kept = part.abs().topk(max(1, int(density * len(part))), sorted=False).indices
+        target[kept] = part[kept]
+    return trimmed

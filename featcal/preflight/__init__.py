@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
         general.notes += _scarce(estimates, places)
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
-    general.problems += _unreachable(places)
+    general.problems += _out_of_reach(places)
     if suite.unpinned():
         general.notes.append(
             f"data sets without a revision may change under the suite: {', '.join(suite.unpinned())}; set 'revision'"
@@ -232,21 +232,31 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
             "of the working folder"
         )
     wanted = sum(one.bytes for one in places.downloads.values())
-    if wanted:
-        free = cache_free_bytes()
-        short = f"; only {gib(free)} are free there" if wanted > free else ""
-        notes.append(f"{gib(wanted)} would be fetched from the Hub into its local cache{short}")
+    if wanted and wanted > (free := cache_free_bytes()):
+        notes.append(
+            f"{gib(wanted)} would be fetched from the Hub, {gib(free)} are free on the disk of its local cache"
+        )
     return notes
 
 
-def _unreachable(places: Places) -> list[str]:
-    if not places.unreachable:
-        return []
-    ids = "; ".join(f"'{ref}' ({', '.join(dict.fromkeys(labels))})" for ref, labels in places.unreachable.items())
-    return [
-        f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset HF_HUB_OFFLINE), "
-        "or give local folders"
-    ]
+def _out_of_reach(places: Places) -> list[str]:
+    """What keeps models and data sets from being looked at, one problem each."""
+    problems = []
+    if places.unreachable:
+        ids = "; ".join(f"'{ref}' ({_who(labels)})" for ref, labels in places.unreachable.items())
+        problems.append(
+            f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset "
+            "HF_HUB_OFFLINE), or give local folders"
+        )
+    if places.without_package:
+        names = ", ".join(f"'{name}'" for name in sorted(places.without_package))
+        problems.append(f"data sets are read with the package 'datasets' ({names}): pip install 'featcal[hub]'")
+    return problems
+
+
+def _who(labels: Sequence[str]) -> str:
+    own = list(dict.fromkeys(labels))
+    return own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"
 
 
 def gib(size: float) -> str:

@@ -19,6 +19,7 @@ from featcal.models.adapter import Adapter, Block
 from featcal.models.capture import linears
 from featcal.models.weights import TensorInfo
 from featcal.preflight.samples import Drawn
+from featcal.progress import available_bytes
 
 LIBRARIES = int(0.75 * 2**30)
 """Resident memory of torch, transformers and featcal before a weight is read, measured on Linux."""
@@ -78,7 +79,7 @@ def estimate(
     verifying = inputs + 2 * stored
     return Estimates(
         LIBRARIES + max(calibrating, verifying),
-        _available_memory(),
+        available_bytes(),
         stored,
         shutil.disk_usage(out).free,
         _seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
@@ -150,13 +151,3 @@ def cache_free_bytes() -> int:
     while not folder.is_dir():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _available_memory() -> int | None:
-    """Bytes that Linux says could be used without swapping; None elsewhere."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
-    return None if kilobytes is None else 1024 * kilobytes

@@ -7,6 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from featcal.errors import InputError
@@ -38,6 +39,8 @@ class Places:
         """What a run would fetch, by reference."""
         self.unreachable: dict[str, list[str]] = defaultdict(list)
         """Ids that are in no local cache while the Hub does not answer, and what needs them."""
+        self.without_package: set[str] = set()
+        """Data sets that the package `datasets` would read if it were installed."""
 
     def locate(self, ref: str, label: str) -> Located | None:
         """The model behind a reference, as far as it is known; None where that is nothing before it is fetched.
@@ -86,8 +89,13 @@ class Places:
         Raises:
             InputError: the Hub has no such data set, or it is gated.
         """
-        if source.hub is None or (self._root / source.hub).is_dir() or _data_cached(source.hub):
+        if source.hub is None:
             return True
+        installed = find_spec("datasets") is not None
+        if not installed:
+            self.without_package.add(source.hub)
+        if self._is_folder(source.hub) or (installed and _data_cached(source.hub)):
+            return installed
         ref = source.hub + (f"@{source.revision}" if source.revision else "")
         key = f"{ref} ({source.config})" if source.config else ref
 
@@ -154,11 +162,9 @@ def cached_folder(ref: str) -> Path | None:
 
 
 def _data_cached(name: str) -> bool:
-    """Whether the package `datasets` has a copy, or is not there to make one (which is then the problem to report)."""
-    try:
-        import datasets
-    except ImportError:
-        return True
+    """Whether the package `datasets` has a copy of a data set."""
+    import datasets
+
     return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()).is_dir()
 
 

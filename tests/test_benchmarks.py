@@ -1,0 +1,157 @@
+"""What the benchmarks compute: the reference they compare with, operations, lines, memory of a process tree."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from featcal.calibration.calibrate import calibrate
+from featcal.calibration.config import CalibrationConfig
+from featcal.family import Family, open_family
+from featcal.suite import load_suite
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import b32  # noqa: E402
+import families  # noqa: E402
+import measure  # noqa: E402
+import reference  # noqa: E402
+import roofline  # noqa: E402
+
+SHAPE = families.ClipShape(width=8, hidden=16, blocks=2, heads=2, patch=4, image=8)
+LLAMA = families.LlamaShape(width=16, hidden=24, blocks=3, heads=4, kv_heads=2, vocabulary=32)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_reference_is_the_same_calibration(tiny: Family, alpha: float) -> None:
+    config = CalibrationConfig(samples=7, alpha=alpha, rho=1.7)
+    ours = calibrate(tiny, config).weights
+    pixels = {task: tiny.samples(task, "calibration", 7, config.seed).inputs["pixel_values"] for task in tiny.experts}
+    theirs, seconds = reference.calibrate(tiny, pixels, config)
+    for name, tensor in ours.read(tiny.adapter.tower).items():
+        assert float((theirs[name] - tensor).norm() / tensor.norm()) <= 1e-4, name
+    assert set(seconds) == {"load", "embeddings", "student forward", "expert forward", "moments", "solve"}
+    assert not any(theirs[f"{block.name}.mlp.fc1.weight"].equal(merged_fc1(tiny, block.name)) for block in blocks(tiny))
+
+
+def blocks(family: Family) -> list[families.Any]:
+    return family.adapter.blocks()
+
+
+def merged_fc1(family: Family, block: str) -> torch.Tensor:
+    return family.merged.read([f"{block}.mlp.fc1.weight"])[f"{block}.mlp.fc1.weight"]
+
+
+def test_operations_of_a_small_model_counted_by_hand() -> None:
+    """d = 8, f = 16, 2 blocks, 5 tokens; 3 samples are 15 rows: more than d, fewer than f."""
+    found = roofline.clip_flops(SHAPE, tasks=1, samples=3)
+    rows, patches = 15, 2 * 3 * 4 * (3 * 16) * 8
+    linear = 2 * rows * (3 * 64 + 64 + 128 + 128)
+    attention = 2 * (2 * 3 * 5 * 5 * 8)
+    assert found.expert_forward == patches + 2 * (linear + attention)
+    assert found.student_forward == patches + 2 * (2 * (linear + attention) - 2 * rows * 128)
+    qkv = rows * 72 + 2 * rows * 192 + 2 * 192 * 8
+    out = rows * 72 + 2 * rows * 64 + 2 * 64 * 8
+    fc1 = rows * 72 + 2 * rows * 128 + 2 * 128 * 8
+    fc2 = rows * 16 * 17 + 2 * rows * 128 + 2 * 128 * rows
+    second_gram = rows * 72  # in the last block the query is counted apart from keys and values
+    assert found.moments == 2 * (qkv + out + fc1 + fc2) + second_gram
+    third, solves = 8**3 / 3, 2 * 64
+    one = third + solves * 24 + third + solves * 8 + third + solves * 16 + 16**3 / 3 + 2 * 256 * 8
+    assert found.solve == pytest.approx(2 * one + third, rel=1e-12)
+
+
+def test_operations_grow_with_tasks_but_those_of_the_solve() -> None:
+    one, four = (roofline.clip_flops(SHAPE, tasks, 3) for tasks in (1, 4))
+    assert four.solve == one.solve
+    assert four.total - four.solve == pytest.approx(4 * (one.total - one.solve))
+
+
+def test_ideal_time_takes_every_part_at_the_peak_of_its_dtype() -> None:
+    flops = roofline.Flops(expert_forward=10, student_forward=20, moments=30, solve=40)
+    peaks = {"float32": 10.0, "float64": 2.0, "bfloat16": 100.0}
+    assert roofline.ideal_seconds(flops, peaks, "exact") == pytest.approx(1 + 2 + 3 + 20)
+    assert roofline.ideal_seconds(flops, peaks, "fast") == pytest.approx(0.1 + 0.2 + 3 + 20)
+
+
+def test_line_is_exact_on_a_line_and_says_when_there_is_none() -> None:
+    exact = measure.line([1, 2, 5, 9], [3.5, 5.5, 11.5, 19.5])
+    assert (exact.slope, exact.intercept) == pytest.approx((2.0, 1.5), abs=1e-12)
+    assert exact.r2 == pytest.approx(1.0, abs=1e-12)
+    assert measure.line([1, 2, 3, 4], [1, 4, 9, 16]).r2 == pytest.approx(0.9689922480620154)
+    assert measure.line([1, 2, 3, 4], [1, -1, -1, 1]).r2 == pytest.approx(0.0, abs=1e-12)
+
+
+def test_memory_of_a_process_and_its_children_is_seen() -> None:
+    """80 MB in the process, 60 MB more in its child while both live."""
+    child = "b = bytearray(60_000_000); import time; time.sleep(1.2)"
+    code = (
+        "import json, subprocess, sys, time; time.sleep(0.5); start = time.monotonic(); a = bytearray(80_000_000);"
+        f"subprocess.run([sys.executable, '-c', {child!r}]); print(json.dumps([start, time.monotonic()]))"
+    )
+    run = measure.run([sys.executable, "-c", code])
+    start, end = run.document
+    before, peak = run.before(start), run.peak([start, end])
+    assert before is not None
+    assert peak["rss"] - before.rss > 140_000_000
+    assert run.peak([0, start - 0.2])["rss"] < 60_000_000
+    if before.anonymous is not None:
+        assert peak["anonymous"] - before.anonymous > 135_000_000
+        assert peak["pss"] is not None and 130_000_000 < peak["pss"] <= peak["rss"]
+    assert run.seconds >= 1.7
+
+
+def test_a_failing_command_is_not_a_measurement() -> None:
+    with pytest.raises(SystemExit, match="failed with status 3"):
+        measure.run([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_random_clip_is_written_once_and_calibrates(tmp_path: Path) -> None:
+    file = families.clip_suite(tmp_path, SHAPE, tasks=3, samples=4)
+    root = file.parent
+    written = (root / "base" / "model.safetensors").stat().st_mtime_ns
+    assert families.clip_suite(tmp_path, SHAPE, tasks=3, samples=4) == file
+    assert (root / "base" / "model.safetensors").stat().st_mtime_ns == written
+    names = [root / "experts" / f"t{task}" / "model.safetensors" for task in range(3)]
+    assert names[0].samefile(names[2]) and not names[0].samefile(names[1])
+    family = open_family(load_suite(file), "cpu")
+    models = [load_file(root / name / "model.safetensors") for name in ("base", "expert-0", "expert-1", "merged")]
+    for name, base in models[0].items():
+        ours, theirs, merged = (model[name] - base for model in models[1:])
+        assert float(ours.norm() / base.norm()) == pytest.approx(families.EXPERT_DISTANCE, rel=1e-3)
+        torch.testing.assert_close(merged, families.SCALE * (ours + theirs), atol=1e-6, rtol=1e-4)
+    record = calibrate(family, CalibrationConfig(samples=4)).record
+    assert {task: entry["samples"] for task, entry in record["tasks"].items()} == {"t0": 4, "t1": 4, "t2": 4}
+
+
+def test_random_llama_has_its_shards_and_calibrates(tmp_path: Path) -> None:
+    file = families.llama_suite(tmp_path, LLAMA, tasks=2, samples=4, length=6)
+    base = file.parent / "base"
+    places = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(list(base.glob("*.safetensors"))) == 4 == len(set(places.values()))
+    assert any(len({f for n, f in places.items() if n.startswith(f"model.layers.{i}.")}) > 1 for i in range(3))
+    family = open_family(load_suite(file), "cpu")
+    assert {info.dtype for info in family.base.info.values()} == {torch.bfloat16}
+    record = calibrate(family, CalibrationConfig(samples=4, lam=0.1, rho=0.5)).record
+    assert record["tasks"]["t0"]["tokens"] == 21  # one row of four is padded to half
+
+
+def test_another_shape_is_another_folder(tmp_path: Path) -> None:
+    first = families.clip_suite(tmp_path, SHAPE, tasks=1, samples=1)
+    second = families.clip_suite(tmp_path, replace(SHAPE, blocks=1), tasks=1, samples=1)
+    assert first.parent != second.parent
+
+
+def test_the_largest_difference_names_its_tensor(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    save_file({"near": torch.tensor([3.0, 4.01]), "far": torch.tensor([1.0, 1.0])}, one)
+    save_file({"near": torch.tensor([3.0, 4.0]), "far": torch.tensor([1.0, 3.0]), "more": torch.ones(1)}, other)
+    found = b32.largest_difference(one, other)
+    assert found["tensor"] == "far"
+    assert found["value"] == pytest.approx(2 / 10**0.5)
