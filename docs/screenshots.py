@@ -23,6 +23,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from websockets.sync.client import ClientConnection, connect
 
@@ -107,9 +108,21 @@ class Browser:
         self.wait(READY, steady=0.7)
         file.parent.mkdir(parents=True, exist_ok=True)
         shot = Image.open(BytesIO(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])))
-        few = shot.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(file, optimize=True)  # a third of the bytes; maximal coverage keeps colours that are rare
+        few_colours(shot.convert("RGB")).save(file, optimize=True)
         self.look(theme)
+
+
+def few_colours(shot: Image.Image) -> Image.Image:
+    """256 colours, a third of the bytes: the most frequent ones as they are, each other one by its nearest."""
+    pixels = np.asarray(shot).reshape(-1, 3)
+    colours, place, count = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    rest = np.array(shot.quantize(96, dither=Image.Dither.NONE).getpalette()).reshape(-1, 3)[:96]
+    palette = np.concatenate([colours[np.argsort(-count)[: 256 - len(rest)]], rest])
+    parts = np.array_split(colours.astype(np.int32), len(colours) // 4096 + 1)
+    nearest = np.concatenate([((part[:, None] - palette) ** 2).sum(2).argmin(1) for part in parts])
+    few = Image.fromarray(nearest[place].reshape(shot.height, shot.width).astype(np.uint8), "P")
+    few.putpalette(palette.astype(np.uint8).tobytes())
+    return few
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
             f"one of those for the Hub's models in `featcal suites`."
             f"{did_you_mean(str(name_or_path), [*embedded, *ready])}"
         )
-    content = _read_yaml(file)
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise InputError(f"{file}: a suite file is a mapping with name, base, merged and tasks")
     return suite_from_dict(content, file.resolve().parent, str(file))
@@ -206,10 +206,10 @@ def _with_catalogue(content: dict[str, Any], label: str) -> dict[str, Any]:
 @cache
 def task_catalogue() -> dict[str, dict[str, Any]]:
     """Tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
-    return {name: task for file in task_files() for name, task in _read_yaml(file).items()}
+    return {name: task for file in task_files() for name, task in read_yaml(file).items()}
 
 
-def _read_yaml(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (yaml.YAMLError, ValueError) as error:

@@ -218,3 +218,34 @@ def test_expert_passes_can_be_used_again(family: Family) -> None:
     for name in names:
         assert first[name].equal(second[name])
         torch.testing.assert_close(first[name], plain[name], rtol=0, atol=0)
+
+
+def test_a_wider_recipe_is_said_in_the_config(tmp_path: Path) -> None:
+    """transformers rounds what it loads to the dtype that config.json names."""
+    import json
+
+    import yaml
+
+    from featcal.merging import merge_to_folder
+
+    file = write_text_suite(tmp_path / "s", "llama", dtype=torch.bfloat16)
+    config = tmp_path / "s" / "base" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
+    content = yaml.safe_load(file.read_text())
+    content["merged"]["dtype"] = "float32"
+    file.write_text(yaml.safe_dump(content))
+    merge_to_folder(load_suite(file), None, None, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.float32}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_half_precision_checkpoints_keep_their_dtype(tmp_path: Path) -> None:
+    family = open_family(load_suite(write_text_suite(tmp_path / "s", "llama", dtype=torch.bfloat16)), "cpu")
+    before = measure_drift(family, split="test")
+    calibrate_to_folder(family, config_for(family, lam=0.05, rho=1.0, alpha=0.3), tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    after = measure_drift(family, str(tmp_path / "out"), split="test")
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift

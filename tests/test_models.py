@@ -14,7 +14,6 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.family import Family, open_family
-from featcal.mergers import simple_averaging, task_arithmetic
 from featcal.models.checkpoint import Checkpoint, resolve
 from featcal.models.weights import InMemory, Overlay, compute_for
 from featcal.suite import load_suite
@@ -173,15 +172,6 @@ def test_recipe_is_task_arithmetic_tensor_by_tensor(tiny: Family) -> None:
     for name in tiny.adapter.tower:
         expected = base[name] + 0.5 * sum(expert[name] - base[name] for expert in experts)
         torch.testing.assert_close(merged[name], expected)
-
-
-def test_mergers_agree_where_they_must() -> None:
-    base, one, two = torch.randn(3, 4, 5, dtype=torch.float64)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 0.0), base)
-    torch.testing.assert_close(task_arithmetic.merge(base, [one], 1.0), one)
-    average = simple_averaging.merge(base, [one, two])
-    torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 0.5), average)
-    torch.testing.assert_close(average, (one + two) / 2)
 
 
 def test_overlay_reads_replaced_and_kept() -> None:

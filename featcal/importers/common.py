@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
-from featcal.suite import _read_yaml
+from featcal.suite import read_yaml
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def read_recipe(file: Path) -> dict[str, Any]:
     Raises:
         InputError: unreadable, not YAML, or something else than one mapping.
     """
-    content = _read_yaml(file)
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise InputError(f"{file}: the recipe of a merge is a mapping of keys to values")
     return content

@@ -12,7 +12,7 @@ import torch
 
 from featcal.errors import InputError, NumericalError
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
-from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text
@@ -64,6 +64,7 @@ def write_model(
         written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]
     else:
         written = [*_copy_files(container.folder, folder.partial), *_write_shards(folder, adapter, source, model)]
+        _say_dtype(folder.partial, [model.info[name].dtype for name in adapter.tower])
     if whole:
         verify_reload(folder.partial, adapter, model)
     else:
@@ -239,6 +240,15 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     if not (container.folder / CONFIG_FILE).is_file():  # a single file among others
         return [CONFIG_FILE]
     return [CONFIG_FILE, *copy_tokenizer(container.folder, target)]
+
+
+def _say_dtype(target: Path, dtypes: Sequence[torch.dtype]) -> None:
+    """Name the widest dtype of the tower in `config.json`: transformers rounds what it loads to that one."""
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    config = read_config(target, "written model")
+    named = {key: str(widest).removeprefix("torch.") for key in ("dtype", "torch_dtype") if config.get(key) is not None}
+    if any(config[key] != value for key, value in named.items()):
+        save_text(json.dumps(config | named, indent=2) + "\n", target / "config.json")
 
 
 def copy_tokenizer(container: Path, target: Path) -> list[str]:
