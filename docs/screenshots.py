@@ -116,7 +116,7 @@ def few_colours(shot: Image.Image) -> Image.Image:
     """256 colours, a third of the bytes: the most frequent ones as they are, each other one by its nearest."""
     pixels = np.asarray(shot).reshape(-1, 3)
     colours, place, count = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
-    rest = np.array(shot.quantize(96, dither=Image.Dither.NONE).getpalette()).reshape(-1, 3)[:96]
+    rest = np.array(shot.quantize(192, dither=Image.Dither.NONE).getpalette()).reshape(-1, 3)[:192]
     palette = np.concatenate([colours[np.argsort(-count)[: 256 - len(rest)]], rest])
     parts = np.array_split(colours.astype(np.int32), len(colours) // 4096 + 1)
     nearest = np.concatenate([((part[:, None] - palette) ** 2).sum(2).argmin(1) for part in parts])

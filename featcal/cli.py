@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +49,7 @@ class _Size(click.ParamType[int]):
 
 def main() -> None:
     """Entry point: maps every outcome to its exit status."""
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own rules for jvp
     try:
         sys.exit(commands.main(standalone_mode=False) or 0)
     except click.ClickException as error:

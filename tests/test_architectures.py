@@ -27,6 +27,11 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return open_family(load_suite(write_text_suite(tmp_path_factory.mktemp(request.param), request.param)), "cpu")
 
 
+def adapted(family: Family) -> bool:
+    """Whether the experts are adapters on the base."""
+    return "+" in family.suite.tasks[TASKS[0]].expert
+
+
 def library_output(family: Family, inputs: Any) -> Tensor:
     """Scores at the position of the answer, by the library alone."""
     model: Any = family.adapter
@@ -107,7 +112,8 @@ def test_drift_identity_and_shares(family: Family) -> None:
         assert float(task.attribution.telescoped_shares.sum()) == pytest.approx(1, abs=1e-9)
         if task.output is not None:
             assert float(task.output.tightness.max()) <= 1 + 1e-9
-            assert float(task.output.head_mismatch.min()) > 0  # every model has its own head
+            shared = adapted(family)  # adapters leave the head alone; otherwise every model has its own
+            assert bool((task.output.head_mismatch == 0).all() if shared else (task.output.head_mismatch > 0).all())
             assert not bool((task.output.certified & ~task.output.agrees).any())
 
 
@@ -181,7 +187,10 @@ def test_rmsnorms_are_left_alone_unless_asked_for(family: Family) -> None:
     plain = calibrate(family, config_for(family, lam=0.05)).weights.read(scales)
     extended = calibrate(family, config_for(family, lam=0.05, rmsnorms=True)).weights.read(scales)
     assert all(plain[name].equal(merged[name]) for name in scales)
-    assert all(not extended[name].equal(merged[name]) for name in scales)
+    if adapted(family):  # all models have the same scales, which are therefore the solution
+        assert all(torch.allclose(extended[name], merged[name], rtol=1e-6) for name in scales)
+    else:
+        assert all(not extended[name].equal(merged[name]) for name in scales)
 
 
 def test_a_repeated_tensor_must_repeat(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CONFIGS["t5-tied"] = {**CONFIGS["t5"], "tie_word_embeddings": True}
 CONFIGS["llama-tied"] = {**CONFIGS["llama"], "tie_word_embeddings": True}
+CONFIGS["t5-lora"] = CONFIGS["t5"]
 KINDS = tuple(CONFIGS)
 
 
@@ -84,6 +85,24 @@ def write_text_expert(folder: Path, base: dict[str, Tensor], kind: str, seed: in
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
 
 
+def write_lora(folder: Path, base: dict[str, Tensor], seed: int, distance: float) -> None:
+    """A peft adapter of rank 4 on every query and value, of about `distance` of their size."""
+    generator = torch.Generator().manual_seed(seed)
+    update = {}
+    for name in base:
+        if name.endswith((".q.weight", ".v.weight")):
+            rows, columns = base[name].shape
+            down = torch.randn(4, columns, generator=generator)
+            up = torch.randn(rows, 4, generator=generator)
+            up *= distance * base[name].norm() / (2 * (up @ down).norm())
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            update |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    folder.mkdir(parents=True)
+    save_file(update, folder / "adapter_model.safetensors", {"format": "pt"})
+    options = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q", "v"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**options, "task_type": "SEQ_2_SEQ_LM"}))
+
+
 def token_samples(kind: str, seed: int, count: int = 8) -> dict[str, Tensor]:
     """Token ids with padding on the right, their mask and the answers: `ids`, `mask`, `labels`."""
     generator = torch.Generator().manual_seed(seed)
@@ -107,8 +126,11 @@ def write_text_suite(
     samples: dict[str, Tensor] = {}
     entries: dict[str, Any] = {}
     for seed, task in enumerate(tasks):
-        write_text_expert(root / "experts" / task, base, kind, seed + 1, distance)
-        entry: dict[str, Any] = {"expert": f"experts/{task}"}
+        if kind == "t5-lora":
+            write_lora(root / "adapters" / task, base, seed + 1, 3 * distance)
+        else:
+            write_text_expert(root / "experts" / task, base, kind, seed + 1, distance)
+        entry: dict[str, Any] = {"expert": f"base+adapters/{task}" if kind == "t5-lora" else f"experts/{task}"}
         for number, split in enumerate(("calibration", "test")):
             drawn = token_samples(kind, 10 * seed + number)
             samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}

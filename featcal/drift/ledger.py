@@ -208,6 +208,7 @@ def _output_json(output: OutputDrift) -> dict[str, Any]:
     return {
         "score_drift": float(output.score_drift.mean()),
         "bound": float(output.bound.mean()),
+        "head_mismatch": float(output.head_mismatch.mean()),
         "tightness": float(output.tightness.mean()),
         "loss_change": float(output.loss_change.mean()),
         "margin": float(output.margin.mean()),
