@@ -96,7 +96,14 @@ class Family:
         batches = batches_of(samples, batch_size, self.compute.device)
         expert = self.experts[samples.task]
         return ExpertPass(
-            self.adapter, expert, batches, samples.indices, self.compute, keep, store or ActivationStore()
+            self.adapter,
+            expert,
+            batches,
+            samples.indices,
+            self.compute,
+            keep,
+            store or ActivationStore(),
+            samples.truncated,
         )
 
     def head(self) -> dict[str, Tensor]:

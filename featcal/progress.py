@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 Progress = Callable[[str, int, int], None]
 """Called with a label, steps done and steps in all. It may raise to stop the work: nothing is left half-done."""
@@ -31,6 +33,13 @@ def available_bytes() -> int | None:
         return int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library keeps it for later (glibc)."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_rss_bytes() -> int | None:

@@ -27,7 +27,8 @@ FROZEN = {"shared.weight", "lm_head.weight"}
 @cache
 def texts(task: str) -> dict[str, list[tuple[str, str]]]:
     """Prompts and answers of each split, as the suite file asks for them."""
-    rows = [json.loads(line) for line in gzip.open(FOLDER / f"{task}.jsonl.gz", "rt")]
+    with gzip.open(FOLDER / f"{task}.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
     found = {}
     for split in SPLITS:
         source = SUITE["tasks"][task][split]

@@ -52,7 +52,7 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """config, tasks (samples, tokens, indices), seconds by stage, relative drift per block and task, versions."""
+    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, versions."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -211,7 +211,12 @@ def _run(
         "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
         "config": asdict(config),
         "tasks": {
-            task: {"samples": len(one.indices), "tokens": one.tokens, "indices": list(one.indices)}
+            task: {
+                "samples": len(one.indices),
+                "tokens": one.tokens,
+                "truncated": one.truncated,
+                "indices": list(one.indices),
+            }
             for task, one in passes.items()
         },
         "seconds": {"calibration": time.perf_counter() - started},

@@ -67,55 +67,83 @@ def calibrate_blocks(
     store = store or ActivationStore()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
-        outer = compute.place(merged.read(stage.outer))
-        for task, expert in experts.items():
-            expert.start(stage)
-            upstream = streams.get(task)
-            calls = first_calls(stage, outer, expert.batches, upstream)
-            streams[task] = store.hold(calls) if upstream is None else store.replace(upstream, calls)
+        _enter(stage, compute.place(merged.read(stage.outer)), experts, streams, store)
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
-            stored = merged.read(block.names)
-            student = block.local(compute.move(stored))
-            before = finished(block)
-            moments = BlockMoments(stage, index, config) if before is None else None
-            running = compute.place(student)
-            for task, expert in experts.items():
-                _count_task(expert, stage, block, running, streams[task], moments)
-            if moments is not None:
-                new = _solve(moments, block, student, block.local(compute.move(base.read(block.names))))
-                stored |= {name: _stored(name, tensor, stored[name]) for name, tensor in new.items()}
+            stored = finished(block)
+            if stored is None:
+                stored = merged.read(block.names)
+                moments = BlockMoments(stage, index, config)
+                _count(moments, block, compute, stored, experts, streams, store)
+                stored |= _solve(moments, block, compute, stored, base)
                 put(block, stored)
-            deployed = block.local(compute.place(before or stored))
+            else:
+                _walk_experts(stage, block, experts)
+            store.settle()
+            deployed = block.local(compute.place(stored))
             residuals[block.name] = {
-                task: _advance_task(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
+                task: _advance(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
             }
     progress("calibrating", total, total)
     return residuals
 
 
-def _count_task(
-    expert: ExpertPass,
+def _enter(
     stage: Stage,
+    outer: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+    streams: dict[str, CallList],
+    store: ActivationStore,
+) -> None:
+    """First calls of a stage on both streams of every task; they replace the calls after the stage before."""
+    for task, expert in experts.items():
+        expert.start(stage)
+        upstream = streams.get(task)
+        calls = first_calls(stage, outer, expert.batches, upstream)
+        streams[task] = store.hold(calls) if upstream is None else store.replace(upstream, calls)
+
+
+def _walk_experts(stage: Stage, block: Block, experts: Mapping[str, ExpertPass]) -> None:
+    """Run every expert through a block that needs no counting."""
+    for expert in experts.values():
+        for _ in expert.walk(stage, block, expert.tensors(block)):
+            pass
+
+
+def _count(
+    moments: BlockMoments,
+    block: Block,
+    compute: Compute,
+    stored: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+    streams: Mapping[str, CallList],
+    store: ActivationStore,
+) -> None:
+    """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
+    student = block.local(compute.place(stored))
+    for task, expert in experts.items():
+        tensors = expert.tensors(block)
+        _count_task(moments, block, student, expert, tensors, streams[task])
+        moments.end_task(tensors)
+        store.settle()
+
+
+def _count_task(
+    moments: BlockMoments,
     block: Block,
     student: Mapping[str, Tensor],
+    expert: ExpertPass,
+    tensors: Mapping[str, Tensor],
     stream: CallList,
-    moments: BlockMoments | None,
 ) -> None:
-    """Run one task through a block on both streams and count it."""
-    tensors = expert.tensors(block)
-    for call, batch, trace in zip(stream, expert.batches, expert.walk(stage, block, tensors), strict=True):
-        if moments is not None:
-            with capture_inputs(block.module, moments.norm, to_the_end=not moments.started) as inputs:
-                block.run(student, call)
-            moments.update(call, batch, inputs, trace.outputs, tensors, expert.tokens)
-    if moments is not None:
-        moments.end_task(tensors)
+    walk = expert.walk(moments.stage, block, tensors)
+    for call, batch, trace in zip(stream, expert.batches, walk, strict=True):
+        with capture_inputs(block.module, moments.norm, to_the_end=not moments.started) as inputs:
+            block.run(student, call)
+        moments.update(call, batch, inputs, trace.outputs, tensors, expert.tokens)
 
 
-def _advance_task(
-    expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[str, Tensor], stream: CallList
-) -> float:
+def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[str, Tensor], stream: CallList) -> float:
     """Run one task's deployed stream through the finished block.
 
     Returns:
@@ -138,12 +166,15 @@ def _advance_task(
 
 
 def _solve(
-    moments: BlockMoments, block: Block, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]
+    moments: BlockMoments, block: Block, compute: Compute, stored: Mapping[str, Tensor], base: Weights
 ) -> dict[str, Tensor]:
+    """Every calibrated tensor of a block by canonical name, in the dtype it is stored in."""
+    merged, own = (block.local(compute.move(tensors)) for tensors in (stored, base.read(block.names)))
     try:
-        return block.canonical(moments.solve(merged, base))
+        solved = block.canonical(moments.solve(merged, own))
     except NumericalError as error:
         raise NumericalError(f"{block.name}: {error}") from error
+    return {name: _stored(name, tensor, stored[name]) for name, tensor in solved.items()}
 
 
 def _stored(name: str, solved: Tensor, old: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ from featcal.models.weights import TensorInfo, Weights
 from featcal.progress import available_bytes, rss_bytes
 
 SLACK = 1.15
-"""What allocators and libraries take beside the tensors that are counted."""
+"""What allocators take beside the tensors that are counted."""
+STARTED = 200 * 2**20
+"""What libraries take once they compute: thread pools, kernels, packed operands."""
 
 
 def state_budget(stages: tuple[Stage, ...], merged: Weights, config: CalibrationConfig, limit: int, batch: int) -> int:
@@ -31,7 +33,7 @@ def state_budget(stages: tuple[Stage, ...], merged: Weights, config: Calibration
     """
     working = max(working_bytes(block, merged.info, config, batch) for stage in stages for block in stage.blocks)
     working = max(working, *(_outer_bytes(stage, merged.info) for stage in stages))
-    needed = rss_bytes() + int(SLACK * working)
+    needed = rss_bytes() + STARTED + int(SLACK * working)
     if needed > limit:
         raise InputError(
             f"--max-memory: one block needs about {needed / 2**30:.2f} GiB with what is loaded already, the limit is "

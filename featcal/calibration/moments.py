@@ -71,8 +71,11 @@ class LinearMoments:
         self.expert_mean += root @ y
 
     def targets(self, weight: Float[Tensor, "m d"], alpha: float) -> tuple[Tensor, Tensor]:
-        """(G_i, W_i C_i) of Eq. (13): means, with the inputs of the targets interpolated by Eq. (10)."""
-        gram = mirror(self.gram) / self.weight
+        """(G_i, W_i C_i) of Eq. (13): means, with the inputs of the targets interpolated by Eq. (10).
+
+        The sum of the Gram matrix becomes the mean in place, so this is asked for once.
+        """
+        gram = mirror(self.gram).div_(self.weight)
         target = self.cross * (alpha / self.weight)
         return gram, target if alpha == 1 else target.addmm_(weight.to(gram.dtype), gram, alpha=1 - alpha)
 
@@ -302,13 +305,13 @@ class BlockMoments:
     """The statistics of every calibrated module of one block, from one snapshot of features."""
 
     def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
-        self._stage, self._index, self._config = stage, index, config
+        self.stage, self._index, self._config = stage, index, config
         self._groups: list[LinearGroup | NormGroup | RmsGroup] = []
 
     @property
     def norm(self) -> type[nn.Module] | None:
         """Class of the scale-only norms whose inputs must be captured; None where they are not calibrated."""
-        return self._stage.norm if self._config.rmsnorms else None
+        return self.stage.norm if self._config.rmsnorms else None
 
     @property
     def started(self) -> bool:
@@ -319,9 +322,9 @@ class BlockMoments:
         """Count one batch of a task: the student's call and captured inputs, the expert's outputs and tensors, and
         the number of tokens that the task has in all."""
         if not self._groups:
-            self._groups = [*linear_groups(self._stage, self._index, inputs), *self._norm_groups(call)]
+            self._groups = [*linear_groups(self.stage, self._index, inputs), *self._norm_groups(call)]
         for group in self._groups:
-            weights = self._stage.token_weights(group.weighting, call, batch, self._config)
+            weights = self.stage.token_weights(group.weighting, call, batch, self._config)
             flat = None if weights is None else weights.flatten()
             if isinstance(group, LinearGroup):
                 group.update(inputs, outputs, expert, flat, self._config, tokens)
@@ -333,7 +336,7 @@ class BlockMoments:
             group.end_task(expert, self._config)
 
     def _norm_groups(self, call: Call) -> list[NormGroup | RmsGroup]:
-        block, stage, index = self._stage.blocks[self._index].module, self._stage, self._index
+        block, stage, index = self.stage.blocks[self._index].module, self.stage, self._index
         shifted = layernorms(block) if self._config.layernorms else {}
         return [
             *(NormGroup(n, stage.weighting(index, n), module, call.hidden.device) for n, module in shifted.items()),

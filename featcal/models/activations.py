@@ -17,6 +17,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.adapter import Call
+from featcal.progress import release_memory
 
 
 class ActivationStore:
@@ -47,6 +48,11 @@ class ActivationStore:
         if isinstance(old, CallList):
             old.clear()
         return held
+
+    def settle(self) -> None:
+        """Where there is a budget, give memory that was freed since back to the system: a limit counts it."""
+        if self.budget is not None:
+            release_memory()
 
     def fits(self, size: int) -> bool:
         """Whether `size` more bytes may be resident."""

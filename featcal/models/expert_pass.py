@@ -43,6 +43,8 @@ class ExpertPass:
     compute: Compute
     keep: bool = False
     store: ActivationStore = field(default_factory=ActivationStore)
+    truncated: int = 0
+    """Samples whose text was cut at the task's limits."""
     tokens: int = 0
     """Tokens of the first stage without padding; known once it was started."""
     _calls: CallList | list[Call] = field(default_factory=list)
