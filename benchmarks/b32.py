@@ -17,10 +17,11 @@ from statistics import median
 from typing import Any
 
 import families
-import measure
 import roofline
 import stage
 from safetensors.torch import load_file
+
+import measure
 
 SHAPES = {"b32": families.B32, "small": families.SMALL}
 
@@ -41,7 +42,7 @@ def main() -> None:
 
 def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
     """One run of featcal, with its roofline."""
-    run = _run("stage.py", suite, options, ["--peaks"])
+    run = _run("stage.py", suite, options, "--peaks")
     flops = roofline.clip_flops(shape, options.tasks, options.samples)
     ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
     return {
@@ -64,8 +65,8 @@ def compare(suite: Path, shape: families.ClipShape, options: argparse.Namespace)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         files = [Path(folder) / name for name in ("featcal.safetensors", "reference.safetensors")]
         for _ in range(options.rounds):
-            ours.append(_run("stage.py", suite, options, ["--weights", files[0]]))
-            theirs.append(_run("reference.py", suite, options, ["--weights", files[1]]))
+            ours.append(_run("stage.py", suite, options, "--weights", str(files[0])))
+            theirs.append(_run("reference.py", suite, options, "--weights", str(files[1])))
         difference = largest_difference(*files)
     return {
         "shape": asdict(shape),
@@ -73,7 +74,8 @@ def compare(suite: Path, shape: families.ClipShape, options: argparse.Namespace)
         "samples": options.samples,
         "precision": options.precision,
         "threads": ours[0].document["threads"],
-        "time_ratio": _ratio([run.document["seconds"] for run in ours], [run.document["seconds"] for run in theirs]),
+        "time_ratio": _ratio("seconds", ours, theirs),
+        "cpu_time_ratio": _ratio("cpu_seconds", ours, theirs),
         "memory_ratio": {
             kind: max(_peaks(ours, kind)) / max(_peaks(theirs, kind)) for kind in ("rss", "anonymous", "pss")
         },
@@ -95,8 +97,8 @@ def largest_difference(ours: Path, theirs: Path) -> dict[str, Any]:
     return {"value": found[worst], "tensor": worst}
 
 
-def _run(script: str, suite: Path, options: argparse.Namespace, more: Sequence[str | Path]) -> measure.Run:
-    command = [sys.executable, measure.BENCHMARKS / script, suite, "--samples", str(options.samples)]
+def _run(script: str, suite: Path, options: argparse.Namespace, *more: str) -> measure.Run:
+    command = [sys.executable, str(measure.BENCHMARKS / script), str(suite), "--samples", str(options.samples)]
     command += ["--precision", options.precision, "--device", options.device, *more]
     if options.threads:
         command += ["--threads", str(options.threads)]
@@ -109,14 +111,15 @@ def _costs(run: measure.Run) -> dict[str, Any]:
     before = run.before(run.document["window"][0])
     return {
         "seconds": run.document["seconds"],
+        "cpu_seconds": run.document["cpu_seconds"],
         "by_stage": run.document["by_stage"],
         "memory": run.peak(run.document["window"]),
         "memory_before": None if before is None else asdict(before),
     }
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return median(ours) / median(theirs)
+def _ratio(kind: str, ours: Sequence[measure.Run], theirs: Sequence[measure.Run]) -> float:
+    return median(run.document[kind] for run in ours) / median(run.document[kind] for run in theirs)
 
 
 def _peaks(runs: Sequence[measure.Run], kind: str) -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 
-from screenshots import READY, Browser, chromium, running_app  # noqa: E402
+from screenshots import READY, Browser, chromium, running_app
 
 __all__ = ["CHART", "READY", "Browser", "arguments", "chromium", "running_app", "settle"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ class LlamaShape:
     blocks: int = 80
     heads: int = 16
     kv_heads: int = 4
-    vocabulary: int = 32000
+    vocabulary: int = 128256
 
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
@@ -180,12 +181,12 @@ def _random(name: str, shape: torch.Size, noise: torch.Generator) -> Tensor:
     tensor = torch.randn(shape, generator=noise)
     if len(shape) == 1:
         return 1 + 0.1 * tensor if "norm" in name and name.endswith("weight") else 0.1 * tensor
-    return tensor / tensor[0].numel() ** 0.5
+    return tensor / math.sqrt(tensor[0].numel())
 
 
 def _moved(tensor: Tensor, noise: torch.Generator) -> Tensor:
     step = torch.randn(tensor.shape, generator=noise)
-    length = EXPERT_DISTANCE * tensor.float().norm() / step.norm()
+    length = EXPERT_DISTANCE * float(tensor.float().norm() / step.norm())
     return (tensor.float() + step * length).to(tensor.dtype)
 
 

@@ -61,7 +61,7 @@ class Run:
         return next((memory for when, memory in reversed(self.looks) if when <= moment), None)
 
 
-def run(command: Sequence[str | Path], threads: int | None = None) -> Run:
+def run(command: Sequence[str], threads: int | None = None) -> Run:
     """Run a command that prints one JSON document on stdout and watch the memory of its process tree.
 
     Raises:
@@ -72,11 +72,11 @@ def run(command: Sequence[str | Path], threads: int | None = None) -> Run:
         environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         started = time.monotonic()
-        process = subprocess.Popen([str(part) for part in command], stdout=output, env=environment)
+        process = subprocess.Popen(command, stdout=output, env=environment)
         looks = _watch(process)
         seconds = time.monotonic() - started
         if process.returncode != 0:
-            raise SystemExit(f"failed with status {process.returncode}: {' '.join(str(part) for part in command)}")
+            raise SystemExit(f"failed with status {process.returncode}: {' '.join(command)}")
         output.seek(0)
         return Run(json.load(output), seconds, looks)
 
@@ -115,7 +115,8 @@ def tree_memory(pid: int, with_pss: bool = True) -> Memory | None:
 
 
 def timed(work: Callable[[], T], device: str) -> tuple[T, dict[str, Any]]:
-    """Do the work and say what it took: seconds, its window for `Run.peak`, and on CUDA bytes and joules.
+    """Do the work and say what it took: seconds, those of all cores that this process had (on a busy machine the
+    steadier figure), its window for `Run.peak`, and on CUDA bytes and joules.
 
     The device is synchronised before both readings. Power sensors average over up to a second: energies of stages
     below 5 s mean little.
@@ -126,12 +127,12 @@ def timed(work: Callable[[], T], device: str) -> tuple[T, dict[str, Any]]:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
-    joules, start = gpu_joules(), time.monotonic()
+    joules, cpu, start = gpu_joules(), time.process_time(), time.monotonic()
     result = work()
     if cuda:
         torch.cuda.synchronize()
-    end, after = time.monotonic(), gpu_joules()
-    cost: dict[str, Any] = {"seconds": end - start, "window": [start, end]}
+    end, cpu, after = time.monotonic(), time.process_time() - cpu, gpu_joules()
+    cost: dict[str, Any] = {"seconds": end - start, "cpu_seconds": cpu, "window": [start, end]}
     cost["cuda_peak_bytes"] = torch.cuda.max_memory_allocated() if cuda else None
     cost["gpu_joules"] = after - joules if cuda and joules is not None and after is not None else None
     return result, cost

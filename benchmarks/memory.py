@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+
 import measure
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["experts", "budget"])
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
-    parser.add_argument("--max-memory", default="1.6GB", help="limit of the budget run")
+    parser.add_argument("--max-memory", default="2GB", help="limit of the budget run")
     parser.add_argument("--samples", type=int, default=16, help="per task")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row of the budget run")
     parser.add_argument("--threads", type=int, default=1)
@@ -74,13 +75,16 @@ def within_budget(
 def calibrate(work: Path, suite: Path, samples: int, threads: int, *more: str) -> measure.Run:
     """`featcal calibrate` from start to exit, its output thrown away."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        command = [sys.executable, "-m", "featcal", "calibrate", suite, "--out", Path(folder) / "out", "--json"]
+        out = str(Path(folder) / "out")
+        command = [sys.executable, "-m", "featcal", "calibrate", str(suite), "--out", out, "--json"]
         return measure.run([*command, "--samples", str(samples), "--device", "cpu", *more], threads)
 
 
 def _costs(run: measure.Run) -> dict[str, Any]:
     by_stage = run.document["seconds"]
-    return {"seconds": run.seconds, "by_stage": by_stage, "memory": run.peak()}
+    highest, _ = max(run.looks, key=lambda look: look[1].rss)
+    after = highest - run.looks[0][0]
+    return {"seconds": run.seconds, "by_stage": by_stage, "memory": run.peak(), "highest_rss_after_seconds": after}
 
 
 if __name__ == "__main__":

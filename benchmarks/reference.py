@@ -143,7 +143,7 @@ def _embedded(tower: Any, images: Tensor, device: str) -> list[Tensor]:
     """States before block 0, in batches on the CPU."""
     tower.embeddings.to(device)
     tower.pre_layrnorm.to(device)
-    return [tower.pre_layrnorm(tower.embeddings(part.to(device))).cpu() for part in images.split(BATCH)]
+    return [tower.pre_layrnorm(tower.embeddings(part.to(device))).cpu() for part in torch.split(images, BATCH)]
 
 
 def _collect(

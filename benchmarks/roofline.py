@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ def clip_flops(shape: ClipShape, tasks: int, samples: int) -> Flops:
 
 def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str) -> float:
     """Seconds if every part ran at the measured peak (operations per second by dtype) of its dtype."""
-    return sum(count / peaks[DTYPES[precision][part]] for part, count in asdict(flops).items())
+    return math.fsum(count / peaks[DTYPES[precision][part]] for part, count in asdict(flops).items())
 
 
 def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:

@@ -209,7 +209,7 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
 @click.option("--layernorms/--no-layernorms", default=None, help="Calibrate LayerNorms (Eq. 59).  [on]")
 @click.option("--rmsnorms/--no-rmsnorms", default=None, help="Calibrate RMSNorm scales, our extension.  [off]")
 @click.option(
-    "--completion-only/--no-completion-only", default=None, help="Llama: count the tokens of the answer alone.  [off]"
+    "--completion-only/--no-completion-only", default=None, help="Llama: count what predicts the answer alone.  [off]"
 )
 @click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
 @click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")

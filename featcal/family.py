@@ -23,7 +23,7 @@ from featcal.suite import Suite
 from featcal.tasks.sources import PreparePixels, Samples, draw
 
 PART = 2048
-"""Samples that are prepared together where a whole split is scored."""
+"""Pictures that are prepared together where a whole split is scored."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,13 @@ class Family:
         return open_clip_preprocess(self.origin.config)
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
-        """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory."""
+        """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.
+
+        Text is one part.
+        """
+        if self.adapter.modality != "pixels":
+            yield self.samples(task, split, count, seed)
+            return
         part = self.samples(task, split, count, seed, slice(0, PART))
         yield part
         for start in range(PART, part.total, PART):
@@ -156,7 +162,8 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         recipe = RecipeWeights(suite.merged, base[1], experts)
         return Family(suite, adapter, compute, base[1], recipe, experts, found, found)
     assert merged is not None
-    return Family(suite, adapter, compute, base[1], merged[1], experts, found, merged[0])
+    container = found if isinstance(merged[1], FirstRows) else merged[0]  # a config that says how many rows there are
+    return Family(suite, adapter, compute, base[1], merged[1], experts, found, container)
 
 
 def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:

@@ -41,9 +41,10 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
     if recipe.method in DEFAULT_SCALES:
         settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
     record = {"suite": family.suite.name, **settings}
-    library = "open_clip" if family.adapter.family == "open_clip" else "transformers"
     with OutputFolder(out) as folder:
-        card = model_card(family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, library)
+        card = model_card(
+            family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, family.adapter.library
+        )
         content = write_model(
             folder,
             family.adapter,

@@ -22,7 +22,8 @@ def call(seed: int) -> Call:
     return Call((state, None, torch.ones(1, 2, 3, 3), state + 1), {"mask": torch.ones(2, 3)})
 
 
-STATES = 2 * 2 * 3 * 4 * 4
+STATES = 2 * 2 * 3 * 4 * 4 + 4 * 2 * 3 * 3 + 4 * 2 * 3
+"""Bytes of a call: two states, a position bias and a mask."""
 
 
 def test_calls_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("No space left on device")
 
     monkeypatch.setattr("featcal.models.activations.save_file", refuse)
-    with pytest.raises(InputError, match=r"cannot keep token states .*No space left .*TMPDIR"):
+    with pytest.raises(InputError, match=r"cannot keep token states .*No space left"):
         ActivationStore(budget=0, folder=tmp_path).hold([call(0)])
 
 
@@ -100,7 +101,7 @@ def test_a_limit_that_no_block_fits_into_is_refused(tmp_path: Path) -> None:
 
 def test_the_budget_is_what_the_limit_leaves(tmp_path: Path) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", "llama")), "cpu")
-    limits = [rss_bytes() + extra * 2**20 for extra in (64, 192)]
+    limits = [rss_bytes() + extra * 2**20 for extra in (264, 392)]
     small, large = (state_budget(family.adapter.stages, family.merged, config_for(family), n, 64) for n in limits)
     assert 0 < small < 64 * 2**20
     assert large - small == pytest.approx(128 * 2**20, abs=8 * 2**20)

@@ -46,7 +46,7 @@ def library_output(family: Family, inputs: Any) -> Tensor:
 def test_replay_is_the_models_own_forward(family: Family) -> None:
     inputs = family.samples(TASKS[0], "calibration", None, 0).inputs
     features = final_features(family.adapter, family.base, {}, [inputs], family.compute)
-    scores = family.adapter.output(family.base.read(family.adapter.closing), features)
+    scores = family.adapter.output(family.base.read(family.adapter.scoring), features)
     torch.testing.assert_close(scores, library_output(family, inputs), rtol=1e-6, atol=1e-6)
 
 
@@ -169,7 +169,7 @@ def test_the_export_reloads_in_transformers_with_equal_outputs(family: Family, t
     result.save(tmp_path / "out")
     inputs = family.adapter.probe()
     features = final_features(family.adapter, result.weights, {}, [inputs], family.compute)
-    scores = family.adapter.output(result.weights.read(family.adapter.closing), features)
+    scores = family.adapter.output(result.weights.read(family.adapter.scoring), features)
     torch.testing.assert_close(family.adapter.reference(tmp_path / "out", inputs), scores, rtol=1e-5, atol=1e-5)
 
 
@@ -258,3 +258,13 @@ def test_half_precision_checkpoints_keep_their_dtype(tmp_path: Path) -> None:
     after = measure_drift(family, str(tmp_path / "out"), split="test")
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+
+
+def test_corollary_1_stops_where_a_stage_begins(family: Family) -> None:
+    """What leads over from encoder to decoder has no skip connection, so no certified run goes across it."""
+    for task in measure_drift(family).tasks.values():
+        run = task.last_run()
+        assert len(run) == len(family.adapter.stages[-1].blocks)
+        grown = task.growth()
+        names = list(grown)[-len(run) :]
+        assert all(one.gamma.equal(grown[name].gamma) for one, name in zip(run, names, strict=True))

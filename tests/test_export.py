@@ -118,7 +118,7 @@ def test_partial_folder_of_another_run_is_not_continued(tmp_path: Path) -> None:
     OutputFolder(tmp_path / "out", {"lam": 1.0})
     with pytest.raises(InputError, match="--resume or remove it"):
         OutputFolder(tmp_path / "out", {"lam": 1.0})
-    with pytest.raises(InputError, match="other inputs or options"):
+    with pytest.raises(InputError, match="other inputs, options or versions"):
         OutputFolder(tmp_path / "out", {"lam": 2.0}, resume=True)
     OutputFolder(tmp_path / "out", {"lam": 1.0}, resume=True)
 
@@ -392,3 +392,59 @@ def test_fast_precision_is_close(tiny_suite_file: Path, tiny: Family) -> None:
         for weights in (fast.weights, calibrate(tiny, CONFIG).weights)
     )
     assert 0 < float((ours - exact).norm() / exact.norm()) < 0.1
+
+
+def test_hashes_and_resume_know_every_kind_of_reference(tmp_path: Path) -> None:
+    """A changed adapter is another run: its finished blocks must not be gone on from."""
+    from safetensors.torch import load_file, save_file
+    from tiny_text import write_text_suite
+
+    from featcal import InputError, calibrate_to_folder, load_suite, open_family
+    from featcal.calibration.calibrate import config_for, input_hashes
+
+    suite = load_suite(write_text_suite(tmp_path / "s", "t5-lora"))
+    family = open_family(suite, "cpu")
+    assert set(input_hashes(family)) == {"base", "expert left", "expert right"}
+    assert "adapter_model.safetensors" in input_hashes(family)["expert left"]
+
+    def stop(_: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_to_folder(family, config_for(family), tmp_path / "out", progress=stop)
+    file = tmp_path / "s" / "adapters" / "left" / "adapter_model.safetensors"
+    save_file({name: 3 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    changed = open_family(suite, "cpu")
+    with pytest.raises(InputError, match="other inputs, options or versions"):
+        calibrate_to_folder(changed, config_for(changed), tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_cut_vocabulary_is_written_with_the_bases_config(whole: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    import json as json_
+
+    import yaml
+    from safetensors.torch import load_file, save_file
+    from tiny_text import ROWS, write_text_suite
+
+    from featcal import calibrate_to_folder, load_suite, open_family
+    from featcal.calibration.calibrate import config_for
+    from featcal.merging import merge_to_folder
+
+    file = write_text_suite(tmp_path / "s", "llama")
+    merge_to_folder(load_suite(file), None, None, tmp_path / "s" / "merged")
+    weights = tmp_path / "s" / "merged" / "model.safetensors"
+    tensors = load_file(weights)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.cat([tensors[name], torch.ones(3, 16)])
+    save_file(tensors, weights, {"format": "pt"})
+    config = tmp_path / "s" / "merged" / "config.json"
+    config.write_text(json_.dumps({**json_.loads(config.read_text()), "vocab_size": ROWS + 3}))
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**content, "merged": "merged", "vocabulary": "base"}))
+    monkeypatch.setattr("featcal.calibration.calibrate.can_reload", lambda *_: whole)
+    family = open_family(load_suite(file), "cpu")
+    document = calibrate_to_folder(family, config_for(family), tmp_path / "out")
+    assert document["verified"] == ("reloaded" if whole else "streamed")
+    assert json_.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == ROWS

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.moments import BlockMoments
+from featcal.calibration.moments import BlockMoments, LinearGroup
 from featcal.drift.decomposition import measure_drift
 from featcal.errors import NumericalError
 from featcal.family import Family
@@ -306,3 +306,21 @@ def test_solution_that_overflows_storage_is_refused(tiny: Family) -> None:
     )
     with pytest.raises(NumericalError, match=r"fc2\.weight.*float16"):
         calibrate(broken, CONFIG)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("exact", 1e-9), ("fast", 2e-5)])
+def test_mixing_token_by_token_is_the_same_target(precision: str, tolerance: float) -> None:
+    """Few tokens: W x is mixed in per token; many: W G once. Both are the same W_i C_i."""
+    torch.manual_seed(0)
+    module, config = nn.Linear(32, 8), CalibrationConfig(lam=1e-5, alpha=0.15, precision=precision)
+    dtype = torch.float32 if precision == "exact" else torch.bfloat16
+    inputs, outputs = torch.randn(24, 32).to(dtype), torch.randn(24, 8).to(dtype)
+    expert = {"map.weight": torch.randn(8, 32), "map.bias": torch.zeros(8)}
+    solved = []
+    for tokens in (24, 1000):
+        group = LinearGroup(["map"], "all", {"map": module})
+        own = {name: tensor.to(dtype) for name, tensor in expert.items()}
+        group.update({"map": inputs}, {"map": outputs}, own, None, config, tokens)
+        group.end_task(own, config)
+        solved.append(group._sums.target)  # type: ignore[union-attr]
+    assert float((solved[0] - solved[1]).norm() / solved[1].norm()) < tolerance

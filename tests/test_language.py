@@ -141,6 +141,10 @@ def test_spearman_counts_what_is_no_number_as_zero() -> None:
     assert spearman(["3", "2", "1"], ["1.0", "2.0", "3.0"]) == -1.0
     assert spearman(["a", "b"], ["1.0", "2.0"]) == 0.0
     assert spearman(["nan", "inf", "1"], ["1", "2", "3"]) == pytest.approx(0.866025403784)
+    with pytest.raises(InputError, match="needs numbers as right answers"):
+        spearman(["1", "2"], ["yes", "no"])
+    with pytest.raises(InputError, match="that differ"):
+        spearman(["1", "2"], ["1", "1"])
 
 
 def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
@@ -156,7 +160,8 @@ def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
     config = config_for(family, lam=0.05, completion_only=True)
     weights = stage.token_weights("tokens", call, expert.batches[0], config)
     assert weights is not None
-    assert weights.equal(expert.batches[0]["completion_mask"].double())
+    answer = expert.batches[0]["completion_mask"]
+    assert weights[:, :-1].equal(answer[:, 1:].double())  # what predicts the answer: the prompt's last token first
     assert float(weights.sum()) == 2 * len(drawn)  # the answer and the end of the text
     name = family.adapter.blocks()[0].name + ".mlp.up_proj.weight"
     whole = calibrate(family, config_for(family, lam=0.05)).weights.read([name])[name]

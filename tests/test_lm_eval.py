@@ -46,6 +46,18 @@ def test_results_are_read(tmp_path: Path) -> None:
     assert found["lm_eval"] == {"lm_eval_version": "0.4.9"}
 
 
+def test_a_group_stands_for_its_members(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    numbers = {
+        "group": {"acc,none": 0.5},
+        "one": {"acc,none": 1.0},
+        "two": {"acc,none": 0.0},
+        "free": {"acc,none": 0.9},
+    }
+    file.write_text(json.dumps({"results": numbers, "group_subtasks": {"group": ["one", "two"], "free": []}}))
+    assert lm_eval.read_results(file)["average"] == pytest.approx(0.7)
+
+
 def test_the_harness_runs_as_a_process_of_its_own(on_path: Path) -> None:
     stand_in(
         on_path,

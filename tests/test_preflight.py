@@ -194,7 +194,7 @@ def label_by_experts(root: Path, tasks: tuple[str, ...]) -> None:
         inputs = {"input_ids": drawn["ids"], "attention_mask": drawn["mask"], "labels": drawn["labels"][:, :1]}
         model = family.experts[task]
         features = final_features(family.adapter, model, {}, [inputs], family.compute)
-        answers = family.adapter.output(model.read(family.adapter.closing), features).argmax(1, keepdim=True)
+        answers = family.adapter.output(model.read(family.adapter.scoring), features).argmax(1, keepdim=True)
         for name, tensor in {"ids": drawn["ids"], "mask": drawn["mask"], "labels": answers}.items():
             samples[f"{task}.test.{name}"] = tensor
     save_file(samples, root / "samples.safetensors")

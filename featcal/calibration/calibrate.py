@@ -22,11 +22,10 @@ from featcal.family import Family, as_family
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
-from featcal.models.checkpoint import Checkpoint
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
-from featcal.models.weights import InMemory, Overlay, Weights
+from featcal.models.weights import Overlay, Weights
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.suite import Suite
 
@@ -131,7 +130,7 @@ def calibrate_to_folder(
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
-    store = ActivationStore()
+    store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
     passes = expert_passes(family, config, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
     if max_memory is not None:
@@ -139,9 +138,16 @@ def calibrate_to_folder(
         store.budget = state_budget(family.adapter.stages, family.merged, config, max_memory, batch)
     loaded = time.perf_counter() - started
     suite_content = family.suite.model_dump(mode="json")
-    run = {"config": asdict(config), "suite": suite_content, "inputs": hashes, "samples": drawn}
+    run = {
+        "config": asdict(config),
+        "suite": suite_content,
+        "inputs": hashes,
+        "samples": drawn,
+        "versions": _versions(),
+    }
     with OutputFolder(out, run, resume) as folder:
         record = _run(family, config, passes, folder.put, folder.finished, progress, store)
+        del passes  # their token states would be in the way of what is written and verified
         done = folder.finished_tensors(family.adapter.blocks())
         solved = time.perf_counter()
 
@@ -183,11 +189,8 @@ def input_hashes(family: Family) -> dict[str, dict[str, str]]:
     """SHA-256 of every weight file that a run reads, by model and file name."""
     models = {"base": family.base, "merged": family.merged}
     models |= {f"expert {task}": expert for task, expert in family.experts.items()}
-    return {
-        name: {file.name: _sha256(file) for file in weights.files}
-        for name, weights in models.items()
-        if isinstance(weights, Checkpoint | InMemory) and weights.files
-    }
+    files = {name: getattr(weights, "files", ()) for name, weights in models.items()}  # a recipe has none of its own
+    return {name: {file.name: _sha256(file) for file in own} for name, own in files.items() if own}
 
 
 def _run(
@@ -223,8 +226,12 @@ def _run(
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": store.spilled,
         "relative_drift": drift,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _card(family: Family, config: CalibrationConfig) -> str:
@@ -234,7 +241,7 @@ def _card(family: Family, config: CalibrationConfig) -> str:
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules.",
         asdict(config),
-        "open_clip" if family.adapter.family == "open_clip" else "transformers",
+        family.adapter.library,
     )
 
 

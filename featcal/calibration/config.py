@@ -34,7 +34,7 @@ class CalibrationConfig:
     rmsnorms: bool = False
     """Calibrate the scales of RMSNorms too (T5, Llama); our extension of Eq. (59), which the paper does not run."""
     completion_only: bool = False
-    """In causal language models count the tokens of the answer alone, not those of the prompt."""
+    """In causal language models count the positions that predict the answer alone, not the rest of the prompt."""
     patch_weight: float = 0.01
     """Weight of CLIP's patch tokens in the last block, in (0, 1]; the class token has 1, inputs of keys and
     values always 1. The paper's own code uses 0.01."""

@@ -32,7 +32,7 @@ def state_budget(stages: tuple[Stage, ...], merged: Weights, config: Calibration
         InputError: the limit is below what one block needs; says how much that is.
     """
     working = max(working_bytes(block, merged.info, config, batch) for stage in stages for block in stage.blocks)
-    working = max(working, *(_outer_bytes(stage, merged.info) for stage in stages))
+    working = max(working, *(2 * _outer_bytes(stage, merged.info) for stage in stages))
     needed = rss_bytes() + STARTED + int(SLACK * working)
     if needed > limit:
         raise InputError(
@@ -59,6 +59,7 @@ def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: Calibrat
     accumulator = accumulated_in(torch.float32, config).itemsize
     modules = linears(block.module)
     grams: Counter[tuple[str, int]] = Counter((name.rpartition(".")[0], m.in_features) for name, m in modules.items())
+    # q, k, v and the output map of an attention are two inputs in most cases, gate and up are one
     squares = [side**2 for (_, side), count in grams.items() for _ in range((count + 1) // 2)]
     rectangles = [m.weight.numel() for m in modules.values()]
     parameters = sum(m.weight.numel() for m in modules.values())

@@ -142,7 +142,7 @@ class LinearGroup:
         config: CalibrationConfig,
         tokens: int,
     ) -> None:
-        """Count one batch of the current task, which has `tokens` tokens in all.
+        """Count one batch of the current task, which has at most `tokens` tokens in all.
 
         W_i G_i costs d^2 m once, and (W_i x_cal) x_cal^T another d m per token: the cheaper one is formed.
         """
@@ -152,8 +152,9 @@ class LinearGroup:
             self._mixed = tokens < self.inputs
         counted, own, weights = _counted(weights, features, self.expert_rows(outputs, expert))
         if self._mixed and config.alpha < 1:
-            weight = torch.cat([expert[f"{name}.weight"].to(counted.dtype) for name in self.names])
-            own = config.alpha * own + (1 - config.alpha) * counted @ weight.mT
+            dtype = self._task.gram.dtype
+            weight = self.stack(expert, "weight", dtype)
+            own = config.alpha * own.to(dtype) + (1 - config.alpha) * counted.to(dtype) @ weight.mT
         self._task.update(counted, own, weights)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:

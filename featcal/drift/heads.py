@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -50,15 +50,17 @@ class CosineHead:
 class LinearHead:
     """z = scale * weight @ h, a language model's head on its final normed state."""
 
-    weight: Float[Tensor, "c k"]
+    read: Callable[[], Float[Tensor, "c k"]]
+    """Gives the weight; a vocabulary-sized matrix of every expert is not held all the time."""
     scale: float = 1.0
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
-        return self.scale * features @ self.weight.to(features).mT
+        return self.scale * features @ self.read().to(features).mT
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
         """|scale| * sigma_max(weight), the same for every sample."""
-        gram = self.weight.to(expert).mT @ self.weight.to(expert)
+        weight = self.read().to(expert)
+        gram = weight.mT @ weight
         largest = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()
         everywhere: Tensor = (abs(self.scale) * largest).expand(len(expert))
         return everywhere
@@ -103,7 +105,11 @@ def language_head(family: Family, model: Weights) -> LinearHead:
     """The language-modelling head of one model of a family, which may be tied to its embedding."""
     adapter = family.adapter
     assert isinstance(adapter, LanguageModel)
-    return LinearHead(model.read([adapter.lm_head])[adapter.lm_head].float(), adapter.scale)
+
+    def read() -> Tensor:
+        return model.read([adapter.lm_head])[adapter.lm_head]
+
+    return LinearHead(read, adapter.scale)
 
 
 def _names(drawn: Samples) -> tuple[str, ...]:

@@ -103,15 +103,24 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
 
     It is 0 where all answers are the same: a constant carries no order.
 
+    Raises:
+        InputError: a right answer is no number, or all of them are the same.
+
     >>> spearman(["1.0", "2.5", "4.0"], ["0.2", "3.1", "5.0"])
     1.0
     """
     from scipy.stats import spearmanr
 
     numbers = [_number(text) for text in predicted]
+    try:
+        expected = [float(text) for text in right]
+    except ValueError as error:
+        raise InputError(f"spearman needs numbers as right answers ({error}); set another 'metric'") from error
+    if len(set(expected)) == 1:
+        raise InputError("spearman needs right answers that differ; take more samples")
     if len(set(numbers)) == 1:
         return 0.0
-    return round(float(spearmanr(numbers, [float(text) for text in right]).statistic), 12)
+    return round(float(spearmanr(numbers, expected).statistic), 12)
 
 
 METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}

@@ -60,6 +60,7 @@ def read_results(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{file} is not a results file of lm-eval ({error})") from error
     counts = content.get("n-samples", {})
+    inside = {name for members in content.get("group_subtasks", {}).values() for name in members}
     tasks = {}
     for task, numbers in found.items():
         metrics = {name: value for name, value in numbers.items() if _is_metric(name, value)}
@@ -70,7 +71,8 @@ def read_results(file: Path) -> dict[str, Any]:
         tasks[task] = {"metric": metric, "value": metrics[metric], "n": count, "metrics": metrics}
     if not tasks:
         raise InputError(f"{file} holds no numbers")
-    average = sum(entry["value"] for entry in tasks.values()) / len(tasks)
+    outer = [entry["value"] for task, entry in tasks.items() if task not in inside]  # a group stands for its members
+    average = sum(outer) / len(outer)
     kept = {name: content[name] for name in ("lm_eval_version", "transformers_version", "config") if name in content}
     return {"tasks": tasks, "average": average, "lm_eval": kept}
 

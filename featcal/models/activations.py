@@ -1,6 +1,7 @@
 """Token states of all tasks between two blocks, in memory up to a budget and in files beyond it.
 
 At full size the states, not the weights, are what memory has to hold: two streams of every token of every task.
+Masks and position biases of every batch count with them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from featcal.errors import InputError
 from featcal.models.adapter import Call
@@ -60,7 +62,7 @@ class ActivationStore:
 
     def new_file(self) -> Path:
         if self._files is None:
-            self._files = Path(tempfile.mkdtemp(prefix="featcal-states-", dir=self._folder))
+            self._files = Path(tempfile.mkdtemp(prefix=".featcal-states-", dir=self._folder))
             weakref.finalize(self, shutil.rmtree, self._files, True)
         self._number += 1
         return self._files / f"{self._number}.safetensors"
@@ -94,42 +96,41 @@ class CallList:
 
 
 class _Held:
-    """One call, or what is left of it while its states lie in a file."""
+    """One call, or what is left of it while its tensors lie in a file."""
 
     def __init__(self, store: ActivationStore, call: Call) -> None:
         self._store = store
-        states = {str(i): value for i, value in enumerate(call.args) if _is_state(value)}
-        self._size = sum(state.numel() * state.element_size() for state in states.values())
+        leaves, self._layout = tree_flatten((call.args, dict(call.kwargs)))
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        self._size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self._file: Path | None = None
         if store.fits(self._size):
             store.resident += self._size
-            self._call = call
+            self._leaves = leaves
             return
         self._file = store.new_file()
         self._device = call.hidden.device
         try:
-            save_file({name: state.contiguous().cpu() for name, state in states.items()}, self._file)
-        except Exception as error:
+            own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}  # nothing is shared
+            save_file(own, self._file)
+        except (OSError, SafetensorError) as error:
             raise InputError(
-                f"cannot keep token states in {self._file.parent} ({error}); free disk space, or set TMPDIR to a "
-                "folder with more"
+                f"cannot keep token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
+                "more"
             ) from error
         store.spilled += self._size
-        self._call = Call(tuple(None if str(i) in states else v for i, v in enumerate(call.args)), call.kwargs)
+        self._leaves = [None if str(i) in tensors else leaf for i, leaf in enumerate(leaves)]
 
     def call(self) -> Call:
-        if self._file is None:
-            return self._call
-        states = load_file(self._file, device=str(self._device))
-        return Call(tuple(states.get(str(i), v) for i, v in enumerate(self._call.args)), self._call.kwargs)
+        leaves = self._leaves
+        if self._file is not None:
+            tensors = load_file(self._file, device=str(self._device))
+            leaves = [tensors.get(str(i), leaf) for i, leaf in enumerate(leaves)]
+        args, kwargs = tree_unflatten(leaves, self._layout)
+        return Call(tuple(args), kwargs)
 
     def drop(self) -> None:
         if self._file is None:
             self._store.resident -= self._size
         else:
             self._file.unlink()
-
-
-def _is_state(value: Any) -> bool:
-    """Token states are `[batch, tokens, width]`; masks and position biases are shared by all blocks and stay."""
-    return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()

@@ -33,7 +33,7 @@ class TokenOptions(Protocol):
 
     @property
     def completion_only(self) -> bool:
-        """In causal language models, count the tokens of the answer alone."""
+        """In causal language models, count the positions that predict the answer alone."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,19 @@ class Adapter(ABC):
         """Build the skeleton from `config.json`; `names` are the tensors of the checkpoint."""
 
     family: str
+    library = "transformers"
+    """Package that loads the written model."""
     modality: Literal["pixels", "seq2seq", "causal", "tokens"]
-    """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
+    """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "tokens" (ids alone)."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
     """Canonical names that base, merged and every expert must have: all that a merger acts on."""
     head: tuple[str, ...]
     """Canonical names read from the base for every model (CLIP: the visual projection), possibly none."""
     closing: tuple[str, ...]
-    """Names of the tower that `final` and `output` need."""
+    """Names of the tower that `final` needs."""
+    scoring: tuple[str, ...] = ()
+    """Names of the tower that `output` needs."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
     aliases: Mapping[str, str] = {}
@@ -225,7 +229,8 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
     parameters = {**dict(model.named_parameters()), **dict(model.named_buffers()), **tensors}
     handle = first_block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        functional_call(model, parameters, (), inputs, strict=True)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a patch embedding in float32 means float32
+            functional_call(model, parameters, (), inputs, strict=True)
     except _StopForward:
         pass
     finally:

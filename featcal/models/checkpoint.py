@@ -75,7 +75,7 @@ class Checkpoint:
 
     def repeats(self, stored: str, name: str) -> bool:
         """Whether a tensor that was left out holds the very values of the tensor `name`."""
-        with _open(self.left_out[stored], self.label) as handle:
+        with open_file(self.left_out[stored], self.label) as handle:
             other: Tensor = handle.get_tensor(stored)
         return torch.equal(other, self.read([name])[name])
 
@@ -88,7 +88,7 @@ class Checkpoint:
             by_file[file].append((name, stored))
         tensors: dict[str, Tensor] = {}
         for file, wanted in by_file.items():
-            with _open(file, self.label) as handle:
+            with open_file(file, self.label) as handle:
                 for name, stored in wanted:
                     tensor: Tensor = handle.get_tensor(stored)
                     check_finite(tensor, f"{self.label}: tensor '{stored}' in {file}")
@@ -215,7 +215,7 @@ def _headers(folder: Path, label: str) -> dict[Path, Header]:
     problems: list[str] = []
     for file in _weight_files(folder, label):
         try:
-            headers[file] = _header(file, label)
+            headers[file] = read_header(file, label)
         except InputError as error:
             problems += error.problems
     if problems:
@@ -223,14 +223,14 @@ def _headers(folder: Path, label: str) -> dict[Path, Header]:
     return headers
 
 
-def _header(file: Path, label: str) -> Header:
+def read_header(file: Path, label: str) -> Header:
     """Shape and dtype code of every tensor of a file."""
-    with _open(file, label) as handle:
+    with open_file(file, label) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
         return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
-def _open(file: Path, label: str) -> Any:
+def open_file(file: Path, label: str) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -12,7 +12,7 @@ import torch
 
 from featcal.errors import InputError, NumericalError
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
-from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, read_config
+from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_config
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text
@@ -64,13 +64,14 @@ def write_model(
         written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]
     else:
         written = [*_copy_files(container.folder, folder.partial), *_write_shards(folder, adapter, source, model)]
-        _say_dtype(folder.partial, [model.info[name].dtype for name in adapter.tower])
+        info = model.info
+        _say_dtype(folder.partial, [info[name].dtype for name in adapter.tower])
+    back = locate(str(folder.partial), Path.cwd(), "written model")
+    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label)  # as whoever loads it will have it
     if whole:
-        verify_reload(folder.partial, adapter, model)
+        verify_reload(folder.partial, own, model)
     else:
-        verify_streamed(
-            _read_back(folder.partial, container, adapter), adapter, _written_info(adapter, source, model), model
-        )
+        verify_streamed(back.open(own.canonical), own, _written_info(adapter, source, model), model)
     save_text(card, folder.partial / CARD_FILE)
     content = {
         **record(),
@@ -156,7 +157,7 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
     cpu = Compute(torch.device("cpu"), torch.float32)
     features = final_features(adapter, model, {}, [inputs], cpu)
-    return adapter.output(cpu.place(model.read(adapter.closing)), features)
+    return adapter.output(cpu.place(model.read(adapter.scoring)), features)
 
 
 def _compare(place: Path, own: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -219,14 +220,6 @@ def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         filled += size
     if group:
         yield group
-
-
-def _read_back(folder: Path, container: Located, adapter: Adapter) -> Stored:
-    if is_open_clip(container):
-        from featcal.models.open_clip_files import located_folder
-
-        return located_folder(folder, "written model").open(adapter.canonical)
-    return Checkpoint(folder, "written model", adapter.canonical)
 
 
 def _write_open_clip_config(container: Located, target: Path) -> list[str]:

@@ -57,9 +57,12 @@ class DecoderStage(Stage):
         return "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Padding has weight 0; with `completion_only` so has the prompt."""
-        attended = inputs.get("attention_mask")
-        return as_weights(inputs.get("completion_mask", attended) if options.completion_only else attended)
+        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer."""
+        attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
+        whole = answer is None or attended is None or torch.equal(answer, attended)
+        if not options.completion_only or answer is None or whole:
+            return as_weights(attended)
+        return as_weights(torch.nn.functional.pad(answer[:, 1:], (0, 1)))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
@@ -103,7 +106,7 @@ class Llama(LanguageModel):
         self.lm_head = _EMBEDDING if tied else _HEAD
         self.aliases = {_HEAD: _EMBEDDING} if tied else {}
         self.vocabulary = (_EMBEDDING,) if tied else (_EMBEDDING, _HEAD)
-        self.closing = (_NORM, self.lm_head)
+        self.closing, self.scoring = (_NORM,), (self.lm_head,)
 
     def fresh(self) -> LlamaForCausalLM:
         with torch.device("meta"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import _header, _open
+from featcal.models.checkpoint import open_file, read_header
 from featcal.models.peft_files import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
 from featcal.models.weights import Stored, TensorInfo, check_finite
 
@@ -49,7 +49,7 @@ class LoraWeights:
         self._base = base
         self.adapter = read_adapter_config(folder, label)
         self._file = weight_file(folder, label)
-        plan = Plan(_header(self._file, label), self.adapter, base.info, canonical)
+        plan = Plan(read_header(self._file, label), self.adapter, base.info, canonical)
         if problems := plan.fill():
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
@@ -86,7 +86,7 @@ class LoraWeights:
         changed = {name: self.changes[name] for name in wanted if name in self.changes}
         if not changed:
             return tensors
-        with _open(self._file, self.label) as handle:
+        with open_file(self._file, self.label) as handle:
             for name, change in changed.items():
                 dtype = self.info[name].dtype
                 own = {key: handle.get_tensor(key).to(dtype) for key in change.stored()}

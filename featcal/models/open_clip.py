@@ -201,6 +201,7 @@ class OpenClip(Adapter):
     """
 
     family = "open_clip"
+    library = "open_clip"
     modality = "pixels"
     class_token = True
     defaults: Mapping[str, Any] = ClipVision.defaults

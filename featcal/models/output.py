@@ -43,16 +43,24 @@ class OutputFolder:
             self._check_continued(json.loads(json.dumps(run)), resume)
         try:
             self._blocks.mkdir(parents=True, exist_ok=True)
-            self._identity.write_text(json.dumps(run), encoding="utf-8")
+            if not self._identity.exists():
+                writing = self._identity.with_suffix(".writing")
+                writing.write_text(json.dumps(run), encoding="utf-8")
+                writing.replace(self._identity)
         except OSError as error:
             raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
         if not resume:
             raise InputError(f"{self.partial} is left from an interrupted run; continue it with --resume or remove it")
-        before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
+        try:
+            before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
+        except ValueError as error:
+            raise InputError(f"{self._identity} is damaged; remove {self.partial} to start anew") from error
         if before != run:
-            raise InputError(f"{self.partial} comes from a run with other inputs or options; remove it to start anew")
+            raise InputError(
+                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start anew"
+            )
 
     def finished(self, block: Block) -> dict[str, Tensor] | None:
         """Tensors of a block that was finished, mapped from disk; None if it was not."""

@@ -13,6 +13,8 @@ from featcal.errors import NumericalError
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     """(model in float32 and eval mode, transformers' loading report), without progress bars and advice on stderr.
 
+    Tensors of another shape are in the report as `mismatched_keys`.
+
     The report says what matters. The advice does not always hold: an untied head is advised against whatever
     config.json says.
     """
@@ -22,7 +24,9 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        model, report = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, report = model_class.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     finally:
         logging.set_verbosity(verbosity)
         if shown:
