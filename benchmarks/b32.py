@@ -119,7 +119,7 @@ def _costs(run: measure.Run) -> dict[str, Any]:
 
 
 def _ratio(kind: str, ours: Sequence[measure.Run], theirs: Sequence[measure.Run]) -> float:
-    return median(run.document[kind] for run in ours) / median(run.document[kind] for run in theirs)
+    return float(median(run.document[kind] for run in ours) / median(run.document[kind] for run in theirs))
 
 
 def _peaks(runs: Sequence[measure.Run], kind: str) -> list[float]:

@@ -44,7 +44,8 @@ def write_model(
     """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
 
     Tensors outside the tower (text tower, projections) and all non-weight files are the container's own. A model of
-    more than `SHARD_BYTES` gets one file per block; blocks that `folder` holds already are not written again.
+    more than `SHARD_BYTES`, or one that is not verified whole, gets one file per block; blocks that `folder` holds
+    already are not written again.
 
     Args:
         record: asked once everything is written and verified, so that it can say how long that took.
@@ -63,7 +64,10 @@ def write_model(
     if is_open_clip(container):
         written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]
     else:
-        written = [*_copy_files(container.folder, folder.partial), *_write_shards(folder, adapter, source, model)]
+        written = [
+            *_copy_files(container.folder, folder.partial),
+            *_write_shards(folder, adapter, source, model, whole),
+        ]
         info = model.info
         _say_dtype(folder.partial, [info[name].dtype for name in adapter.tower])
     back = locate(str(folder.partial), Path.cwd(), "written model")
@@ -186,11 +190,14 @@ def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     return WEIGHT_FILE
 
 
-def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights) -> list[str]:
-    """One file, or one per block and as many as needed for the rest with the index last; returns their names."""
+def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> list[str]:
+    """One file, or one per block and as many as needed for the rest with the index last; returns their names.
+
+    A model that may not be in memory whole is written by blocks whatever its size.
+    """
     info = _written_info(adapter, source, model)
     sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
-    if sum(sizes.values()) <= SHARD_BYTES:
+    if whole and sum(sizes.values()) <= SHARD_BYTES:
         save_tensors(_content(adapter, source, model, list(info)), folder.partial / SINGLE_FILE)
         return [SINGLE_FILE]
     blocks = adapter.blocks()
