@@ -17,11 +17,10 @@ from statistics import median
 from typing import Any
 
 import families
+import measure
 import roofline
 import stage
 from safetensors.torch import load_file
-
-import measure
 
 SHAPES = {"b32": families.B32, "small": families.SMALL}
 

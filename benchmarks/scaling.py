@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import families
+import measure
 import memory
 import stage
 import torch
 
-import measure
 from featcal.calibration.config import CalibrationConfig
 from featcal.family import open_family
 from featcal.suite import load_suite

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from featcal import __version__
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
 
@@ -113,6 +114,7 @@ def _show_check(found: Preflight) -> None:
         click.echo("\n".join([title, *(f"  - {problem}" for problem in found.problems)]), err=True)
     described = dict(found.description or {})
     described.pop("bytes_written", None)
+    described["weights in memory at once"] = _size(described.pop("bytes_of_weights_in_memory", 0))
     rows = [(name, ", ".join(value) if isinstance(value, list) else value) for name, value in described.items()]
     if found.estimates is not None:
         one = found.estimates
@@ -265,6 +267,12 @@ def evaluate(
     from featcal.evaluation.evaluate import evaluate as score
 
     if harness is not None:
+        given = click.get_current_context().get_parameter_source
+        ignored = [
+            name for name in ("split", "samples", "seed", "device") if given(name) is not ParameterSource.DEFAULT
+        ]
+        if ignored:
+            raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
         _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
@@ -288,8 +296,11 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
 
     document = convert(folder, out, layout)
     rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
-    _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
+    if as_json or rows:
+        _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
+        for note in document.get("notes", ()):
+            click.echo(f"note: {note}")
         click.echo(f"written to {document['out']}")
 
 
@@ -327,6 +338,10 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     from featcal.evaluation.lm_eval import run_lm_eval
     from featcal.models.locate import checkpoint_folder
 
+    if model == "merged" and not isinstance(suite.merged, str):
+        raise InputError("the merged model is a recipe; write it with featcal merge and give the folder with --model")
+    if model == "expert":
+        raise InputError("lm-eval scores one model; give an expert's folder with --model")
     refs = {"base": suite.base, **({"merged": suite.merged} if isinstance(suite.merged, str) else {})}
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}
@@ -362,7 +377,8 @@ def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: S
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    titled = [list(header)] if any(header) else []
+    cells = [*titled, *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

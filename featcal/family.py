@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,14 @@ from featcal.tasks.sources import PreparePixels, Samples, draw
 
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """What has calibrated weights, such as `CalibrationResult`."""
+
+    @property
+    def weights(self) -> Weights: ...
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,16 @@ class Family:
         """Folder of the base's tokenizer, image processor and text tower."""
         return self.origin.folder
 
-    def model(self, name: str) -> Weights:
-        """The model called "base" or "merged", or the checkpoint in a folder or on the Hub.
+    def model(self, name: str | Weights | Calibrated) -> Weights:
+        """The model called "base" or "merged", the checkpoint in a folder or on the Hub, a calibration's, or itself.
 
         Raises:
             InputError: no such model, or one that does not fit the suite; the message lists every difference.
         """
+        if isinstance(name, Calibrated):
+            return name.weights
+        if not isinstance(name, str):
+            return name
         if name in ("base", "merged"):
             return self.base if name == "base" else self.merged
         located = locate(name, Path.cwd(), f"model '{name}'")

@@ -26,7 +26,7 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
     """Write the experts of a suite merged; everything outside the tower is the base's.
 
     Args:
-        method: None takes the suite's own recipe, with all its options.
+        method: the suite's own recipe, with all its options, where it is of this method, or where this is None.
 
     Returns:
         The document of `featcal merge --json`.
@@ -58,15 +58,17 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
 
 
 def _recipe(suite: Suite, method: str | None, scale: float | None) -> MergeRecipe:
-    if method is None:
-        if not isinstance(suite.merged, MergeRecipe) or scale is not None:
-            raise InputError("--method is needed: the suite's merged model is a checkpoint, or --scale is given")
-        return suite.merged
-    if method not in METHODS:
+    """The suite's own recipe where it is of that method, with another scale if one is given; else a plain one."""
+    own = suite.merged if isinstance(suite.merged, MergeRecipe) else None
+    if method is None and own is None:
+        raise InputError("--method is needed: the suite's merged model is a checkpoint, not a recipe")
+    if method is not None and method not in METHODS:
         raise InputError(f"no merge method '{method}'; there are {', '.join(METHODS)}.{did_you_mean(method, METHODS)}")
     if scale is not None and not math.isfinite(scale):
         raise InputError(f"--scale must be a finite number, not {scale}")
+    takes_own = own is not None and method in (None, own.method)
+    start = own.model_dump(exclude_none=True) if own is not None and takes_own else {"method": method}
     try:
-        return MergeRecipe.model_validate({"method": method, "scale": scale})
+        return MergeRecipe.model_validate(start if scale is None else {**start, "scale": scale})
     except ValidationError as error:
         raise InputError(*(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())) from error

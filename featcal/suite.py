@@ -56,7 +56,7 @@ class Task(Strict):
     calibration: Source | None = None
     validation: Source | None = None
     test: Source | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Class names in label order; left out, the source's own names are used."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"

@@ -453,7 +453,7 @@ def test_token_ids_that_do_not_fit(
 def test_without_the_package_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     message = refusal(tmp_path, hub="owner/name", split="test", input="{text}")
-    assert "data set 'owner/name' is read with the package 'datasets': pip install datasets" in message
+    assert "data set 'owner/name' is read with the package 'datasets': pip install 'featcal[hub]'" in message
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from featcal.drift.ledger import Attribution, DriftLedger, LayerDrift, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.propagation import Contributions, Layer
 from featcal.errors import InputError, NumericalError
-from featcal.family import Family, as_family
+from featcal.family import Calibrated, Family, as_family
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Compute, Weights
@@ -27,7 +27,7 @@ TOKENS = ("all", "class")
 
 def measure_drift(
     suite: Suite | Family,
-    model: str | Weights = "merged",
+    model: str | Weights | Calibrated = "merged",
     *,
     samples: int = 64,
     split: str | None = None,
@@ -42,7 +42,7 @@ def measure_drift(
     """Decompose the drift of a model of the suite, layer by layer and task by task.
 
     Args:
-        model: "merged", "base", a checkpoint folder, or weights such as `CalibrationResult.weights`.
+        model: "merged", "base", a checkpoint folder, a `CalibrationResult`, or weights.
         samples: per task; a task that has fewer gives all it has.
         split: "calibration", "validation" or "test"; None takes validation where every task has it, since
             calibrated models have seen the calibration samples.
@@ -57,7 +57,7 @@ def measure_drift(
     if tokens not in TOKENS:
         raise InputError(f"tokens is one of {', '.join(TOKENS)}, not '{tokens}'")
     family = as_family(suite, device)
-    weights = family.model(model) if isinstance(model, str) else model
+    weights = family.model(model)
     split = split or ("validation" if "validation" in family.suite.splits() else "calibration")
     drawn = {task: family.samples(task, split, samples, seed) for task in family.suite.tasks}
     judged = judges(family, weights, drawn) if output else {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.language import METRICS, answers
 from featcal.evaluation.zero_shot import ZeroShotHead, zero_shot_heads
-from featcal.family import Family, as_family, batches_of
+from featcal.family import Calibrated, Family, as_family, batches_of
 from featcal.models.features import final_features
 from featcal.models.language import LanguageModel
 from featcal.models.weights import Weights
@@ -77,7 +77,7 @@ class Scores:
 
 def evaluate(
     suite: Suite | Family,
-    model: str | Weights = "merged",
+    model: str | Weights | Calibrated = "merged",
     *,
     split: str = "test",
     samples: int | None = None,
@@ -88,15 +88,15 @@ def evaluate(
     """Score a model on every task of the suite: zero-shot accuracy of pictures, generated answers of text.
 
     Args:
-        model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, or weights such
-            as `CalibrationResult.weights`.
+        model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, a `CalibrationResult`,
+            or weights.
         samples: per task; None takes the whole split.
 
     Raises:
         InputError: no such split, no labels, answers or class names, or a base without a text tower.
     """
     family = as_family(suite, device)
-    weights = None if model == "expert" else family.model(model) if isinstance(model, str) else model
+    weights = None if model == "expert" else family.model(model)
     heads = scoring_heads(family, split)
     scores = {}
     for done, task in enumerate(family.suite.tasks):
@@ -104,7 +104,7 @@ def evaluate(
         one, head = weights or family.experts[task], heads.get(task)
         scores[task] = joined([score(family, one, part, head) for part in family.parts(task, split, samples, seed)])
     progress("evaluating", len(scores), len(scores))
-    label = model if isinstance(model, str) else model.label
+    label = model if isinstance(model, str) else "expert" if weights is None else weights.label
     return Scores(family.suite.name, label, split, scores)
 
 
@@ -181,8 +181,10 @@ def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
     """The task's class names from the suite file or its source; InputError if there are none."""
     spec = family.suite.task(task)
     source = spec.source(split)
-    if spec.classes is not None or source is None:
-        return spec.classes or ()
+    if spec.classes is not None:
+        return spec.classes
+    if source is None:
+        raise InputError(f"task '{task}', {split} samples: the suite file gives none; add '{split}:' to the task")
     names = open_pool(source, split, family.suite.root, f"task '{task}', {split} samples").class_names
     if names is None:
         raise InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")

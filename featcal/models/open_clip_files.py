@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from featcal.models.locate import Located
 
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
-PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILE = "open_clip_model.safetensors"
 _WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors")

@@ -23,7 +23,9 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
     try:
         import datasets
     except ImportError as error:
-        raise InputError(f"data set '{name}' is read with the package 'datasets': pip install datasets") from error
+        raise InputError(
+            f"data set '{name}' is read with the package 'datasets': pip install 'featcal[hub]'"
+        ) from error
     folder = (root / name).resolve()
     place = str(folder) if folder.is_dir() else name
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")

@@ -156,6 +156,12 @@ def _classes(
     names = wanted or pool.class_names
     if pool.labels is None:
         return None, names
+    named = pool.class_names if not pool.counted_names else None
+    if wanted and named and wanted != named and set(wanted) == set(named):
+        raise InputError(
+            f"'classes' has the source's names in another order; labels count {_some(named)}: use that order, or leave "
+            "'classes' out"
+        )
     labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
     if wanted and pool.counted_names and pool.class_names:
         if set(pool.class_names) <= set(wanted):
