@@ -1,0 +1,65 @@
+"""Exact match on the test texts with transformers alone: ``python data/t5-mini/measure.py [--suite DIR] [FOLDER...]``.
+
+Base, simple average, Task Arithmetic 0.3, experts, and every further model folder that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import json
+from pathlib import Path
+
+import torch
+from build import HERE, TASKS, load
+from texts import PROMPTS
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5ForConditionalGeneration
+
+Model = T5ForConditionalGeneration
+
+
+def task_arithmetic(base: Model, experts: list[Model], scale: float) -> Model:
+    """The base and ``scale`` times the sum of what the experts changed."""
+    merged = copy.deepcopy(base)
+    others = [dict(expert.named_parameters()) for expert in experts]
+    with torch.no_grad():
+        for name, weight in merged.named_parameters():
+            start = weight.clone()
+            weight += scale * sum(other[name] - start for other in others)
+    return merged
+
+
+def exact_match(model: Model, tokenizer: PreTrainedTokenizerBase, suite: Path, task: str, split: str) -> float:
+    """Share of greedy answers, in %, that are the label."""
+    with gzip.open(suite / f"{task}.jsonl.gz", "rt") as lines:
+        rows = [row for row in map(json.loads, lines) if row["split"] == split]
+    batch = tokenizer([PROMPTS[task].format(**row) for row in rows], return_tensors="pt", padding=True)
+    answers = tokenizer.batch_decode(model.generate(**batch, max_length=10, do_sample=False), skip_special_tokens=True)
+    return 100 * sum(answer == row["label"] for answer, row in zip(answers, rows, strict=True)) / len(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", type=Path, nargs="*")
+    parser.add_argument("--suite", type=Path, default=HERE)
+    parser.add_argument("--split", default="test")
+    arguments = parser.parse_args()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.suite / "base")
+    base = load(arguments.suite / "base")
+    experts = {task: load(arguments.suite / "experts" / task) for task in TASKS}
+    average = task_arithmetic(base, list(experts.values()), 1 / len(experts))
+    table = {
+        "base": dict.fromkeys(TASKS, base),
+        "simple average": dict.fromkeys(TASKS, average),
+        "Task Arithmetic 0.3": dict.fromkeys(TASKS, task_arithmetic(base, list(experts.values()), 0.3)),
+        "experts": experts,
+    } | {folder.name: dict.fromkeys(TASKS, load(folder)) for folder in arguments.models}
+    print(" | ".join(["model", *TASKS, "average"]))
+    for name, models in table.items():
+        scores = [exact_match(models[t], tokenizer, arguments.suite, t, arguments.split) for t in TASKS]
+        print(" | ".join([name, *(f"{score:.1f}" for score in [*scores, sum(scores) / len(scores)])]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
