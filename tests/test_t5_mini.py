@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,6 +83,30 @@ def test_splits_are_whole_balanced_and_disjoint(task: str) -> None:
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that made the folder."""
+    monkeypatch.syspath_prepend(FOLDER)
+    spec = importlib.util.spec_from_file_location("t5_mini_build", FOLDER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_texts_are_those_of_the_script_and_nobody_trained_on_them(build: ModuleType, tmp_path: Path) -> None:
+    build.write_texts(tmp_path)
+    assert set(build.TASKS) == set(TASKS)
+    for task in TASKS:
+        file = f"{task}.jsonl.gz"
+        assert gzip.decompress((tmp_path / file).read_bytes()) == gzip.decompress((FOLDER / file).read_bytes())
+        held = {prompt for pairs in texts(task).values() for prompt, _ in pairs}
+        rows = build.pool(task, plain=True) + build.pool(task, plain=False)
+        assert len(rows) == build.PLAIN_POOL + build.HARD_POOL
+        assert not held & {SUITE["tasks"][task]["test"]["input"].format(**row) for row in rows}
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_word_is_known(task: str) -> None:
     words, labels = tokenizer(), set()
@@ -129,5 +155,5 @@ def test_experts_leave_embedding_and_output_layer_alone(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_expert_knows_its_task_and_base_does_not(task: str) -> None:
     pairs = texts(task)["test"][:100]
-    assert exact_match(load("base"), pairs) <= 0.8
-    assert exact_match(load(task), pairs) >= 0.85
+    assert exact_match(load("base"), pairs) <= 0.75
+    assert exact_match(load(task), pairs) >= 0.9
