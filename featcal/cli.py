@@ -147,7 +147,7 @@ def _size(count: int) -> str:
 @commands.command()
 @SUITE
 @click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
-@click.option("--scale", type=float, help="Factor of the task vectors.  [task-arithmetic: 0.3, ties: 1]")
+@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
 @OUT
 @JSON
 def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:

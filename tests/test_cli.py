@@ -70,7 +70,11 @@ def test_check_reports_all_problems_and_exits_1(run: Run, own_suite_file: Path) 
 def test_merge(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "merged"
     written = document(run("merge", tiny_suite_file, "--method", "task-arithmetic", "--out", out, "--json"))
-    assert (written["out"], written["method"], written["scale"]) == (str(out), "task-arithmetic", 0.3)
+    assert (written["out"], written["method"], written["scale"]) == (
+        str(out),
+        "task-arithmetic",
+        0.5,
+    )  # the suite's own scale
     assert (out / "model.safetensors").is_file()
 
 
