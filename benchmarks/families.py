@@ -59,10 +59,10 @@ class LlamaShape:
 
     width: int = 1024
     hidden: int = 2816
-    blocks: int = 80
+    blocks: int = 96
     heads: int = 16
     kv_heads: int = 4
-    vocabulary: int = 128256
+    vocabulary: int = 32000
 
     def config(self) -> dict[str, Any]:
         """Content of `config.json`."""
