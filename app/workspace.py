@@ -28,8 +28,7 @@ from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.family import Family, batches_of, open_family
-from featcal.models.capture import layernorms, linears
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
@@ -93,10 +92,9 @@ class Workspace:
     def switches(self) -> tuple[str, ...]:
         """The options of a calibration that are on or off and mean something for this architecture."""
         adapter = self.family.adapter
-        modules = [block.module for block in adapter.blocks()]
         meaning = {
-            "biases": any(linear.bias is not None for module in modules for linear in linears(module).values()),
-            "layernorms": any(layernorms(module) for module in modules),
+            "biases": any(linear.bias is not None for block in adapter.blocks() for linear in block.linears.values()),
+            "layernorms": any(block.layernorms for block in adapter.blocks()),
             "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
             "completion_only": adapter.modality == "causal",
         }
@@ -238,12 +236,12 @@ class Workspace:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size)
-        return self.once("passes", key, lambda: expert_passes(self.family, config, keep=True))
+        return self.once("passes", key, lambda: expert_passes(self.family, config, kept=Kept()))
 
     def _measured_passes(self, n: int) -> Mapping[str, ExpertPass]:
         def build() -> dict[str, ExpertPass]:
             data = self.samples(self.split, n)
-            return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, keep=True) for task in self.tasks}
+            return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, kept=Kept()) for task in self.tasks}
 
         return self.once("passes", (self.split, n), build)
 

@@ -15,11 +15,13 @@ from featcal.mergers.recipe import RecipeWeights
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
+from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
-from featcal.models.weights import PRECISIONS, Compute, FirstRows, InMemory, Weights, compute_for
+from featcal.models.weights import FirstRows, InMemory, Weights
+from featcal.progress import keep_memory
 from featcal.suite import Suite
 from featcal.tasks.sources import PreparePixels, Samples, draw
 
@@ -106,11 +108,19 @@ class Family:
             yield self.samples(task, split, count, seed, slice(start, start + PART))
 
     def expert_pass(
-        self, samples: Samples, batch_size: int, keep: bool = False, store: ActivationStore | None = None
+        self,
+        samples: Samples,
+        batch_size: int,
+        kept: Kept | None = None,
+        once: bool = False,
+        store: ActivationStore | None = None,
     ) -> ExpertPass:
         """The expert of the samples' task, about to walk over them in batches of `batch_size`.
 
-        `keep` holds all that it computes for a second walk; `store` bounds what lies in memory between two blocks.
+        Args:
+            kept: room for what it computes, for a second walk.
+            once: there will be no second walk.
+            store: bounds what lies in memory between two blocks.
         """
         batches = batches_of(samples, batch_size, self.compute.device)
         expert = self.experts[samples.task]
@@ -120,7 +130,8 @@ class Family:
             batches,
             samples.indices,
             self.compute,
-            keep,
+            kept,
+            once,
             store or ActivationStore(),
             samples.truncated,
         )
@@ -152,6 +163,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
             misshapen tensors.
     """
+    keep_memory()
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
     adapter = adapter_for(found.config, found.names, compute.device, "base")

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.family import Family, open_family
-from featcal.models.weights import Compute, InMemory
+from featcal.models.compute import Compute
+from featcal.models.weights import InMemory
 from featcal.suite import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other

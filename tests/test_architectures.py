@@ -17,8 +17,8 @@ from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, o
 from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.family import Family
 from featcal.models.adapter import Call
-from featcal.models.capture import capture_inputs, linears
-from featcal.models.expert_pass import first_calls
+from featcal.models.capture import capture_inputs
+from featcal.models.expert_pass import Kept, first_calls
 from featcal.models.features import final_features
 
 
@@ -71,9 +71,9 @@ def test_every_linear_map_is_seen_exactly_once(family: Family) -> None:
         calls = list(first_calls(stage, family.base.read(stage.outer), [batch], calls or None))
         for block in stage.blocks:
             tensors = block.local(family.base.read(block.names))
-            with SeesLinears() as oracle, capture_inputs(block.module) as inputs:
+            with SeesLinears() as oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
                 output = block.run(tensors, calls[0])
-            names = linears(block.module)
+            names = block.linears
             assert set(inputs) >= set(names)
             assert {id(w) for w in oracle.weights} == {id(tensors[f"{name}.weight"]) for name in names}
             assert len(oracle.weights) == len(names)
@@ -82,7 +82,7 @@ def test_every_linear_map_is_seen_exactly_once(family: Family) -> None:
 
 def test_number_of_linear_maps(family: Family) -> None:
     expected = {"t5": [7, 7, 11, 11], "llama": [7, 7, 7]}[family.adapter.family]
-    assert [len(linears(block.module)) for block in family.adapter.blocks()] == expected
+    assert [len(block.linears) for block in family.adapter.blocks()] == expected
 
 
 @pytest.mark.parametrize("rmsnorms", [False, True])
@@ -156,7 +156,7 @@ def test_calibration_lowers_the_final_drift_and_leaves_the_rest(family: Family, 
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
     written = load_file(tmp_path / "out" / "model.safetensors")
-    inside = {f"{block.name}.{name}.weight" for block in family.adapter.blocks() for name in linears(block.module)}
+    inside = {f"{block.name}.{name}.weight" for block in family.adapter.blocks() for name in block.linears}
     merged = family.merged.read(family.adapter.tower)
     assert {name for name, tensor in written.items() if not tensor.equal(merged[name])} == inside
     assert document["tasks"][TASKS[0]]["tokens"] == int(
@@ -219,7 +219,7 @@ def test_defaults_are_the_papers_for_the_architecture(family: Family) -> None:
 
 def test_expert_passes_can_be_used_again(family: Family) -> None:
     config = config_for(family, lam=0.05)
-    passes = expert_passes(family, config, keep=True)
+    passes = expert_passes(family, config, kept=Kept())
     names = [name for block in family.adapter.blocks() for name in block.names]
     first, second, plain = (
         calibrate(family, config, experts=kept).weights.read(names) for kept in (passes, passes, None)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from featcal.family import Family
 from featcal.models.adapter import capture_call, check_buffers
-from featcal.models.capture import capture_inputs, capture_outputs, linears
+from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.expert_pass import first_calls
 
 
@@ -39,18 +39,18 @@ def test_every_weight_matrix_of_a_block_is_seen_once(tiny: Family) -> None:
     _, block, call = first(tiny)
     tensors = block.local(tiny.merged.read(block.names))
     oracle = LinearOracle()
-    with torch.no_grad(), oracle, capture_inputs(block.module) as inputs:
+    with torch.no_grad(), oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
         block.run(tensors, call)
     matrices = {tensor.data_ptr() for tensor in tensors.values() if tensor.ndim == 2}
     seen = [weight.data_ptr() for weight in oracle.weights]
     assert len(seen) == len(set(seen)) == 6
     assert set(seen) == matrices
-    assert {name for name in inputs if name in linears(block.module)} == set(linears(block.module))
+    assert {name for name in inputs if name in block.linears} == set(block.linears)
 
 
 def test_shared_inputs_are_the_same_object(tiny: Family) -> None:
     _, block, call = first(tiny)
-    with torch.no_grad(), capture_inputs(block.module) as inputs:
+    with torch.no_grad(), capture_inputs({**block.linears, **block.layernorms}) as inputs:
         block.run(block.local(tiny.merged.read(block.names)), call)
     assert inputs["self_attn.q_proj"] is inputs["self_attn.k_proj"] is inputs["self_attn.v_proj"]
     assert inputs["mlp.fc1"] is not inputs["mlp.fc2"]
@@ -60,16 +60,20 @@ def test_shared_inputs_are_the_same_object(tiny: Family) -> None:
 def test_outputs_are_what_the_linear_maps_give(tiny: Family) -> None:
     _, block, call = first(tiny)
     tensors = block.local(tiny.merged.read(block.names))
-    with torch.no_grad(), capture_inputs(block.module) as inputs, capture_outputs(block.module) as outputs:
+    with (
+        torch.no_grad(),
+        capture_inputs({**block.linears, **block.layernorms}) as inputs,
+        capture_outputs(block.linears) as outputs,
+    ):
         block.run(tensors, call)
-    for name in linears(block.module):
+    for name in block.linears:
         expected = nn.functional.linear(inputs[name], tensors[f"{name}.weight"], tensors[f"{name}.bias"])
         torch.testing.assert_close(outputs[name], expected)
 
 
 def test_hooks_are_gone_afterwards_also_after_an_error(tiny: Family) -> None:
     _, block, _ = first(tiny)
-    with pytest.raises(KeyError), capture_inputs(block.module), capture_outputs(block.module):
+    with pytest.raises(KeyError), capture_inputs({**block.linears, **block.layernorms}), capture_outputs(block.linears):
         raise KeyError
     for module in block.module.modules():
         assert not module._forward_pre_hooks
@@ -95,13 +99,13 @@ class Idle(Twice):
 
 def test_a_linear_called_twice_is_an_error() -> None:
     block = Twice()
-    with pytest.raises(RuntimeError, match="'map' is called twice"), capture_inputs(block):
+    with pytest.raises(RuntimeError, match="'map' is called twice"), capture_inputs(dict(block.named_children())):
         block(torch.ones(1, 2))
 
 
 def test_a_linear_never_called_is_an_error() -> None:
     block = Idle()
-    with pytest.raises(RuntimeError, match=r"never called.*idle"), capture_inputs(block):
+    with pytest.raises(RuntimeError, match=r"never called.*idle"), capture_inputs(dict(block.named_children())):
         block(torch.ones(1, 2))
 
 

@@ -30,7 +30,7 @@ def problem(seed: int, alpha: float = 0.3) -> dict[str, Tensor]:
 
 
 def omegas(p: dict[str, Tensor]) -> list[float]:
-    return [closed_form.task_weight(x.mT @ x / TOKENS, 0.0) for x in p["cal"]]
+    return [float(closed_form.task_weight(torch.linalg.matrix_norm(x.mT @ x / TOKENS), 0.0)) for x in p["cal"]]
 
 
 def solve_weight(p: dict[str, Tensor], lam: float) -> Tensor:
@@ -130,7 +130,7 @@ def test_one_task_without_ridge_is_least_squares() -> None:
     p = problem(4, alpha=1.0)
     x, y = p["cal"][0], p["target"][0] @ p["weight"][0].mT
     gram, cross = x.mT @ x / TOKENS, y.mT @ x / TOKENS
-    omega = closed_form.task_weight(gram, 0.0)
+    omega = closed_form.task_weight(torch.linalg.matrix_norm(gram), 0.0)
     ours = closed_form.linear_weight(omega * gram, omega * cross, p["anchor"], 0.0, 0.0)
     torch.testing.assert_close(ours, torch.linalg.lstsq(x, y).solution.mT, rtol=1e-10, atol=1e-12)
 
@@ -149,4 +149,4 @@ def test_singular_system_is_refused_not_pseudo_inverted() -> None:
 
 
 def test_task_weight_has_a_floor() -> None:
-    assert closed_form.task_weight(torch.zeros(2, 2, dtype=torch.float64), 1e-8) == 1e8
+    assert closed_form.task_weight(torch.zeros((), dtype=torch.float64), 1e-8) == 1e8

@@ -23,13 +23,14 @@ from featcal.family import Family, open_family
 from featcal.merging import merge_to_folder
 from featcal.models import export
 from featcal.models.checkpoint import Checkpoint
+from featcal.models.compute import Compute
 from featcal.models.export import rewrite, verify_reload, verify_streamed, write_model
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.open_clip import OpenClip
 from featcal.models.open_clip_files import locate_open_clip
 from featcal.models.output import OutputFolder
-from featcal.models.weights import Compute, Overlay, Weights
+from featcal.models.weights import Overlay, Weights
 from featcal.suite import load_suite
 
 CONFIG = CalibrationConfig(samples=8)

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.moments import BlockMoments, LinearGroup
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.moments import BlockMoments
+from featcal.calibration.token_rows import TokenRows
 from featcal.drift.decomposition import measure_drift
 from featcal.errors import NumericalError
 from featcal.family import Family
-from featcal.models.adapter import Block
-from featcal.models.expert_pass import first_calls
+from featcal.models.adapter import Block, Call
+from featcal.models.expert_pass import BlockTrace, Kept, first_calls
 from featcal.models.weights import InMemory, Overlay, Weights
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
@@ -217,13 +219,13 @@ def test_huge_lam_gives_task_arithmetic_at_rho_times_its_scale(tiny64: Family) -
 def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eq. (45): forwarding the finished model gives every block the inputs that its moments were taken from."""
     used: list[Tensor] = []
-    count = BlockMoments.update
+    see = BlockMoments.see
 
-    def counted(self: BlockMoments, call: Any, *rest: Any) -> None:
-        used.append(call.hidden.clone())
-        count(self, call, *rest)
+    def seen(self: BlockMoments, inputs: Mapping[str, Tensor]) -> None:
+        used.append(inputs["layer_norm1"].clone())
+        see(self, inputs)
 
-    monkeypatch.setattr(BlockMoments, "update", counted)
+    monkeypatch.setattr(BlockMoments, "see", seen)
     config = replace(CONFIG, batch_size=12)
     model = calibrate(tiny64, config).weights
     stage = tiny64.adapter.stages[0]
@@ -245,7 +247,7 @@ def test_calibration_lowers_drift_on_its_samples(tiny: Family) -> None:
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
-    passes = expert_passes(tiny, CONFIG, keep=True)
+    passes = expert_passes(tiny, CONFIG, kept=Kept())
     first = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
     calibrate(tiny, replace(CONFIG, lam=1.0), experts=passes)
     again = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
@@ -254,7 +256,7 @@ def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
 
 
 def test_kept_pass_survives_an_interruption(tiny: Family) -> None:
-    passes = expert_passes(tiny, CONFIG, keep=True)
+    passes = expert_passes(tiny, CONFIG, kept=Kept())
 
     def stop_at(block: int) -> Any:
         def progress(label: str, done: int, total: int) -> None:
@@ -308,19 +310,29 @@ def test_solution_that_overflows_storage_is_refused(tiny: Family) -> None:
         calibrate(broken, CONFIG)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("exact", 1e-9), ("fast", 2e-5)])
-def test_mixing_token_by_token_is_the_same_target(precision: str, tolerance: float) -> None:
-    """Few tokens: W x is mixed in per token; many: W G once. Both are the same W_i C_i."""
+@pytest.mark.parametrize(("lam", "tolerance"), [(1e-5, 2e-8), (0.05, 1e-5)])
+@pytest.mark.parametrize("outputs", [8, 40])
+def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: float) -> None:
+    """The targets are formed from mixed inputs, from the expert's outputs, or token by token: all are W_i C_i."""
     torch.manual_seed(0)
-    module, config = nn.Linear(32, 8), CalibrationConfig(lam=1e-5, alpha=0.15, precision=precision)
-    dtype = torch.float32 if precision == "exact" else torch.bfloat16
-    inputs, outputs = torch.randn(24, 32).to(dtype), torch.randn(24, 8).to(dtype)
-    expert = {"map.weight": torch.randn(8, 32), "map.bias": torch.zeros(8)}
-    solved = []
-    for tokens in (24, 1000):
+    module, config = nn.Linear(32, outputs), CalibrationConfig(lam=lam, alpha=0.15)
+    weight, x, x_expert = torch.randn(outputs, 32), torch.randn(24, 32), torch.randn(24, 32)
+    expert = {"map.weight": weight, "map.bias": torch.randn(outputs)}
+    own = nn.functional.linear(x_expert.double(), *(t.double() for t in expert.values())).float()
+    trace = BlockTrace(Call((x,), {}), Call((x,), {}), {"map": x_expert}, {"map": own})
+    mixed = 0.15 * x_expert.double() + 0.85 * x.double()
+    right = weight.double() @ mixed.mT @ x.double() / 24
+    right /= torch.linalg.matrix_norm(x.double().mT @ x.double() / 24)
+    for route in ("inputs", "outputs", "mixed"):
         group = LinearGroup(["map"], "all", {"map": module})
-        own = {name: tensor.to(dtype) for name, tensor in expert.items()}
-        group.update({"map": inputs}, {"map": outputs}, own, None, config, tokens)
-        group.end_task(own, config)
-        solved.append(group._sums.target)  # type: ignore[union-attr]
-    assert float((solved[0] - solved[1]).norm() / solved[1].norm()) < tolerance
+        group.route = lambda _, route=route: route  # type: ignore[method-assign, misc, assignment]
+        group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
+        group.end_task(expert, 24, config)
+        target = group._sums.target  # type: ignore[union-attr]
+        assert float((target - right).norm() / right.norm()) < tolerance, route
+
+
+@pytest.mark.parametrize(("outputs", "tokens", "route"), [(40, 100, "inputs"), (8, 1000, "outputs"), (8, 24, "mixed")])
+def test_the_cheapest_route_is_taken(outputs: int, tokens: int, route: str) -> None:
+    group = LinearGroup(["map"], "all", {"map": nn.Linear(32, outputs)})
+    assert group.route(tokens) == route

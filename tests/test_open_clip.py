@@ -25,7 +25,8 @@ from featcal.errors import InputError
 from featcal.evaluation.zero_shot import zero_shot_heads
 from featcal.family import Family
 from featcal.models.adapter import Adapter, Call
-from featcal.models.capture import capture_inputs, linears
+from featcal.models.capture import capture_inputs
+from featcal.models.compute import Compute
 from featcal.models.convert import to_hf, vision_pairs
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.features import final_features
@@ -34,7 +35,7 @@ from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
 from featcal.models.open_clip_files import is_open_clip_folder, locate_open_clip, open_clip_preprocess, state_dict
 from featcal.models.open_clip_text import OpenClipText
 from featcal.models.quick_gelu import activation_note
-from featcal.models.weights import Compute, InMemory
+from featcal.models.weights import InMemory
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Compute(CPU, torch.float64), Compute(CPU, torch.float32)
@@ -118,9 +119,9 @@ def test_every_linear_map_is_seen_exactly_once(folder: Path, kind: type[Adapter]
     (call,) = first_calls(stage, weights.read(stage.outer), [adapter.probe()], None)
     for block in stage.blocks:
         tensors = block.local(weights.read(block.names))
-        with SeesLinears() as oracle, capture_inputs(block.module) as inputs:
+        with SeesLinears() as oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
             output = block.run(tensors, call)
-        assert len(linears(block.module)) == len(oracle.weights) == 6
+        assert len(block.linears) == len(oracle.weights) == 6
         assert {id(w) for w in oracle.weights} == {id(t) for n, t in tensors.items() if t.ndim == 2}
         assert inputs["attn.q_proj"] is inputs["attn.k_proj"] is inputs["attn.v_proj"]
         call = stage.advance(call, output)
@@ -283,9 +284,9 @@ def test_the_calling_convention_with_k_x_and_v_x() -> None:
     local = block.local({f"b.{name}": tensor for name, tensor in own.items()})
     state, mask = torch.randn(3, 5, 16), torch.full((5, 5), -torch.inf).triu(1)
     for attn_mask in (None, mask):
-        with SeesLinears() as oracle, capture_inputs(block.module) as inputs:
+        with SeesLinears() as oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
             ours = block.run(local, Call((state,), {"attn_mask": attn_mask}))
-        assert len(oracle.weights) == len(linears(block.module)) == 6
+        assert len(oracle.weights) == len(block.linears) == 6
         assert inputs["attn.q_proj"] is inputs["attn.v_proj"]
         theirs = original.resblocks[0](state, attn_mask=attn_mask)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -22,7 +22,7 @@ from featcal.family import Family, as_family
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
 from featcal.models.weights import Overlay, Weights
@@ -91,7 +91,7 @@ def calibrate(
     config = config or config_for(opened)
     family = as_family(opened, device, config.precision)
     started = time.perf_counter()
-    passes = expert_passes(family, config) if experts is None else experts
+    passes = expert_passes(family, config, once=True) if experts is None else experts
     if any(one.compute != family.compute for one in passes.values()):
         raise InputError("the expert passes were made on another device or in another precision; make them anew")
     loaded = time.perf_counter() - started
@@ -131,7 +131,7 @@ def calibrate_to_folder(
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
     store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
-    passes = expert_passes(family, config, store=store)
+    passes = expert_passes(family, config, once=True, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
     if max_memory is not None:
         batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
@@ -170,19 +170,22 @@ def calibrate_to_folder(
 
 
 def expert_passes(
-    family: Family, config: CalibrationConfig, keep: bool = False, store: ActivationStore | None = None
+    family: Family,
+    config: CalibrationConfig,
+    kept: Kept | None = None,
+    once: bool = False,
+    store: ActivationStore | None = None,
 ) -> dict[str, ExpertPass]:
-    """The calibration samples of every task with its expert; `keep` holds what the experts compute in memory, `store`
-    bounds it.
+    """The calibration samples of every task with its expert; the rest as `Family.expert_pass` has it.
 
     They depend on samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
     """
-    return {
-        task: family.expert_pass(
-            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, keep, store
-        )
-        for task in family.suite.tasks
-    }
+
+    def one(task: str) -> ExpertPass:
+        drawn = family.samples(task, "calibration", config.samples, config.seed)
+        return family.expert_pass(drawn, config.batch_size, kept, once, store)
+
+    return {task: one(task) for task in family.suite.tasks}
 
 
 def input_hashes(family: Family) -> dict[str, dict[str, str]]:

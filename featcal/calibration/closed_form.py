@@ -20,9 +20,9 @@ def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
     return rho * merged + (1 - rho) * base
 
 
-def task_weight(gram: Float[Tensor, "d d"], eps: float) -> float:
+def task_weight(gram_norm: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
     """omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features."""
-    return 1.0 / max(float(torch.linalg.matrix_norm(gram)), eps)
+    return 1.0 / gram_norm.clamp_min(eps)
 
 
 def linear_weight(
@@ -37,7 +37,7 @@ def linear_weight(
     Several linear maps that share an input are solved together by stacking their rows.
 
     Args:
-        gram_sum: sum over tasks of omega_i G_i; symmetric, positive semi-definite.
+        gram_sum: sum over tasks of omega_i G_i; symmetric, positive semi-definite; its lower triangle is read.
         target_sum: sum over tasks of omega_i W_i C_i.
         anchor: see `anchor`.
         lam: ridge strength, >= 0.
@@ -51,11 +51,12 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    left = gram_sum.clone()
+    left = gram_sum.to(anchor.dtype, copy=True)
     left.diagonal().add_(lam + eps)
     factor, info = torch.linalg.cholesky_ex(left)
-    if int(info) != 0 or not bool(torch.isfinite(factor).all()):
-        raise SolveError(f"not positive definite at row {int(info)} of {len(left)} with lam={lam:g}, eps={eps:g}")
+    del left
+    if int(info) != 0 or not bool(torch.isfinite(factor.sum())):
+        raise SolveError(f"not positive definite at row {int(info)} of {len(factor)} with lam={lam:g}, eps={eps:g}")
     return torch.cholesky_solve((target_sum + lam * anchor).mT, factor).mT
 
 
@@ -64,7 +65,7 @@ def linear_bias(
     mean_sum: Float[Tensor, " d"],
     weight: Float[Tensor, "m d"],
     anchor: Float[Tensor, " m"],
-    omega_sum: float,
+    omega_sum: float | Float[Tensor, ""],
     lam: float,
 ) -> Float[Tensor, " m"]:
     """Second-stage bias with the calibrated weight fixed, Eq. (55).

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from featcal.errors import InputError
-from featcal.models.weights import PRECISIONS
+from featcal.models.compute import PRECISIONS
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
+from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.capture import capture_inputs
-from featcal.models.expert_pass import ExpertPass, first_calls
-from featcal.models.weights import Compute, Weights
+from featcal.models.compute import Compute, float32_products
+from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
+from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]
@@ -29,6 +31,7 @@ def nothing_finished(block: Block) -> None:
 
 
 @torch.no_grad()
+@float32_products()
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,
@@ -64,17 +67,21 @@ def calibrate_blocks(
     """
     residuals: dict[str, dict[str, float]] = {}
     streams: dict[str, CallList] = {}
+    rows: dict[str, TaskRows] = {}
     store = store or ActivationStore()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         _enter(stage, compute.place(merged.read(stage.outer)), experts, streams, store)
+        for task, expert in experts.items():
+            rows[task] = task_rows(stage, streams[task], expert.batches, config)
+            expert.spend(stage)
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
             stored = finished(block)
             if stored is None:
                 stored = merged.read(block.names)
                 moments = BlockMoments(stage, index, config)
-                _count(moments, block, compute, stored, experts, streams, store)
+                _count(moments, compute, stored, experts, streams, rows, store)
                 stored |= _solve(moments, block, compute, stored, base)
                 put(block, stored)
             else:
@@ -112,35 +119,39 @@ def _walk_experts(stage: Stage, block: Block, experts: Mapping[str, ExpertPass])
 
 def _count(
     moments: BlockMoments,
-    block: Block,
     compute: Compute,
     stored: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
     streams: Mapping[str, CallList],
+    rows: Mapping[str, TaskRows],
     store: ActivationStore,
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
-    student = block.local(compute.place(stored))
+    student = moments.block.local(compute.place(stored))
     for task, expert in experts.items():
-        tensors = expert.tensors(block)
-        _count_task(moments, block, student, expert, tensors, streams[task])
-        moments.end_task(tensors)
+        tensors = expert.tensors(moments.block)
+        _count_task(moments, student, expert, tensors, streams[task], rows[task])
+        moments.end_task(rows[task], tensors)
         store.settle()
 
 
 def _count_task(
     moments: BlockMoments,
-    block: Block,
     student: Mapping[str, Tensor],
     expert: ExpertPass,
     tensors: Mapping[str, Tensor],
     stream: CallList,
+    rows: TaskRows,
 ) -> None:
-    walk = expert.walk(moments.stage, block, tensors)
-    for call, batch, trace in zip(stream, expert.batches, walk, strict=True):
-        with capture_inputs(block.module, moments.norm, to_the_end=not moments.started) as inputs:
-            block.run(student, call)
-        moments.update(call, batch, inputs, trace.outputs, tensors, expert.tokens)
+    walk: Iterator[BlockTrace] | None = None
+    for position, call in enumerate(stream):
+        with capture_inputs(moments.modules, to_the_end=not moments.started) as inputs:
+            moments.block.run(student, call)
+        moments.see(inputs)
+        walk = walk or expert.walk(moments.stage, moments.block, tensors, *moments.asked_of_expert(rows))
+        moments.update(rows, position, inputs, next(walk), tensors)
+    for _ in walk or ():  # runs the walk to its end
+        pass
 
 
 def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[str, Tensor], stream: CallList) -> float:

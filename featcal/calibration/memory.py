@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.moments import accumulated_in
+from featcal.calibration.linear_group import accumulated_in, multiplied_in
 from featcal.errors import InputError
 from featcal.models.adapter import Block, Stage
-from featcal.models.capture import linears
 from featcal.models.weights import TensorInfo, Weights
 from featcal.progress import available_bytes, rss_bytes
 
@@ -56,8 +55,8 @@ def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
 def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int) -> int:
     """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
     features = 4
-    accumulator = accumulated_in(torch.float32, config).itemsize
-    modules = linears(block.module)
+    accumulator = accumulated_in(multiplied_in(torch.float32, config)).itemsize
+    modules = block.linears
     grams: Counter[tuple[str, int]] = Counter((name.rpartition(".")[0], m.in_features) for name, m in modules.items())
     # q, k, v and the output map of an attention are two inputs in most cases, gate and up are one
     squares = [side**2 for (_, side), count in grams.items() for _ in range((count + 1) // 2)]
@@ -65,7 +64,7 @@ def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: Calibrat
     parameters = sum(m.weight.numel() for m in modules.values())
     stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)
     weights = int(parameters * (3 * stored + 3 * features))
-    sums = 8 * (sum(squares) + parameters)
+    sums = accumulator * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (2 * max(squares) + 5 * max(rectangles) + parameters)
     in_flight = features * tokens * sum(2 * m.out_features + m.in_features for m in modules.values())

@@ -21,7 +21,9 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.moments import LinearGroup, LinearMoments, linear_groups
+from featcal.calibration.linear_group import LinearGroup, LinearMoments
+from featcal.calibration.moments import linear_groups
+from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.models.adapter import Block, Call, Stage
@@ -115,6 +117,7 @@ def measure_sources(
     adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
     done = 0
     streams: dict[str, dict[str, list[Call]]] = {}
+    rows: dict[str, TaskRows] = {}
     for stage in adapter.stages:
         outer = compute.place(family.merged.read(stage.outer))
         for task, expert in passes.items():
@@ -124,6 +127,7 @@ def measure_sources(
                 source: list(first_calls(stage, outer, expert.batches, upstream.get(source)))
                 for source in (DEPLOYED, "stale", "merged")
             }
+            rows[task] = task_rows(stage, streams[task][DEPLOYED], expert.batches, config)
         for index, block in enumerate(stage.blocks):
             progress("comparing sources", done, total)
             merged = compute.place(block.local(family.merged.read(block.names)))
@@ -131,14 +135,12 @@ def measure_sources(
             books: list[_Book] = []
             for task, expert in passes.items():
                 own = expert.tensors(block)
-                for position, trace in enumerate(expert.walk(stage, block, own)):
+                for position, trace in enumerate(expert.walk(stage, block, own, outputs=tuple(block.linears))):
                     calls = {source: stream[position] for source, stream in streams[task].items()}
                     seen, following = _inputs(stage, block, merged, new, compute.place(own), calls, trace)
                     books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
                     for book in books:
-                        batch = expert.batches[position]
-                        weights = stage.token_weights(book.group.weighting, trace.call, batch, config)
-                        book.update(seen, trace.outputs, own, weights)
+                        book.update(seen, trace.outputs, own, rows[task].batches[position][book.group.weighting])
                     for source, call in following.items():
                         streams[task][source][position] = call
                 for book in books:
@@ -210,7 +212,7 @@ def _inputs(
     """Inputs of every module from every source on one batch, and the calls of the next block."""
 
     def run(tensors: Mapping[str, Tensor], call: Call) -> tuple[dict[str, Tensor], Call]:
-        with capture_inputs(block.module) as inputs:
+        with capture_inputs(block.linears) as inputs:
             output = block.run(tensors, call)
         return inputs, stage.advance(call, output)
 
@@ -233,31 +235,28 @@ class _Book:
         self._distance: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._sums: dict[tuple[str, str], list[Any]] = {}
 
-    def update(
-        self, seen: Seen, outputs: Mapping[str, Tensor], own: Mapping[str, Tensor], weights: Tensor | None
-    ) -> None:
-        expert = self.group.expert_rows(outputs, own).double()
-        flat = torch.ones(len(expert), dtype=torch.float64, device=expert.device)
-        if weights is not None:
-            flat = weights.flatten().double()
-        features = {source: self.group.features(inputs).double() for source, inputs in seen.items()}
-        weight = self.group.stack(own, "weight")
+    def update(self, seen: Seen, outputs: Mapping[str, Tensor], own: Mapping[str, Tensor], tokens: TokenRows) -> None:
+        group = self.group
+        expert = group.expert_outputs(outputs, own, tokens).double()
+        features = {source: group.features(inputs, tokens).double() for source, inputs in seen.items()}
+        weight = group.stack(own, "weight")
         for source, rows in features.items():
-            moments = self._task.setdefault(source, self.group.new_task(rows.device, rows.dtype))
-            moments.update(rows, expert, flat)
+            if source not in self._task:
+                self._task[source] = group.new_task(group.outputs, rows.device, rows.dtype)
+            self._task[source].update(rows, expert, tokens)
             apart = rows - features[DEPLOYED]
             moved = (1 - self._config.alpha) * apart @ weight.mT
             distance = (apart.square().sum(1) + moved.square().sum(1)).sqrt()
-            self._distance[source][0] += float(flat @ distance)
-            self._distance[source][1] += float(flat.sum())
-        self._square += float(flat @ expert.square().sum(1))
+            self._distance[source][0] += float(tokens.sum(distance[:, None], torch.float64))
+            self._distance[source][1] += tokens.total
+        self._square += float(tokens.sum(expert.square().sum(1, keepdim=True), torch.float64))
 
     def end_task(self, own: Mapping[str, Tensor]) -> None:
         """Fold one task in, once for each deployed source whose omega weighs it."""
         weight = self.group.stack(own, "weight")
         parts = {source: self._terms(moments, weight) for source, moments in self._task.items()}
         for deployed in (DEPLOYED, INSIDE):
-            omega = closed_form.task_weight(parts[deployed][0], self._config.eps)
+            omega = float(closed_form.task_weight(torch.linalg.matrix_norm(parts[deployed][0]), self._config.eps))
             for source, terms in parts.items():
                 scaled = [omega * term for term in terms]
                 sums = self._sums.get((deployed, source))
@@ -267,7 +266,8 @@ class _Book:
     def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """(G, Y, k): k is the mean squared target, which differs between sources through alpha."""
         alpha = self._config.alpha
-        gram, target = moments.targets(weight, alpha)
+        target = moments.replayed(weight, alpha) / moments.weight
+        gram = moments.gram / moments.weight
         mixed = 2 * alpha * (1 - alpha) * float(torch.sum(weight * moments.cross)) / moments.weight
         replayed = (1 - alpha) ** 2 * float(torch.sum(weight @ gram * weight))
         return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed

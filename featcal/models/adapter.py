@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from featcal.errors import InputError
 
+M = TypeVar("M", bound=nn.Module)
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
@@ -57,9 +58,19 @@ class Block:
     module: nn.Module
     names: tuple[str, ...] = field(init=False)
     """Canonical names of the block's tensors."""
+    linears: Mapping[str, nn.Linear] = field(init=False)
+    """Every linear map of the block by name inside it, in module order."""
+    layernorms: Mapping[str, nn.LayerNorm] = field(init=False)
+    """Every LayerNorm, likewise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(f"{self.name}.{n}" for n, _ in self.module.named_parameters()))
+        object.__setattr__(self, "linears", self.modules_of(nn.Linear))
+        object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
+
+    def modules_of(self, kind: type[M]) -> dict[str, M]:
+        """Every module of a class by name inside the block, in module order."""
+        return {name: module for name, module in self.module.named_modules() if isinstance(module, kind)}
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`{canonical name: tensor}` → `{name inside the block: tensor}`."""
@@ -72,6 +83,11 @@ class Block:
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """The block's own forward with the given tensors (names inside the block, complete: strict)."""
         return functional_call(self.module, dict(local), call.args, dict(call.kwargs), strict=True)
+
+    def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
+        """The forward of the module called `part` inside the block, such as its attention."""
+        own = {name[len(part) + 1 :]: tensor for name, tensor in local.items() if name.startswith(f"{part}.")}
+        return functional_call(self.module.get_submodule(part), own, args, kwargs, strict=True)
 
 
 class Stage(ABC):
@@ -86,6 +102,8 @@ class Stage(ABC):
     """Tensors outside the blocks that the first call needs (embeddings, first norm)."""
     norm: type[nn.Module] | None = None
     """Class of the scale-only norms (RMSNorm) inside the blocks, where there are any."""
+    spent: tuple[str, ...] = ()
+    """Names of inputs that nothing but the first call of the stage reads."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:

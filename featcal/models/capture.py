@@ -1,27 +1,12 @@
-"""See what enters and leaves every linear map and LayerNorm of a block, without changing the block."""
+"""See what enters and leaves the modules of a block, without changing the block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-
-
-def linears(block: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear map of a block by name, in module order."""
-    return {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-
-
-def layernorms(block: nn.Module) -> dict[str, nn.LayerNorm]:
-    """Every LayerNorm of a block by name, in module order."""
-    return {name: module for name, module in block.named_modules() if isinstance(module, nn.LayerNorm)}
-
-
-def rmsnorms(block: nn.Module, norm: type[nn.Module] | None) -> dict[str, nn.Module]:
-    """Every scale-only norm of class `norm` of a block by name, in module order."""
-    return {} if norm is None else {name: m for name, m in block.named_modules() if isinstance(m, norm)}
 
 
 class _SeenAll(Exception):
@@ -29,10 +14,8 @@ class _SeenAll(Exception):
 
 
 @contextmanager
-def capture_inputs(
-    block: nn.Module, norm: type[nn.Module] | None = None, to_the_end: bool = True
-) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, the first run of `block` fills name → input of every linear map, LayerNorm and `norm`.
+def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, one run of a block fills name → input of every one of its `modules`.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
 
@@ -41,11 +24,10 @@ def capture_inputs(
             is then not formed, but a module that is called again afterwards goes unnoticed.
 
     Raises:
-        RuntimeError: at exit, if a linear map was not called exactly once, or not with one positional tensor:
+        RuntimeError: at exit, if a module was not called exactly once, or not with one positional tensor:
             its statistics would be incomplete.
     """
     seen: dict[str, Tensor] = {}
-    modules: dict[str, nn.Module] = {**linears(block), **layernorms(block), **rmsnorms(block, norm)}
 
     def remember(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -73,8 +55,8 @@ def capture_inputs(
 
 
 @contextmanager
-def capture_outputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, the run of `block` fills name → output (bias included) of every linear map."""
+def capture_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, the run of a block fills name → output (bias included) of every one of its `modules`."""
     seen: dict[str, Tensor] = {}
 
     def remember(name: str) -> Any:
@@ -83,7 +65,7 @@ def capture_outputs(block: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         return hook
 
-    handles = [module.register_forward_hook(remember(name)) for name, module in linears(block).items()]
+    handles = [module.register_forward_hook(remember(name)) for name, module in modules.items()]
     try:
         yield seen
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class VisionStage(Stage):
     """Pixels → embeddings and first norm → encoder blocks."""
 
     name = "vision"
+    spent = ("pixel_values",)
 
     def __init__(self, model: CLIPVisionModelWithProjection) -> None:
         self._model = model
@@ -55,9 +57,7 @@ class VisionStage(Stage):
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        def part(name: str, *args: Any, **kwargs: Any) -> Any:
-            own = {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
-            return functional_call(block.module.get_submodule(name), own, args, kwargs, strict=True)
+        part = partial(block.run_part, tensors)
 
         def attention(hidden: Tensor) -> Tensor:
             attended, _ = part("self_attn", part("layer_norm1", hidden), *call.args[1:], **call.kwargs)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
-from featcal.models.capture import capture_outputs
-from featcal.models.weights import Compute, Weights
+from featcal.models.capture import capture_inputs, capture_outputs
+from featcal.models.compute import Compute
+from featcal.models.weights import Weights
+from featcal.progress import available_bytes
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,39 @@ class BlockTrace:
     """What the block was called with."""
     after: Call
     """What the next block will be called with."""
+    inputs: Mapping[str, Tensor]
+    """Input of linear maps by name, of those that were asked for."""
     outputs: Mapping[str, Tensor]
-    """Output of every linear map, bias included."""
+    """Output of linear maps, bias included, of those that were asked for."""
+
+
+class Kept:
+    """Room for what several passes keep in memory.
+
+    Args:
+        budget: bytes, beyond which blocks are walked anew every time; None stands for a quarter of what the machine
+            has to spare.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self._left = (available_bytes() or 2**32) // 4 if budget is None else budget
+
+    def take(self, traces: Sequence[BlockTrace]) -> bool:
+        """Whether there is room for the traces, which is then taken."""
+        tensors = {id(t): t for trace in traces for t in (*trace.inputs.values(), *trace.outputs.values())}
+        size = sum(t.numel() * t.element_size() for t in (*tensors.values(), *(one.after.hidden for one in traces)))
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
 
 
 @dataclass
 class ExpertPass:
     """Walks one expert over its task's batches, block by block in forward order.
 
-    With `keep`, every block's trace stays in memory and a second walk costs nothing: expert features depend
-    on the expert and the samples alone, not on lam, rho or alpha.
+    With `kept`, traces stay in memory as far as there is room, and a second walk costs nothing: expert features
+    depend on the expert and the samples alone, not on lam, rho or alpha.
     """
 
     adapter: Adapter
@@ -41,14 +66,16 @@ class ExpertPass:
     indices: tuple[int, ...]
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
-    keep: bool = False
+    kept: Kept | None = None
+    once: bool = False
+    """Whether nobody walks a second time, so that inputs may go when they were read."""
     store: ActivationStore = field(default_factory=ActivationStore)
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
     tokens: int = 0
     """Tokens of the first stage without padding; known once it was started."""
     _calls: CallList | list[Call] = field(default_factory=list)
-    _kept: dict[str, list[BlockTrace]] = field(default_factory=dict)
+    _traces: dict[str, list[BlockTrace]] = field(default_factory=dict)
     _started: dict[str, list[Call]] = field(default_factory=dict)
 
     def start(self, stage: Stage) -> None:
@@ -59,13 +86,18 @@ class ExpertPass:
         first = stage is self.adapter.stages[0]
         outer = self.compute.place(self.weights.read(stage.outer))
         calls = first_calls(stage, outer, self.batches, None if first else self._calls)
-        if self.keep:
+        if self.kept is not None:
             self._started[stage.name] = list(calls)
             self._calls = list(self._started[stage.name])
         else:
             self._calls = self.store.replace(self._calls, calls)
         if first:
             self.tokens = sum(_tokens(call, batch) for call, batch in zip(self._calls, self.batches, strict=True))
+
+    def spend(self, stage: Stage) -> None:
+        """Let go of the inputs that only the first calls of a stage read, once they are made on both streams."""
+        if self.once:
+            self.batches = [{n: t for n, t in batch.items() if n not in stage.spent} for batch in self.batches]
 
     def digest(self) -> str:
         """SHA-256 of all inputs, in order."""
@@ -83,24 +115,39 @@ class ExpertPass:
         """The expert's tensors of a block as they are stored, by name inside the block, on the compute device."""
         return block.local(self.compute.move(self.weights.read(block.names)))
 
-    def walk(self, stage: Stage, block: Block, tensors: Mapping[str, Tensor]) -> Iterator[BlockTrace]:
-        """Every batch through `block`, in order; to be consumed to the end before the next block."""
-        if block.name in self._kept:
-            self._calls = [trace.after for trace in self._kept[block.name]]
-            yield from self._kept[block.name]
+    def walk(
+        self,
+        stage: Stage,
+        block: Block,
+        tensors: Mapping[str, Tensor],
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> Iterator[BlockTrace]:
+        """Every batch through `block`, in order; to be consumed to the end before the next block.
+
+        Args:
+            tensors: what `tensors(block)` gave.
+            inputs, outputs: names of the linear maps whose inputs or outputs are wanted.
+        """
+        if block.name in self._traces:
+            self._calls = [trace.after for trace in self._traces[block.name]]
+            yield from self._traces[block.name]
             return
-        kept: list[BlockTrace] = []
+        if self.kept is not None:  # another walk may want others
+            inputs = outputs = tuple(block.linears)
+        traces: list[BlockTrace] = []
         running = self.compute.place(tensors)
+        before, after = ({name: block.linears[name] for name in names} for names in (inputs, outputs))
         for position, call in enumerate(self._calls):
-            with capture_outputs(block.module) as outputs:
-                after = stage.advance(call, block.run(running, call))
-            self._calls[position] = after
-            trace = BlockTrace(call, after, outputs)
-            if self.keep:
-                kept.append(trace)
+            with capture_inputs(before) as given, capture_outputs(after) as returned:
+                following = stage.advance(call, block.run(running, call))
+            self._calls[position] = following
+            trace = BlockTrace(call, following, given, returned)
+            if self.kept is not None:
+                traces.append(trace)
             yield trace
-        if self.keep:
-            self._kept[block.name] = kept
+        if self.kept is not None and self.kept.take(traces):
+            self._traces[block.name] = traces
 
 
 def first_calls(

@@ -13,10 +13,11 @@ import torch
 from featcal.errors import InputError, NumericalError
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
 from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_config
+from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text
-from featcal.models.weights import Compute, Stored, TensorInfo, Weights
+from featcal.models.weights import Stored, TensorInfo, Weights
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""

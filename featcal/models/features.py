@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.models.adapter import Adapter, Batch, Call, Stage
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import first_calls
-from featcal.models.weights import Compute, Weights
+from featcal.models.weights import Weights
 
 
 @torch.no_grad()

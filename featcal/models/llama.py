@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -70,9 +70,7 @@ class DecoderStage(Stage):
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        def part(name: str, *args: Any, **kwargs: Any) -> Any:
-            own = {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
-            return functional_call(block.module.get_submodule(name), own, args, kwargs, strict=True)
+        part = partial(block.run_part, tensors)
 
         def attention(hidden: Tensor) -> Tensor:
             attended, _ = part("self_attn", hidden_states=part("input_layernorm", hidden), **call.kwargs)

@@ -77,6 +77,7 @@ class PackedBlock(Block):
     """A block whose files pack query, key and value: `names` are the files', the module has them apart."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = dict.fromkeys(_packed_name(name) for name, _ in self.module.named_parameters())
         object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in own))
 
@@ -149,9 +150,7 @@ def residual_parts(block: Block, tensors: Mapping[str, Tensor], call: Call) -> M
     def run(names: tuple[str, ...], hidden: Tensor, **kwargs: Any) -> Tensor:
         for name in names:
             if hasattr(block.module, name):
-                own = {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
-                options = kwargs if name == "attn" else {}
-                output = functional_call(block.module.get_submodule(name), own, (hidden,), options, strict=True)
+                output = block.run_part(tensors, name, hidden, **(kwargs if name == "attn" else {}))
                 hidden = output[0] if isinstance(output, tuple) else output
         return hidden
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
@@ -109,7 +108,7 @@ class DecoderStage(Stage):
         return "encoder tokens" if crossed else "decoder tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        return as_weights(inputs.get("attention_mask") if weighting == "encoder tokens" else _targets(inputs))
+        return as_weights(_encoder_mask(inputs) if weighting == "encoder tokens" else _targets(inputs))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         decoded = masked(call.hidden, _targets(inputs))
@@ -185,6 +184,11 @@ def shift_right(labels: Tensor, start: int) -> Tensor:
     return shifted
 
 
+def _encoder_mask(inputs: Batch) -> Tensor:
+    ids = inputs["input_ids"]
+    return inputs.get("attention_mask", torch.ones_like(ids))
+
+
 def _targets(inputs: Batch) -> Tensor:
     return (inputs["labels"] != IGNORED).long()
 
@@ -200,10 +204,6 @@ def _sublayers(
     mask, bias, cross_mask, cross_bias = (call.args[i] for i in (1, BIAS, 4, CROSS_BIAS))
 
     def part(position: int, name: str) -> Callable[[Tensor], Tensor]:
-        prefix = f"layer.{position}"
-        own = {key[len(prefix) + 1 :]: tensor for key, tensor in tensors.items() if key.startswith(f"{prefix}.")}
-        module = block.module.get_submodule(prefix)
-
         def run(state: Tensor) -> Tensor:
             here = stage.with_state(call, state)
             kwargs: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _sublayers(
             elif name == "cross-attention":
                 kwargs = {"key_value_states": here.args[ENCODER], "attention_mask": cross_mask,
                           "position_bias": cross_bias}  # fmt: skip
-            output = functional_call(module, own, (here.hidden,), kwargs, strict=True)
+            output = block.run_part(tensors, f"layer.{position}", here.hidden, **kwargs)
             hidden: Tensor = output[0] if isinstance(output, tuple) else output
             return torch.cat([hidden, state[:, hidden.shape[1] :]], dim=1)
 

@@ -44,50 +44,6 @@ class Weights(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Compute:
-    """Where and in which dtype features are computed: `exact` is float32, `fast` is bfloat16."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def move(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device in their own dtype: for the solve, which loses nothing."""
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
-
-    def place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device, floating ones in the compute dtype: for the forward."""
-        return {
-            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-            for name, tensor in tensors.items()
-        }
-
-
-PRECISIONS = {"exact": torch.float32, "fast": torch.bfloat16}
-
-
-def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
-    """`Compute` for the public options.
-
-    Args:
-        device: "auto" (CUDA where there is one), "cpu", or any CUDA device such as "cuda" or "cuda:1".
-        precision: "exact" or "fast".
-
-    Raises:
-        InputError: unknown precision, or a device that this machine does not have.
-    """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not '{precision}'")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device '{device}' is not to be had on this machine; use --device cpu") from error
-    return Compute(chosen, PRECISIONS[precision])
-
-
 @runtime_checkable
 class Stored(Weights, Protocol):
     """A model that lies in files."""
@@ -172,8 +128,19 @@ def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
     return tensors[name]
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    A sum is finite only if all its terms are, and costs a tenth of looking at each; one that overflows says nothing.
+    """
+    if not tensor.is_floating_point():
+        return True
+    total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
+
+
 def check_finite(tensor: Tensor, what: str) -> None:
     """Raise InputError naming `what` if a value is NaN or infinite."""
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if not all_finite(tensor):
         bad = int((~torch.isfinite(tensor)).sum())
         raise InputError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import SLACK, working_bytes
-from featcal.calibration.moments import accumulated_in
 from featcal.models.adapter import Adapter, Block
-from featcal.models.capture import linears
 from featcal.models.weights import TensorInfo
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
@@ -89,7 +88,7 @@ def estimate(
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
     """Seconds of every expert's forward pass on `samples` of every task."""
-    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in linears(block.module).values())
+    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
     tokens = samples * sum(one.tokens for one in drawn.values())
     passes = len(drawn) ** 2 * len(adapter.blocks())
     return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
@@ -113,7 +112,7 @@ def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationCo
     for block in adapter.blocks():
         forward, products, solve = _operations(block, tokens, len(drawn))
         single += FORWARDS * forward
-        if accumulated_in(torch.float32, config) is torch.float64:
+        if multiplied_in(torch.float32, config) is torch.float64:
             double += products
         else:
             single += products
@@ -125,7 +124,7 @@ def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationCo
 
 def _operations(block: Block, tokens: float, tasks: int) -> tuple[float, float, float]:
     """Operations of one forward, of the moments, and of targets and solve."""
-    modules = linears(block.module)
+    modules = block.linears
     parameters = sum(module.weight.numel() for module in modules.values())
     inputs = [side for (_, side), count in _groups(block).items() for _ in range((count + 1) // 2)]
     forward = 2 * parameters * tokens
@@ -136,11 +135,11 @@ def _operations(block: Block, tokens: float, tasks: int) -> tuple[float, float, 
 
 
 def _groups(block: Block) -> Counter[tuple[str, int]]:
-    return Counter((name.rpartition(".")[0], m.in_features) for name, m in linears(block.module).items())
+    return Counter((name.rpartition(".")[0], m.in_features) for name, m in block.linears.items())
 
 
 def _width(blocks: list[Block]) -> int:
-    return max(min(module.in_features for module in linears(block.module).values()) for block in blocks)
+    return max(min(module.in_features for module in block.linears.values()) for block in blocks)
 
 
 def cache_free_bytes() -> int:

@@ -1,0 +1,220 @@
+"""Statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from featcal.calibration import closed_form
+from featcal.calibration.closed_form import SolveError
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.gram import add_gram, add_product, gram_norm, mirror
+from featcal.calibration.token_rows import TokenRows
+from featcal.errors import NumericalError
+from featcal.models.expert_pass import BlockTrace
+from featcal.models.weights import all_finite
+
+FLOAT64_BELOW = 1e-3
+"""Ridge strength below which products are formed in float64."""
+
+Named = Mapping[str, Tensor]
+"""Tensors by their name inside the block."""
+
+
+@dataclass
+class LinearMoments:
+    """One task's moments: x are deployed inputs, r whatever rows the right-hand side is made of."""
+
+    weight: float
+    """Sum of the token weights."""
+    gram: Float[Tensor, "d d"]
+    """Sum of x x^T; its lower triangle only, until `mirror` is called on it."""
+    cross: Float[Tensor, "r d"]
+    """Sum of r x^T."""
+    mean: Float[Tensor, " d"]
+    """Sum of x."""
+    row_mean: Float[Tensor, " r"]
+    """Sum of r."""
+
+    @classmethod
+    def zeros(cls, rows: int, inputs: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
+        def zero(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(0.0, zero(inputs, inputs), zero(rows, inputs), zero(inputs), zero(rows))
+
+    def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
+        """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the moments."""
+        self.weight += tokens.total
+        self.mean += tokens.sum(x, self.mean.dtype)
+        self.row_mean += tokens.sum(r, self.row_mean.dtype)
+        if tokens.weights is not None:
+            root = tokens.weights.sqrt().to(x.dtype)[:, None]
+            x, r = x * root, r * root
+        add_gram(self.gram, x)
+        add_product(self.cross, r, x)
+
+    def replayed(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
+        """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13).
+
+        Fills the upper triangle of the Gram matrix.
+        """
+        gram = mirror(self.gram)
+        return torch.addmm(self.cross, weight.to(gram.dtype), gram, beta=alpha, alpha=1 - alpha)
+
+
+@dataclass
+class LinearSums:
+    """Sums over tasks of Eqs. (17) and (55), each task weighted by its omega."""
+
+    omega: Float[Tensor, ""]
+    gram: Float[Tensor, "d d"]
+    """Its lower triangle only."""
+    target: Float[Tensor, "m d"]
+    mean: Float[Tensor, " d"]
+    target_mean: Float[Tensor, " m"]
+
+    @classmethod
+    def zeros(cls, gram: Float[Tensor, "d d"], target: Float[Tensor, "m d"]) -> LinearSums:
+        """Empty sums of matrices like these; means are summed in float64."""
+        vectors = (torch.zeros(n, dtype=torch.float64, device=gram.device) for n in reversed(target.shape))
+        omega = torch.zeros((), dtype=torch.float64, device=gram.device)
+        return cls(omega, torch.zeros_like(gram), torch.zeros_like(target), *vectors)
+
+    def add(self, omega: Float[Tensor, ""], scale: float, *sums: Tensor) -> None:
+        """One task's weight, and the factor that makes means of its sums: in the order of the fields."""
+        self.omega += omega
+        factor = omega * scale
+        for total, part in zip((self.gram, self.target, self.mean, self.target_mean), sums, strict=True):
+            total.addcmul_(part.to(total.dtype), factor.to(total.dtype))
+
+
+class LinearGroup:
+    """Linear maps with the same input and the same token weighting: one Gram matrix, one Cholesky factor.
+
+    Their m output rows are stacked. The target T_i = W_i C_i of a task (Eqs. 10 and 13) is formed in one of three
+    ways, all the same up to rounding; `route` names the one with the fewest operations.
+    """
+
+    def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, nn.Linear]) -> None:
+        self.names = tuple(names)
+        self.weighting = weighting
+        self._biased = all(modules[name].bias is not None for name in names)
+        self._rows = [modules[name].out_features for name in names]
+        self.inputs = modules[names[0]].in_features
+        self.outputs = sum(self._rows)
+        self._products = torch.float32
+        self._task: LinearMoments | None = None
+        self._sums: LinearSums | None = None
+
+    def route(self, tokens: int) -> str:
+        """How the target of a task with so many tokens is formed.
+
+        - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x; d (n + m) d operations.
+        - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs; m (n + d) d.
+        - "mixed": sum of (alpha y_exp + (1 - alpha) W_i x) x^T, token by token; 2 n m d.
+        """
+        d, m = self.inputs, self.outputs
+        costs = {"inputs": d * (tokens + m), "outputs": m * (tokens + d), "mixed": 2 * tokens * m}
+        return min(costs, key=lambda name: costs[name])
+
+    def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
+        """The group's input, one row per token that counts."""
+        return tokens.take(inputs[self.names[0]])
+
+    def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
+        """W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
+        own = [tokens.take(outputs[name]) for name in self.names]
+        stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
+        return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
+
+    def update(
+        self, inputs: Named, trace: BlockTrace, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
+    ) -> None:
+        """Count one batch of the current task, of whose tokens `count` count in all."""
+        x, route, alpha = self.features(inputs, tokens), self.route(count), config.alpha
+        self._products = dtype = multiplied_in(x.dtype, config)
+        x = x.to(dtype)
+        if route == "inputs":
+            r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
+        else:
+            r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
+        if route == "mixed" and alpha < 1:
+            r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
+        if self._task is None:
+            self._task = self.new_task(r.shape[1], x.device, accumulated_in(x.dtype))
+        self._task.update(x, r, tokens)
+
+    def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
+        return LinearMoments.zeros(rows, self.inputs, device, dtype)
+
+    def end_task(self, expert: Named, count: int, config: CalibrationConfig) -> None:
+        """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
+        task, self._task = self._task, None
+        if task is None or not task.weight > 0:
+            raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
+        scale, route, alpha = 1 / task.weight, self.route(count), config.alpha
+        weight = self.stack(expert, "weight", self._products)
+        if route == "mixed":
+            target, target_mean = task.cross, task.row_mean
+        elif route == "inputs":
+            target = (weight @ task.cross.to(weight.dtype)).to(task.gram.dtype)
+            target_mean = weight.to(task.gram.dtype) @ task.row_mean
+        else:
+            target = task.replayed(weight, alpha)
+            target_mean = alpha * task.row_mean + (1 - alpha) * (weight.to(task.gram.dtype) @ task.mean)
+        if self._biased:
+            target_mean = target_mean + task.weight * self.stack(expert, "bias")
+        if self._sums is None:
+            self._sums = LinearSums.zeros(task.gram, target)
+        omega = closed_form.task_weight(scale * gram_norm(task.gram), config.eps)
+        self._sums.add(omega, scale, task.gram, target, task.mean, target_mean)
+
+    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+        """Calibrated weights and, where asked for, biases, in float64; the sums are given up."""
+        if self._sums is None:
+            raise NumericalError(f"no task was counted for {', '.join(self.names)}")
+        sums, self._sums = self._sums, None
+        if not (all_finite(sums.gram) and all_finite(sums.target)):
+            raise NumericalError(f"{', '.join(self.names)}: features are not finite")
+        anchor = closed_form.anchor(self.stack(merged, "weight"), self.stack(base, "weight"), config.rho)
+        try:
+            weight = closed_form.linear_weight(sums.gram, sums.target, anchor, config.lam, config.eps)
+        except SolveError as error:
+            raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
+        solved = self._split(weight, "weight")
+        if self._biased and config.biases:
+            anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
+            bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
+            solved |= self._split(bias, "bias")
+        return solved
+
+    def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The group's weights or biases, rows stacked."""
+        parts = [tensors[f"{name}.{kind}"].to(dtype) for name in self.names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
+        parts = torch.split(stacked, self._rows)
+        return {f"{name}.{kind}": part for name, part in zip(self.names, parts, strict=True)}
+
+
+def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
+    """The dtype in which products are formed.
+
+    Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
+    below `FLOAT64_BELOW` exact features are therefore multiplied in float64, and fast ones in float32.
+    """
+    careful = config.lam < FLOAT64_BELOW
+    if features is torch.bfloat16:
+        return torch.float32 if careful else torch.bfloat16
+    return torch.float64 if careful else features
+
+
+def accumulated_in(products: torch.dtype) -> torch.dtype:
+    """The dtype in which products are summed."""
+    return torch.promote_types(products, torch.float32)

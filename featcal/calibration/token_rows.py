@@ -1,0 +1,85 @@
+"""Which tokens count, and how much: known before a stage starts, the same in every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from featcal.models.adapter import Batch, Call, Stage, TokenOptions
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The tokens of one batch that count under one weighting."""
+
+    count: int
+    """Number of tokens with a weight above 0."""
+    total: float
+    """Sum of their weights."""
+    index: Int[Tensor, " n"] | None = None
+    """Their positions among all tokens of the batch; None for all of them."""
+    weights: Float[Tensor, " n"] | None = None
+    """Their weights in float64; None where all are 1."""
+
+    @classmethod
+    def of(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
+        """Rows of `Stage.token_weights`; `tokens` is their number where all weights are 1.
+
+        Tokens of weight 0 are left out of every product: padding may hold anything, even what is not finite.
+        """
+        if weights is None:
+            return cls(tokens, float(tokens))
+        flat = weights.flatten()
+        index = flat.nonzero().squeeze(1)
+        chosen = flat[index].double()
+        alike = bool((chosen == 1).all())
+        return cls(
+            len(index),
+            float(chosen.sum()),
+            None if len(index) == len(flat) else index,
+            None if alike else chosen,
+        )
+
+    def take(self, features: Tensor) -> Float[Tensor, "n d"]:
+        """`[batch, tokens, d]` or `[batch * tokens, d]` → one row per token that counts."""
+        flat = features.reshape(-1, features.shape[-1])
+        return flat if self.index is None else flat[self.index]
+
+    def sum(self, rows: Float[Tensor, "n d"], dtype: torch.dtype) -> Float[Tensor, " d"]:
+        """Weighted sum of rows."""
+        return rows.sum(0, dtype=dtype) if self.weights is None else self.weights.to(dtype) @ rows.to(dtype)
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The rows of all batches of one task, by weighting."""
+
+    batches: Sequence[Mapping[str, TokenRows]]
+
+    def count(self, weighting: str) -> int:
+        """Tokens of the task that count."""
+        return sum(batch[weighting].count for batch in self.batches)
+
+
+def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], options: TokenOptions) -> TaskRows:
+    """Every weighting that a stage uses, on every batch of a task.
+
+    Args:
+        calls: calls of the stage's first block, one per batch.
+    """
+    norm = stage.norm or nn.LayerNorm
+    used = {
+        stage.weighting(i, name)
+        for i, block in enumerate(stage.blocks)
+        for name in (*block.linears, *block.layernorms, *block.modules_of(norm))
+    }
+
+    def rows(call: Call, batch: Batch) -> dict[str, TokenRows]:
+        tokens = call.hidden.shape[:2].numel()
+        return {one: TokenRows.of(stage.token_weights(one, call, batch, options), tokens) for one in sorted(used)}
+
+    return TaskRows([rows(call, batch) for call, batch in zip(calls, batches, strict=True)])
