@@ -20,9 +20,9 @@ import psutil
 
 BENCHMARKS = Path(__file__).resolve().parent
 PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
-POLL = 0.1
+POLL = 0.2
 """Seconds between two looks at resident memory."""
-POLL_SHARED = 1.0
+POLL_SHARED = 2.0
 """The same for PSS, which the kernel counts page by page: looking more often would slow the process down."""
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def run(command: Sequence[str], threads: int | None = None) -> Run:
     Raises:
         SystemExit: the command fails; its own messages have gone to stderr.
     """
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if threads is not None:
         environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:

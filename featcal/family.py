@@ -21,7 +21,6 @@ from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
 from featcal.models.weights import FirstRows, InMemory, Weights
-from featcal.progress import keep_memory
 from featcal.suite import Suite
 from featcal.tasks.sources import PreparePixels, Samples, draw
 
@@ -163,7 +162,6 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
         InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
             misshapen tensors.
     """
-    keep_memory()
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
     adapter = adapter_for(found.config, found.names, compute.device, "base")

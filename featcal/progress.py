@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 Progress = Callable[[str, int, int], None]
 """Called with a label, steps done and steps in all. It may raise to stop the work: nothing is left half-done."""
@@ -14,6 +15,24 @@ Progress = Callable[[str, int, int], None]
 
 def silent(label: str, done: int, total: int) -> None:
     """Say nothing."""
+
+
+class Seconds(dict[str, float]):
+    """Adds up wall-clock seconds by stage; on CUDA what is measured is how long the work took to be handed over.
+
+    >>> seconds = Seconds()
+    >>> with seconds("solve"):
+    ...     pass
+    >>> list(seconds)
+    ['solve']
+    """
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Count the body of the `with` to a stage."""
+        started = time.perf_counter()
+        yield
+        self[stage] = self.get(stage, 0.0) + time.perf_counter() - started
 
 
 def rss_bytes() -> int:
@@ -44,11 +63,11 @@ def keep_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
+            mallopt(_M_MMAP_MAX, 0)
             mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def release_memory() -> None:

@@ -26,7 +26,7 @@ from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
 from featcal.models.weights import Overlay, Weights
-from featcal.progress import Progress, peak_rss_bytes, silent
+from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
 from featcal.suite import Suite
 
 _PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
@@ -207,10 +207,20 @@ def _run(
 ) -> dict[str, Any]:
     """Algorithm 1 and the record of it."""
     store = store or ActivationStore()
+    merged, seconds = family.suite.merged, Seconds()
     started = time.perf_counter()
-    merged = family.suite.merged
     drift = calibrate_blocks(
-        family.adapter, family.base, family.merged, passes, config, family.compute, put, finished, progress, store
+        family.adapter,
+        family.base,
+        family.merged,
+        passes,
+        config,
+        family.compute,
+        put,
+        finished,
+        progress,
+        store,
+        seconds,
     )
     return {
         "suite": family.suite.name,
@@ -225,7 +235,7 @@ def _run(
             }
             for task, one in passes.items()
         },
-        "seconds": {"calibration": time.perf_counter() - started},
+        "seconds": {"calibration": time.perf_counter() - started, **seconds},
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": store.spilled,
         "relative_drift": drift,

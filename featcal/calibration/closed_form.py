@@ -17,7 +17,7 @@ class SolveError(ArithmeticError):
 
 def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
     """Reference that the ridge pulls to, Eqs. (11) and (51): `rho * merged + (1 - rho) * base`; any real rho."""
-    return rho * merged + (1 - rho) * base
+    return torch.lerp(base, merged, rho)
 
 
 def task_weight(gram_norm: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
@@ -51,13 +51,12 @@ def linear_weight(
     >>> linear_weight(3 * one, 7 * one, one, lam=1.0, eps=0.0).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    left = gram_sum.to(anchor.dtype, copy=True)
+    left = gram_sum.clone()
     left.diagonal().add_(lam + eps)
     factor, info = torch.linalg.cholesky_ex(left)
-    del left
-    if int(info) != 0 or not bool(torch.isfinite(factor.sum())):
+    if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
         raise SolveError(f"not positive definite at row {int(info)} of {len(factor)} with lam={lam:g}, eps={eps:g}")
-    return torch.cholesky_solve((target_sum + lam * anchor).mT, factor).mT
+    return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT
 
 
 def linear_bias(
@@ -76,7 +75,7 @@ def linear_bias(
         weight: the solution of Eq. (17).
         omega_sum: sum over tasks of omega_i, > 0.
     """
-    return (target_sum - weight @ mean_sum + lam * anchor) / (omega_sum + lam)
+    return (target_sum - weight @ mean_sum.to(weight.dtype) + lam * anchor) / (omega_sum + lam)
 
 
 def layernorm_affine(

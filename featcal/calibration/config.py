@@ -43,7 +43,8 @@ class CalibrationConfig:
     batch_size: int = 64
     """Samples per forward pass; changes nothing but time and memory."""
     precision: str = "exact"
-    """"exact" (float32 features) or "fast" (bfloat16 features); the solve is float64 in both."""
+    """"exact" (float32 features and products, float64 solve) or "fast" (bfloat16 features and products, float32
+    solve; below lam = 1e-3 float32 products and float64 solve)."""
 
     def __post_init__(self) -> None:
         for name in ("lam", "rho", "alpha", "patch_weight", "eps"):

@@ -15,10 +15,10 @@ from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.capture import capture_inputs
-from featcal.models.compute import Compute, float32_products
+from featcal.models.compute import Compute, computing
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
 from featcal.models.weights import Weights
-from featcal.progress import Progress, silent
+from featcal.progress import Progress, Seconds, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]
 """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
@@ -31,7 +31,7 @@ def nothing_finished(block: Block) -> None:
 
 
 @torch.no_grad()
-@float32_products()
+@computing()
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,
@@ -43,6 +43,7 @@ def calibrate_blocks(
     finished: Finished = nothing_finished,
     progress: Progress = silent,
     store: ActivationStore | None = None,
+    seconds: Seconds | None = None,
 ) -> dict[str, dict[str, float]]:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -58,6 +59,8 @@ def calibrate_blocks(
         experts: one expert pass per task; their batches are the calibration samples.
         finished: tensors of a block that an earlier run completed, which is then only replayed.
         store: holds the student's stream between blocks; in memory without one.
+        seconds: where to add up seconds by stage: "first calls", "load", "student forward", "expert forward",
+            "moments", "solve".
 
     Returns:
         For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream.
@@ -68,29 +71,33 @@ def calibrate_blocks(
     residuals: dict[str, dict[str, float]] = {}
     streams: dict[str, CallList] = {}
     rows: dict[str, TaskRows] = {}
-    store = store or ActivationStore()
+    store, seconds = store or ActivationStore(), Seconds() if seconds is None else seconds
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
-        _enter(stage, compute.place(merged.read(stage.outer)), experts, streams, store)
-        for task, expert in experts.items():
-            rows[task] = task_rows(stage, streams[task], expert.batches, config)
-            expert.spend(stage)
+        with seconds("first calls"):
+            _enter(stage, compute.place(merged.read(stage.outer)), experts, streams, store)
+            for task, expert in experts.items():
+                rows[task] = task_rows(stage, streams[task], expert.batches, config)
+                expert.spend(stage)
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
             stored = finished(block)
             if stored is None:
-                stored = merged.read(block.names)
+                with seconds("load"):
+                    stored = merged.read(block.names)
                 moments = BlockMoments(stage, index, config)
-                _count(moments, compute, stored, experts, streams, rows, store)
-                stored |= _solve(moments, block, compute, stored, base)
+                _count(moments, compute, stored, experts, streams, rows, store, seconds)
+                with seconds("solve"):
+                    stored |= _solve(moments, block, compute, stored, base)
                 put(block, stored)
             else:
                 _walk_experts(stage, block, experts)
             store.settle()
             deployed = block.local(compute.place(stored))
-            residuals[block.name] = {
-                task: _advance(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
-            }
+            with seconds("student forward"):
+                residuals[block.name] = {
+                    task: _advance(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
+                }
     progress("calibrating", total, total)
     return residuals
 
@@ -125,13 +132,16 @@ def _count(
     streams: Mapping[str, CallList],
     rows: Mapping[str, TaskRows],
     store: ActivationStore,
+    seconds: Seconds,
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
     student = moments.block.local(compute.place(stored))
     for task, expert in experts.items():
-        tensors = expert.tensors(moments.block)
-        _count_task(moments, student, expert, tensors, streams[task], rows[task])
-        moments.end_task(rows[task], tensors)
+        with seconds("load"):
+            tensors = expert.tensors(moments.block)
+        _count_task(moments, student, expert, tensors, streams[task], rows[task], seconds)
+        with seconds("moments"):
+            moments.end_task(rows[task], tensors)
         store.settle()
 
 
@@ -142,14 +152,18 @@ def _count_task(
     tensors: Mapping[str, Tensor],
     stream: CallList,
     rows: TaskRows,
+    seconds: Seconds,
 ) -> None:
     walk: Iterator[BlockTrace] | None = None
     for position, call in enumerate(stream):
-        with capture_inputs(moments.modules, to_the_end=not moments.started) as inputs:
+        with seconds("student forward"), capture_inputs(moments.modules, not moments.started) as inputs:
             moments.block.run(student, call)
         moments.see(inputs)
         walk = walk or expert.walk(moments.stage, moments.block, tensors, *moments.asked_of_expert(rows))
-        moments.update(rows, position, inputs, next(walk), tensors)
+        with seconds("expert forward"):
+            trace = next(walk)
+        with seconds("moments"):
+            moments.update(rows, position, inputs, trace, tensors)
     for _ in walk or ():  # runs the walk to its end
         pass
 

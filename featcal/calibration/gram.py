@@ -1,12 +1,15 @@
-"""Symmetric products: their lower triangle alone is formed, strip by strip."""
+"""Sums of symmetric products, of which the lower triangle alone is formed and kept."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-STRIP = 512
+STRIP = 256
 """Columns of a Gram matrix that are formed together."""
 
 
@@ -22,25 +25,48 @@ def add_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: 
         total.add_(left.mT @ right)
 
 
-def add_gram(gram: Float[Tensor, "d d"], x: Float[Tensor, "n d"]) -> None:
-    """Add the lower triangle of x^T x in place; strip by strip, which leaves out most of the upper one."""
-    for start in range(0, len(gram), STRIP):
-        add_product(gram[start:, start : start + STRIP], x[:, start:], x[:, start : start + STRIP])
+@dataclass(frozen=True)
+class Gram:
+    """A symmetric matrix `[d, d]` as strips of columns, each from the diagonal down."""
 
+    strips: Sequence[Float[Tensor, "rows columns"]]
 
-def mirror(gram: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
-    """Fill the upper triangle that `add_gram` left out, in place."""
-    for start in range(0, len(gram), STRIP):
-        end = start + STRIP
-        gram[start:end, end:] = gram[end:, start:end].mT
-    return gram
+    @classmethod
+    def zeros(cls, side: int, device: torch.device, dtype: torch.dtype) -> Gram:
+        shapes = ((side - start, min(STRIP, side - start)) for start in range(0, side, STRIP))
+        return cls([torch.zeros(shape, device=device, dtype=dtype) for shape in shapes])
 
+    def add_rows(self, x: Float[Tensor, "n d"]) -> None:
+        """Add x^T x."""
+        for start, strip in self._places():
+            add_product(strip, x[:, start:], x[:, start : start + STRIP])
 
-def gram_norm(gram: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
-    """Frobenius norm of a symmetric matrix whose upper triangle `add_gram` left out."""
-    square = torch.zeros((), dtype=torch.float64, device=gram.device)
-    for start in range(0, len(gram), STRIP):
-        end = start + STRIP
-        square += torch.linalg.matrix_norm(gram[start:end, start:end]).double().square()
-        square += 2 * torch.linalg.matrix_norm(gram[end:, start:end]).double().square()
-    return square.sqrt()
+    def add(self, other: Gram, factor: Float[Tensor, ""]) -> None:
+        """Add `factor` times another matrix of this size."""
+        for mine, theirs in zip(self.strips, other.strips, strict=True):
+            mine.addcmul_(theirs, factor)
+
+    def norm(self) -> Float[Tensor, ""]:
+        """Frobenius norm, in float64."""
+        on, below = ([strip[:STRIP] for strip in self.strips], [strip[STRIP:] for strip in self.strips])
+        squares = [torch.linalg.matrix_norm(part).double().square() for part in (*on, *below, *below)]
+        return torch.stack(squares).sum().sqrt()
+
+    def lower(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
+        """The matrix with zeros above the blocks on its diagonal."""
+        side = len(self.strips[0])
+        matrix = torch.zeros(side, side, dtype=dtype, device=self.strips[0].device)
+        for start, strip in self._places():
+            matrix[start:, start : start + STRIP] = strip
+        return matrix
+
+    def full(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
+        """The whole matrix."""
+        matrix = self.lower(dtype)
+        for start, strip in self._places():
+            end = start + STRIP
+            matrix[start:end, end:] = strip[STRIP:].mT
+        return matrix
+
+    def _places(self) -> list[tuple[int, Tensor]]:
+        return [(i * STRIP, strip) for i, strip in enumerate(self.strips)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featcal.calibration import closed_form
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.gram import add_gram, add_product, gram_norm, mirror
+from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.token_rows import TokenRows
 from featcal.errors import NumericalError
 from featcal.models.expert_pass import BlockTrace
@@ -31,8 +31,8 @@ class LinearMoments:
 
     weight: float
     """Sum of the token weights."""
-    gram: Float[Tensor, "d d"]
-    """Sum of x x^T; its lower triangle only, until `mirror` is called on it."""
+    gram: Gram
+    """Sum of x x^T."""
     cross: Float[Tensor, "r d"]
     """Sum of r x^T."""
     mean: Float[Tensor, " d"]
@@ -45,7 +45,7 @@ class LinearMoments:
         def zero(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        return cls(0.0, zero(inputs, inputs), zero(rows, inputs), zero(inputs), zero(rows))
+        return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
 
     def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
         """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the moments."""
@@ -55,16 +55,13 @@ class LinearMoments:
         if tokens.weights is not None:
             root = tokens.weights.sqrt().to(x.dtype)[:, None]
             x, r = x * root, r * root
-        add_gram(self.gram, x)
+        self.gram.add_rows(x)
         add_product(self.cross, r, x)
 
     def replayed(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
-        """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13).
-
-        Fills the upper triangle of the Gram matrix.
-        """
-        gram = mirror(self.gram)
-        return torch.addmm(self.cross, weight.to(gram.dtype), gram, beta=alpha, alpha=1 - alpha)
+        """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13)."""
+        dtype = self.cross.dtype
+        return torch.addmm(self.cross, weight.to(dtype), self.gram.full(dtype), beta=alpha, alpha=1 - alpha)
 
 
 @dataclass
@@ -72,25 +69,29 @@ class LinearSums:
     """Sums over tasks of Eqs. (17) and (55), each task weighted by its omega."""
 
     omega: Float[Tensor, ""]
-    gram: Float[Tensor, "d d"]
-    """Its lower triangle only."""
+    gram: Gram
     target: Float[Tensor, "m d"]
     mean: Float[Tensor, " d"]
     target_mean: Float[Tensor, " m"]
 
     @classmethod
-    def zeros(cls, gram: Float[Tensor, "d d"], target: Float[Tensor, "m d"]) -> LinearSums:
-        """Empty sums of matrices like these; means are summed in float64."""
-        vectors = (torch.zeros(n, dtype=torch.float64, device=gram.device) for n in reversed(target.shape))
-        omega = torch.zeros((), dtype=torch.float64, device=gram.device)
-        return cls(omega, torch.zeros_like(gram), torch.zeros_like(target), *vectors)
+    def zeros(cls, target: Float[Tensor, "m d"]) -> LinearSums:
+        """Empty sums for targets like this one; means are summed in float64."""
 
-    def add(self, omega: Float[Tensor, ""], scale: float, *sums: Tensor) -> None:
-        """One task's weight, and the factor that makes means of its sums: in the order of the fields."""
+        def zero(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=target.device)
+
+        m, d = target.shape
+        return cls(zero(), Gram.zeros(d, target.device, target.dtype), torch.zeros_like(target), zero(d), zero(m))
+
+    def add(self, omega: Float[Tensor, ""], task: LinearMoments, target: Tensor, target_mean: Tensor) -> None:
+        """One task: its sums become means and count omega times."""
+        factor = omega / task.weight
         self.omega += omega
-        factor = omega * scale
-        for total, part in zip((self.gram, self.target, self.mean, self.target_mean), sums, strict=True):
-            total.addcmul_(part.to(total.dtype), factor.to(total.dtype))
+        self.gram.add(task.gram, factor.to(target.dtype))
+        self.target.addcmul_(target, factor.to(target.dtype))
+        self.mean.addcmul_(task.mean.double(), factor)
+        self.target_mean.addcmul_(target_mean.double(), factor)
 
 
 class LinearGroup:
@@ -157,33 +158,35 @@ class LinearGroup:
         task, self._task = self._task, None
         if task is None or not task.weight > 0:
             raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
-        scale, route, alpha = 1 / task.weight, self.route(count), config.alpha
+        route, alpha, dtype = self.route(count), config.alpha, task.cross.dtype
         weight = self.stack(expert, "weight", self._products)
         if route == "mixed":
             target, target_mean = task.cross, task.row_mean
         elif route == "inputs":
-            target = (weight @ task.cross.to(weight.dtype)).to(task.gram.dtype)
-            target_mean = weight.to(task.gram.dtype) @ task.row_mean
+            target = (weight @ task.cross.to(weight.dtype)).to(dtype)
+            target_mean = weight.to(dtype) @ task.row_mean
         else:
             target = task.replayed(weight, alpha)
-            target_mean = alpha * task.row_mean + (1 - alpha) * (weight.to(task.gram.dtype) @ task.mean)
+            target_mean = alpha * task.row_mean + (1 - alpha) * (weight.to(dtype) @ task.mean)
         if self._biased:
             target_mean = target_mean + task.weight * self.stack(expert, "bias")
         if self._sums is None:
-            self._sums = LinearSums.zeros(task.gram, target)
-        omega = closed_form.task_weight(scale * gram_norm(task.gram), config.eps)
-        self._sums.add(omega, scale, task.gram, target, task.mean, target_mean)
+            self._sums = LinearSums.zeros(target)
+        omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
+        self._sums.add(omega, task, target, target_mean)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated weights and, where asked for, biases, in float64; the sums are given up."""
+        """Calibrated weights and, where asked for, biases; the sums are given up."""
         if self._sums is None:
             raise NumericalError(f"no task was counted for {', '.join(self.names)}")
         sums, self._sums = self._sums, None
-        if not (all_finite(sums.gram) and all_finite(sums.target)):
+        if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{', '.join(self.names)}: features are not finite")
-        anchor = closed_form.anchor(self.stack(merged, "weight"), self.stack(base, "weight"), config.rho)
+        dtype = solved_in(self._products)
+        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), self.stack(base, "weight", dtype), config.rho)
+        gram = sums.gram.lower(dtype)
         try:
-            weight = closed_form.linear_weight(sums.gram, sums.target, anchor, config.lam, config.eps)
+            weight = closed_form.linear_weight(gram, sums.target, anchor, config.lam, config.eps)
         except SolveError as error:
             raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
         solved = self._split(weight, "weight")
@@ -213,6 +216,14 @@ def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dty
     if features is torch.bfloat16:
         return torch.float32 if careful else torch.bfloat16
     return torch.float64 if careful else features
+
+
+def solved_in(products: torch.dtype) -> torch.dtype:
+    """The dtype of the solve: float64, but for bfloat16 products, whose own rounding is far above float32's.
+
+    They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
+    """
+    return torch.float32 if products is torch.bfloat16 else torch.float64
 
 
 def accumulated_in(products: torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ from featcal.drift.propagation import Contributions, Layer
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
-from featcal.models.compute import Compute, float32_products
+from featcal.models.compute import Compute, computing
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
@@ -84,7 +84,7 @@ def measure_drift(
 
 
 @torch.no_grad()
-@float32_products()
+@computing()
 def decompose(
     adapter: Adapter,
     model: Weights,

@@ -267,7 +267,7 @@ class _Book:
         """(G, Y, k): k is the mean squared target, which differs between sources through alpha."""
         alpha = self._config.alpha
         target = moments.replayed(weight, alpha) / moments.weight
-        gram = moments.gram / moments.weight
+        gram = moments.gram.full(weight.dtype) / moments.weight
         mixed = 2 * alpha * (1 - alpha) * float(torch.sum(weight * moments.cross)) / moments.weight
         replayed = (1 - alpha) ** 2 * float(torch.sum(weight @ gram * weight))
         return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.progress import keep_memory
 
 _mkldnn: Any = torch.backends.mkldnn  # its settings are made when it is imported
 
@@ -62,13 +63,15 @@ def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
 
 
 @contextmanager
-def float32_products() -> Iterator[None]:
-    """Inside the `with`, float32 matrix products are float32 on every device, by the fastest kernels that are.
+def computing() -> Iterator[None]:
+    """Inside the `with`, float32 matrix products are float32 on every device, by the fastest kernels that are, and
+    freed memory is kept for the next features.
 
     On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16":
     it hands float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere
     has AVX-512 kernels, twice as fast as MKL's on AMD. Where it would round, the setting stays as it is.
     """
+    keep_memory()
     settings = [(torch.backends.cuda.matmul, "ieee")]
     if _onednn_keeps_float32():
         settings.append((_mkldnn.matmul, "bf16"))
