@@ -55,4 +55,4 @@ opening.empty()
 
 view.suite_selector()
 page.run()
-state.map_worker()
+state.map_worker().start_when_quiet()

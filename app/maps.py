@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 Points = NDArray[np.float32]
 NEIGHBOURS = 15
 TRUST_NEIGHBOURS = 10
+QUIET = 5.0
+"""Seconds without a run of any page after which compiling disturbs nobody."""
 
 
 class Map(NamedTuple):
@@ -58,8 +60,18 @@ class MapWorker:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process = self._start()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._timer: threading.Timer | None = None
+
+    def start_when_quiet(self) -> None:
+        """Start the process, which compiles first, `QUIET` seconds from now unless this is called again before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._process is None:
+            self._timer = threading.Timer(QUIET, self._started)
+            self._timer.daemon = True
+            self._timer.start()
 
     def submit(self, features: Points) -> Future[Map]:
         """Start the map of a cloud; the future fails with RuntimeError if the process does."""
@@ -70,22 +82,31 @@ class MapWorker:
     def _serve(self, features: Points, future: Future[Map]) -> None:
         with self._lock:
             try:
-                if self._process.poll() is not None:
-                    self.close()
-                    self._process = self._start()
-                assert self._process.stdin is not None
-                assert self._process.stdout is not None
-                pickle.dump(features, self._process.stdin)
-                self._process.stdin.flush()
-                future.set_result(Map(*pickle.load(self._process.stdout)))
+                process = self._started()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                pickle.dump(features, process.stdin)
+                process.stdin.flush()
+                future.set_result(Map(*pickle.load(process.stdout)))
             except (OSError, EOFError, pickle.UnpicklingError) as error:
                 future.set_exception(RuntimeError(f"the map process ended: {error}"))
 
     def close(self) -> None:
         """End the process and give its pipes back."""
-        self._process.kill()
-        with suppress(BrokenPipeError):  # what was never read is of no use to anyone
-            self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):  # what was never read is of no use to anyone
+                self._process.communicate()
+            self._process = None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, started if there is none or if it has ended."""
+        with self._starting:
+            if self._process is not None and self._process.poll() is not None:
+                self.close()
+            if self._process is None:
+                self._process = self._start()
+            return self._process
 
     @staticmethod
     def _start() -> subprocess.Popen[bytes]:
@@ -97,8 +118,10 @@ class MapWorker:
 def _run() -> None:
     """Compile on a small cloud, then serve until stdin closes; whatever libraries print goes to stderr."""
     out, sys.stdout = sys.stdout.buffer, sys.stderr
-    if hasattr(os, "nice"):
-        os.nice(10)
+    if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    elif hasattr(os, "nice"):
+        os.nice(19)
     umap_map(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
     while True:
         try:

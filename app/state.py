@@ -17,6 +17,9 @@ from featcal.evaluation.evaluate import Scores
 from featcal.progress import Progress
 from featcal.resources import embedded_suites
 
+AT_ONCE = 1.0
+"""Seconds of work before its progress is shown."""
+
 
 @st.cache_resource(max_entries=2, show_spinner="Reading the models …")
 def _workspace(reference: str, changed: float) -> Workspace:
@@ -25,7 +28,7 @@ def _workspace(reference: str, changed: float) -> Workspace:
 
 @st.cache_resource(show_spinner=False)
 def map_worker() -> MapWorker:
-    """The process that draws UMAPs, started by the first caller."""
+    """The process that draws UMAPs."""
     return MapWorker()
 
 
@@ -54,7 +57,7 @@ def quick_scores(ws: Workspace, models: Mapping[str, ModelId], n: int) -> tuple[
 
 @contextmanager
 def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
-    """A determinate bar with the time so far, gone when the work is done.
+    """A determinate bar with the time so far, gone when the work is done; none for work that is done at once.
 
     Where a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work.
     """
@@ -62,6 +65,8 @@ def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
 
     def report(label: str, done: int, total: int) -> None:
         seconds = time.perf_counter() - started
+        if seconds < AT_ONCE:  # drawing takes a core from the work
+            return
         text = f"{label}: {done} of {total}, {seconds:.1f} s"
         place.progress(done / total, text=text)
 

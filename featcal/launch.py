@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_TELEMETRY": "1"}
+ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 
 
@@ -48,13 +48,14 @@ def _warm_up() -> None:
     """Everything that the first chart needs.
 
     The imports run with the garbage collector off: it would walk a million new objects, all of
-    them here to stay.
+    them here to stay. Afterwards it does not look at them again.
     """
     gc.disable()
     try:
         for name in FIRST_NEEDED:
             import_module(name)
     finally:
+        gc.freeze()
         gc.enable()
     workspace = import_module("app.workspace")
     workspace.prepare(import_module("app.preview").HOME_SUITE)

@@ -6,7 +6,7 @@ import os
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may look outside
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 
 import json
