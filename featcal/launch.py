@@ -48,14 +48,13 @@ def _warm_up() -> None:
     """Everything that the first chart needs.
 
     The imports run with the garbage collector off: it would walk a million new objects, all of
-    them here to stay. Afterwards it does not look at them again.
+    them here to stay.
     """
     gc.disable()
     try:
         for name in FIRST_NEEDED:
             import_module(name)
     finally:
-        gc.freeze()
         gc.enable()
     workspace = import_module("app.workspace")
     workspace.prepare(import_module("app.preview").HOME_SUITE)

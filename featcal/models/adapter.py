@@ -85,7 +85,9 @@ class Block:
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """The block's own forward with the given tensors (names inside the block, complete: strict)."""
         with _attention(call.hidden):
-            return functional_call(self.module, dict(local), call.args, dict(call.kwargs), strict=True)
+            return functional_call(
+                self.module, dict(local), call.args, dict(call.kwargs), tie_weights=False, strict=True
+            )
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
         """The forward of the module called `part` inside the block, such as its attention."""
