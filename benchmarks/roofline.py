@@ -13,7 +13,7 @@ SIDE = {"cpu": 3072, "cuda": 8192}
 """Side of the square products that are timed."""
 DTYPES = {
     "exact": {"expert_forward": "float32", "student_forward": "float32", "moments": "float32", "solve": "float64"},
-    "fast": {"expert_forward": "bfloat16", "student_forward": "bfloat16", "moments": "float32", "solve": "float64"},
+    "fast": {"expert_forward": "bfloat16", "student_forward": "bfloat16", "moments": "bfloat16", "solve": "float32"},
 }
 """The dtype of every part by precision."""
 
@@ -57,8 +57,10 @@ def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str) -> f
 
 
 def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
-    """Operations per second of square products, by dtype: the best of a few, as torch is set in this process."""
+    """Operations per second of square products, by dtype: the best of a few, with the kernels that featcal takes."""
     import torch
+
+    from featcal.models.compute import computing
 
     side = SIDE[device.partition(":")[0]]
     found = {}
@@ -68,7 +70,8 @@ def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
         for _ in range(repeats + 1):
             _wait(device)
             started = time.perf_counter()
-            a @ b
+            with computing():
+                a @ b
             _wait(device)
             best = min(best, time.perf_counter() - started)
         found[str(dtype).removeprefix("torch.")] = 2 * side**3 / best
@@ -90,8 +93,8 @@ def _groups(shape: ClipShape, last: bool) -> list[tuple[int, int]]:
 
 
 def _moments(rows: int, d: int, m: int) -> int:
-    """Gram matrix; expert outputs against inputs; the expert's weight times the Gram matrix, or times the rows."""
-    return rows * d * (d + 1) + 2 * rows * d * m + 2 * d * m * min(d, rows)
+    """Gram matrix, and the cheapest of the three routes to the targets (`LinearGroup.route`)."""
+    return rows * d * (d + 1) + 2 * d * min(d * (rows + m), m * (rows + d), 2 * rows * m)
 
 
 def _solve(d: int, m: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -36,6 +37,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much tha
 
 class InstantMaps:
     """Stands in for the process that runs UMAP, whose compilation takes long."""
+
+    def start_when_quiet(self) -> None:
+        """There is nothing to start."""
 
     def submit(self, features: maps.Points) -> Future[maps.Map]:
         future: Future[maps.Map] = Future()
@@ -368,6 +372,17 @@ def test_the_command_line_repeats_the_sliders() -> None:
     )
 
 
+def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Event()
+    monkeypatch.setattr(maps, "QUIET", 0.2)
+    monkeypatch.setattr(maps.MapWorker, "_started", lambda _: started.set())
+    worker = maps.MapWorker()
+    for _ in range(4):
+        worker.start_when_quiet()
+        assert not started.wait(0.05)
+    assert started.wait(5)
+
+
 @pytest.mark.slow
 def test_the_map_process_maps_and_survives_a_kill() -> None:
     worker = maps.MapWorker()
@@ -375,6 +390,7 @@ def test_the_map_process_maps_and_survives_a_kill() -> None:
     found = worker.submit(cloud).result(timeout=120)
     assert found.points.shape == (60, 2)
     assert 0 < found.pca_trust <= 1
+    assert worker._process is not None
     worker._process.kill()
     worker._process.wait()
     assert np.array_equal(worker.submit(cloud).result(timeout=120).points, found.points)
