@@ -140,7 +140,8 @@ def examples(ws: Workspace) -> None:
         rows = [
             {"task": task, "text": text, "answer": answer}
             for task, one in samples.items()
-            for text, answer in zip(one.texts or (), one.targets or [None] * len(one), strict=False)
+            if one.texts is not None
+            for text, answer in zip(one.texts, one.targets or [None] * len(one), strict=True)
         ]
         wide = {name: st.column_config.TextColumn(width=size) for name, size in WIDTHS.items()}
         st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=wide, height=420, alt="Texts and their answers")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes, idle_options
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import decompose
 from featcal.drift.heads import Head, judges
@@ -91,14 +91,8 @@ class Workspace:
     @property
     def switches(self) -> tuple[str, ...]:
         """The options of a calibration that are on or off and mean something for this architecture."""
-        adapter = self.family.adapter
-        meaning = {
-            "biases": any(linear.bias is not None for block in adapter.blocks() for linear in block.linears.values()),
-            "layernorms": any(block.layernorms for block in adapter.blocks()),
-            "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
-            "completion_only": adapter.modality == "causal",
-        }
-        return tuple(name for name, means in meaning.items() if means)
+        idle = idle_options(self.family.adapter)
+        return tuple(name for name in ("biases", "layernorms", "rmsnorms", "completion_only") if name not in idle)
 
     @property
     def block_layers(self) -> dict[str, str]:

@@ -324,6 +324,20 @@ def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
         click.echo(f"written to {document['out']}")
 
 
+@commands.command("export-pool")
+@SUITE
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="YAML file to write; must not exist.")
+@JSON
+def export_pool(suite: str, out: Path, as_json: bool) -> None:
+    """Write a suite's base and experts as a model pool of FusionBench."""
+    from featcal.importers import export_pool_to_file
+
+    document = export_pool_to_file(_load(suite), out)
+    _show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
+    if not as_json:
+        click.echo(f"written to {document['out']}")
+
+
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True)
 @click.pass_context

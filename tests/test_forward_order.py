@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from conftest import TASKS
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.decomposition import measure_drift
-from featcal.errors import NumericalError
+from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.models.adapter import Block, Call
 from featcal.models.expert_pass import BlockTrace, Kept, first_calls
@@ -336,3 +336,10 @@ def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: 
 def test_the_cheapest_route_is_taken(outputs: int, tokens: int, route: str) -> None:
     group = LinearGroup(["map"], "all", {"map": nn.Linear(32, outputs)})
     assert group.route(tokens) == route
+
+
+@pytest.mark.parametrize("option", ["rmsnorms", "completion_only"])
+def test_an_option_that_means_nothing_here_is_refused(tiny: Family, option: str) -> None:
+    with pytest.raises(InputError, match=f"{option}: a clip model has nothing"):
+        config_for(tiny, **{option: True})
+    assert config_for(tiny, **{option: False}) == config_for(tiny)

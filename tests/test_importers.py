@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from featcal.errors import InputError
-from featcal.importers import Imported, import_recipe, import_to_file
+from featcal.importers import Imported, export_pool_to_file, import_recipe, import_to_file
+from featcal.importers.common import read_recipe
 from featcal.importers.fusion_bench_export import export_fusion_bench
 from featcal.mergers.schema import MergeRecipe
 from featcal.suite import Suite, load_suite, suite_from_dict, task_catalogue
@@ -439,6 +440,15 @@ def test_a_pool_that_was_exported_is_the_same_suite(tmp_path: Path, name: str) -
     expected = f"{tmp_path / 'base'}+a/lora" if name != "CausalLMPool" else "a/plain@v1"
     assert two == {"expert": expected}
     assert any(line.startswith("calibration samples of two") for line in again.missing)
+
+
+def test_a_pool_is_written_once_and_reads_back(tmp_path: Path) -> None:
+    out = tmp_path / "pool.yaml"
+    document = export_pool_to_file(load_suite("clip-mini"), out)
+    assert document["models"][0] == "_pretrained_"
+    assert list(read_recipe(out)["models"]) == document["models"]
+    with pytest.raises(InputError, match="is there already"):
+        export_pool_to_file(load_suite("clip-mini"), out)
 
 
 def test_models_that_a_pool_has_no_place_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Suites out of the recipes of other tools: mergekit's configurations and FusionBench's model pools."""
+"""Suites out of the recipes of other tools, mergekit's configurations and FusionBench's model pools, and back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from featcal.errors import InputError
 from featcal.importers.common import Imported, read_recipe
+from featcal.suite import Suite
 
-__all__ = ["Imported", "import_recipe", "import_to_file"]
+__all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
 
 
 def import_recipe(file: Path, merged: str | None = None) -> Imported:
@@ -53,7 +54,30 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
         for title, lines in (("To be filled in:", imported.missing), ("Not quite the recipe:", imported.notes))
         if lines
     )
-    text = head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120)
+    _write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
+    return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
+
+
+def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
+    """Write a suite's models as a model pool of FusionBench.
+
+    Returns:
+        The document of `featcal export-pool --json`: `out` and the names of its `models`.
+
+    Raises:
+        InputError: as `export_fusion_bench`, and `out` is there already or cannot be written.
+    """
+    import yaml
+
+    from featcal.importers.fusion_bench_export import export_fusion_bench
+
+    pool = export_fusion_bench(suite)
+    _write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
+    return {"out": str(out), "models": list(pool["models"])}
+
+
+def _write_new(out: Path, text: str) -> None:
+    """Write a file that must not be there yet."""
     try:
         with out.open("x", encoding="utf-8") as target:
             target.write(text)
@@ -61,7 +85,6 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
         raise InputError(f"{out} is there already; choose another name or remove it") from error
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
-    return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
 
 
 def _comment(title: str, lines: tuple[str, ...]) -> str:

@@ -40,7 +40,8 @@ class RecipeWeights:
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         merged: dict[str, Tensor] = {}
-        for group in self._groups(names):
+        sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
+        for group in in_groups(sizes, VALUES_AT_ONCE):
             merged |= self._read_together(group)
         return merged
 
@@ -77,20 +78,6 @@ class RecipeWeights:
     def _dtype(self, stored: torch.dtype) -> torch.dtype:
         wanted: torch.dtype = stored if self.recipe.dtype is None else getattr(torch, self.recipe.dtype)
         return wanted
-
-    def _groups(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """The names in lists of at most `VALUES_AT_ONCE` values, or of one tensor that alone has more."""
-        group: list[str] = []
-        filled = 0
-        for name in names:
-            size = prod(self.base.info[name].shape) if name in self.base.info else 0
-            if group and filled + size > VALUES_AT_ONCE:
-                yield group
-                group, filled = [], 0
-            group.append(name)
-            filled += size
-        if group:
-            yield group
 
 
 def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

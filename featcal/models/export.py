@@ -204,7 +204,7 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     blocks = adapter.blocks()
     inside = {name for block in blocks for name in block.names}
     outside = {name: size for name, size in sizes.items() if name not in inside}
-    shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in _grouped(outside)]
+    shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in in_groups(outside, SHARD_BYTES)]
     shards += [(block.names, block) for block in blocks]
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, (names, block) in zip(files, shards, strict=True):
@@ -214,20 +214,6 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
     save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)
     return [*files, INDEX_FILE]
-
-
-def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names in order, in groups of at most `SHARD_BYTES` (or one tensor)."""
-    group: list[str] = []
-    filled = 0
-    for name, size in sizes.items():
-        if group and filled + size > SHARD_BYTES:
-            yield group
-            group, filled = [], 0
-        group.append(name)
-        filled += size
-    if group:
-        yield group
 
 
 def _write_open_clip_config(container: Located, target: Path) -> list[str]:

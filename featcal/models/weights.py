@@ -6,7 +6,7 @@ checkpoint on disk, a merge computed on the fly, or one of these with some tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -126,6 +126,20 @@ def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
     if name not in tensors:
         raise InputError(f"{label}: tensor '{name}' is missing")
     return tensors[name]
+
+
+def in_groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """Names in order, in groups whose sizes sum to at most `most`, or of one name whose size alone is more."""
+    group: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if group and filled + size > most:
+            yield group
+            group, filled = [], 0
+        group.append(name)
+        filled += size
+    if group:
+        yield group
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -94,7 +94,7 @@ class Places:
         installed = find_spec("datasets") is not None
         if not installed:
             self.without_package.add(source.hub)
-        if self._is_folder(source.hub) or (installed and _data_cached(source.hub)):
+        if self._is_folder(source.hub) or (installed and _data_cached(source.hub, source.config)):
             return installed
         ref = source.hub + (f"@{source.revision}" if source.revision else "")
         key = f"{ref} ({source.config})" if source.config else ref
@@ -161,11 +161,14 @@ def cached_folder(ref: str) -> Path | None:
     return folder if all((folder / shard).is_file() for shard in shards) else None
 
 
-def _data_cached(name: str) -> bool:
-    """Whether the package `datasets` has a copy of a data set."""
+def _data_cached(name: str, config: str | None) -> bool:
+    """Whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
     import datasets
+    from datasets.naming import camelcase_to_snakecase
 
-    return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()).is_dir()
+    owner, slash, own = name.rpartition("/")
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(own)}"
+    return any(folder.glob(f"{config or '*'}*/*/*/dataset_info.json"))
 
 
 def _check_adapter(adapter: RemoteModel, label: str) -> None:
