@@ -48,9 +48,11 @@ class Gram:
 
     def norm(self) -> Float[Tensor, ""]:
         """Frobenius norm, in float64."""
-        on, below = ([strip[:STRIP] for strip in self.strips], [strip[STRIP:] for strip in self.strips])
-        squares = [torch.linalg.matrix_norm(part).double().square() for part in (*on, *below, *below)]
-        return torch.stack(squares).sum().sqrt()
+        whole, diagonal = (
+            torch.stack([torch.linalg.matrix_norm(part) for part in parts]).double().square().sum()
+            for parts in (self.strips, [strip[:STRIP] for strip in self.strips])
+        )
+        return (2 * whole - diagonal).sqrt()
 
     def lower(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
         """The matrix with zeros above the blocks on its diagonal."""

@@ -50,8 +50,8 @@ class LinearMoments:
     def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
         """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the moments."""
         self.weight += tokens.total
-        self.mean += tokens.sum(x, self.mean.dtype)
-        self.row_mean += tokens.sum(r, self.row_mean.dtype)
+        self.mean += tokens.sum(x)
+        self.row_mean += tokens.sum(r)
         if tokens.weights is not None:
             root = tokens.weights.sqrt().to(x.dtype)[:, None]
             x, r = x * root, r * root

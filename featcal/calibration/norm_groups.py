@@ -53,8 +53,8 @@ class NormGroup:
         features = _at_least_float32(tokens.take(inputs[self.names[0]]))
         z = nn.functional.layer_norm(features, self._shape, eps=self._eps)
         self._weight += tokens.total
-        self._mean += tokens.sum(z, torch.float64)
-        self._square += tokens.sum(z.square(), torch.float64)
+        self._mean += tokens.sum(z)
+        self._square += tokens.sum(z.square())
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
@@ -98,7 +98,7 @@ class RmsGroup:
         ones = {"weight": torch.ones_like(features[0])}
         z: Tensor = functional_call(self._module, ones, (features,), strict=True)
         self._weight += tokens.total
-        self._square = self._square + tokens.sum(z.square(), torch.float64)
+        self._square = self._square + tokens.sum(z.square()).double()
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums of q_i and q_i gamma_i."""

@@ -49,8 +49,9 @@ class TokenRows:
         flat = features.reshape(-1, features.shape[-1])
         return flat if self.index is None else flat[self.index]
 
-    def sum(self, rows: Float[Tensor, "n d"], dtype: torch.dtype) -> Float[Tensor, " d"]:
-        """Weighted sum of rows."""
+    def sum(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
+        """Weighted sum of rows, in float32 at least."""
+        dtype = torch.promote_types(rows.dtype, torch.float32)
         return rows.sum(0, dtype=dtype) if self.weights is None else self.weights.to(dtype) @ rows.to(dtype)
 
 

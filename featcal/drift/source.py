@@ -247,9 +247,9 @@ class _Book:
             apart = rows - features[DEPLOYED]
             moved = (1 - self._config.alpha) * apart @ weight.mT
             distance = (apart.square().sum(1) + moved.square().sum(1)).sqrt()
-            self._distance[source][0] += float(tokens.sum(distance[:, None], torch.float64))
+            self._distance[source][0] += float(tokens.sum(distance[:, None]))
             self._distance[source][1] += tokens.total
-        self._square += float(tokens.sum(expert.square().sum(1, keepdim=True), torch.float64))
+        self._square += float(tokens.sum(expert.square().sum(1, keepdim=True)))
 
     def end_task(self, own: Mapping[str, Tensor]) -> None:
         """Fold one task in, once for each deployed source whose omega weighs it."""
