@@ -53,6 +53,9 @@ from app import state, view  # noqa: E402
 
 opening.empty()
 
-view.suite_selector()
-page.run()
-state.map_worker().start_when_quiet()
+state.map_worker().wait()
+try:
+    view.suite_selector()
+    page.run()
+finally:
+    state.map_worker().start_when_quiet()

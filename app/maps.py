@@ -64,10 +64,14 @@ class MapWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._timer: threading.Timer | None = None
 
-    def start_when_quiet(self) -> None:
-        """Start the process, which compiles first, `QUIET` seconds from now unless this is called again before."""
+    def wait(self) -> None:
+        """A page runs: do not start now."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def start_when_quiet(self) -> None:
+        """Start the process, which compiles first, `QUIET` seconds from now unless a page runs before."""
+        self.wait()
         if self._process is None:
             self._timer = threading.Timer(QUIET, self._started)
             self._timer.daemon = True
@@ -93,6 +97,7 @@ class MapWorker:
 
     def close(self) -> None:
         """End the process and give its pipes back."""
+        self.wait()
         if self._process is not None:
             self._process.kill()
             with suppress(BrokenPipeError):  # what was never read is of no use to anyone
@@ -118,10 +123,11 @@ class MapWorker:
 def _run() -> None:
     """Compile on a small cloud, then serve until stdin closes; whatever libraries print goes to stderr."""
     out, sys.stdout = sys.stdout.buffer, sys.stderr
-    if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    elif hasattr(os, "nice"):
-        os.nice(19)
+    with suppress(OSError):  # a courtesy that some systems refuse
+        if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        elif hasattr(os, "nice"):
+            os.nice(19)
     umap_map(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
     while True:
         try:

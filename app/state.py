@@ -59,7 +59,8 @@ def quick_scores(ws: Workspace, models: Mapping[str, ModelId], n: int) -> tuple[
 def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
     """A determinate bar with the time so far, gone when the work is done; none for work that is done at once.
 
-    Where a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work.
+    Where a newer run of the page is waiting, drawing the bar raises streamlit's own signal and so ends the work; work
+    that is done at once ends by itself.
     """
     place, started = (where or st).empty(), time.perf_counter()
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes, idle_options
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
+from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.drift.decomposition import decompose
 from featcal.drift.heads import Head, judges
 from featcal.drift.ledger import DriftLedger
@@ -230,12 +230,16 @@ class Workspace:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size)
-        return self.once("passes", key, lambda: expert_passes(self.family, config, kept=Kept()))
+
+        def build() -> dict[str, ExpertPass]:
+            return expert_passes(self.family, config, Kept.on(self.family.compute.device))
+
+        return self.once("passes", key, build)
 
     def _measured_passes(self, n: int) -> Mapping[str, ExpertPass]:
         def build() -> dict[str, ExpertPass]:
-            data = self.samples(self.split, n)
-            return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, kept=Kept()) for task in self.tasks}
+            data, kept = self.samples(self.split, n), Kept.on(self.family.compute.device)
+            return {task: self.family.expert_pass(data[task], _MEASURE_BATCH, kept) for task in self.tasks}
 
         return self.once("passes", (self.split, n), build)
 

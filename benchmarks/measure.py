@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parent
 PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
 POLL = 0.2
 """Seconds between two looks at resident memory."""
-POLL_SHARED = 2.0
+POLL_SHARED = 1.0
 """The same for PSS, which the kernel counts page by page: looking more often would slow the process down."""
 T = TypeVar("T")
 

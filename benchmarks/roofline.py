@@ -70,7 +70,7 @@ def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
         for _ in range(repeats + 1):
             _wait(device)
             started = time.perf_counter()
-            with computing():
+            with computing:
                 a @ b
             _wait(device)
             best = min(best, time.perf_counter() - started)

@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
+# Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
+# time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 

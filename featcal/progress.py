@@ -58,7 +58,7 @@ def keep_memory() -> None:
     """Let the C library keep what is freed for the next allocation, where it would give it back at once (glibc).
 
     Features are tens of megabytes that come and go; a page that is asked for anew costs more than most operations
-    on it. `release_memory` gives it back.
+    on it. It stays so until the process ends; `release_memory` gives back what is free at a moment.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library

@@ -38,8 +38,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much tha
 class InstantMaps:
     """Stands in for the process that runs UMAP, whose compilation takes long."""
 
-    def start_when_quiet(self) -> None:
-        """There is nothing to start."""
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    start_when_quiet = wait
 
     def submit(self, features: maps.Points) -> Future[maps.Map]:
         future: Future[maps.Map] = Future()
@@ -374,12 +376,19 @@ def test_the_command_line_repeats_the_sliders() -> None:
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     started = threading.Event()
-    monkeypatch.setattr(maps, "QUIET", 0.2)
     monkeypatch.setattr(maps.MapWorker, "_started", lambda _: started.set())
+    monkeypatch.setattr(maps, "QUIET", 60.0)
     worker = maps.MapWorker()
-    for _ in range(4):
-        worker.start_when_quiet()
-        assert not started.wait(0.05)
+    worker.start_when_quiet()
+    first = worker._timer
+    assert first is not None
+    worker.start_when_quiet()
+    assert first.finished.is_set()  # called off by the second
+    worker.wait()
+    assert worker._timer is not None
+    assert worker._timer.finished.is_set()
+    monkeypatch.setattr(maps, "QUIET", 0.01)
+    worker.start_when_quiet()
     assert started.wait(5)
 
 

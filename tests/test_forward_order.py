@@ -247,7 +247,7 @@ def test_calibration_lowers_drift_on_its_samples(tiny: Family) -> None:
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
-    passes = expert_passes(tiny, CONFIG, kept=Kept())
+    passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
     first = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
     calibrate(tiny, replace(CONFIG, lam=1.0), experts=passes)
     again = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
@@ -256,7 +256,7 @@ def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
 
 
 def test_kept_pass_survives_an_interruption(tiny: Family) -> None:
-    passes = expert_passes(tiny, CONFIG, kept=Kept())
+    passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
 
     def stop_at(block: int) -> Any:
         def progress(label: str, done: int, total: int) -> None:
@@ -327,7 +327,7 @@ def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: 
         group = LinearGroup(["map"], "all", {"map": module})
         group.route = lambda _, route=route: route  # type: ignore[method-assign, misc, assignment]
         group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
-        group.end_task(expert, 24, config)
+        group.end_task(expert, config)
         target = group._sums.target  # type: ignore[union-attr]
         assert float((target - right).norm() / right.norm()) < tolerance, route
 
@@ -343,3 +343,23 @@ def test_an_option_that_means_nothing_here_is_refused(tiny: Family, option: str)
     with pytest.raises(InputError, match=f"{option}: a clip model has nothing"):
         config_for(tiny, **{option: True})
     assert config_for(tiny, **{option: False}) == config_for(tiny)
+
+
+@pytest.mark.parametrize("room", [0, 200_000, 2**30])
+def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, room: int) -> None:
+    expected = calibrated(tiny)
+    passes = expert_passes(tiny, CONFIG, Kept(room))
+    for _ in range(2):
+        assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), expected, 0.0)
+    walked = [len(one._traces) for one in passes.values()]
+    blocks = len(tiny.adapter.blocks())
+    assert {0: max(walked) == 0, 2**30: min(walked) == blocks}.get(room, 0 < sum(walked) < blocks * len(walked))
+
+
+def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
+    passes = expert_passes(tiny, CONFIG, once=True)
+    calibrate(tiny, CONFIG, experts=passes)
+    assert not any("pixel_values" in batch for one in passes.values() for batch in one.batches)
+    kept = expert_passes(tiny, CONFIG)
+    calibrate(tiny, CONFIG, experts=kept)
+    assert all("pixel_values" in batch for one in kept.values() for batch in one.batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -69,9 +71,29 @@ def test_dtypes_of_products_sums_and_solve(
 def test_float32_products_stay_float32_and_settings_come_back() -> None:
     before = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
     value = 1 + 2.0**-12
-    with computing(), computing():
+    with computing, computing:
         product = torch.full((256, 256), value) @ torch.full((256, 256), value)
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
     assert float((product / (256 * value**2) - 1).abs().max()) < 1e-6
     after = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
     assert after == before
+
+
+def test_the_last_thread_puts_the_settings_back() -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    inside, leave = threading.Barrier(2), threading.Event()
+
+    def first() -> None:
+        with computing:
+            inside.wait()
+        leave.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with computing:
+        during = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+        inside.wait()
+        assert leave.wait(5)
+        assert torch.backends.mkldnn.matmul.fp32_precision == during  # type: ignore[attr-defined]
+    thread.join()
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]

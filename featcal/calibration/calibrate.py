@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.card import model_card
@@ -21,7 +21,7 @@ from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
-from featcal.models.adapter import Adapter, Block
+from featcal.models.adapter import Block
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
@@ -39,24 +39,7 @@ def config_for(family: Family, **options: Any) -> CalibrationConfig:
         InputError: a value outside its range, or an option asked for that means nothing to the architecture.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    asked = family.suite.calibration.given() | given
-    idle = sorted(name for name in asked if asked[name] and name in idle_options(family.adapter))
-    if idle:
-        raise InputError(f"{', '.join(idle)}: a {family.adapter.family} model has nothing that this applies to")
-    return CalibrationConfig(**{**family.adapter.defaults, **asked})
-
-
-def idle_options(adapter: Adapter) -> set[str]:
-    """Options of `CalibrationConfig` that change nothing for an architecture."""
-    blocks = adapter.blocks()
-    applies = {
-        "biases": any(linear.bias is not None for block in blocks for linear in block.linears.values()),
-        "layernorms": any(block.layernorms for block in blocks),
-        "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
-        "completion_only": adapter.modality == "causal",
-        "patch_weight": adapter.family.startswith(("clip", "open_clip")),
-    }
-    return {name for name, does in applies.items() if not does}
+    return config_of(family.adapter, family.suite.calibration.given() | given)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The closed forms of FeatCal (Eqs. 11, 14, 17, 55, 59): pure functions of tensors, nothing else.
 
 Conventions: a linear map has weight W `[m, d]`; features are columns in the paper and rows here; a sum over
-tasks is already taken where an argument is called `…_sum`. Everything is meant for float64.
+tasks is already taken where an argument is called `…_sum`. They compute in the dtype that they are given.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def linear_weight(
     [[2.0, 0.0], [0.0, 2.0]]
     """
     left = gram_sum.clone()
+    del gram_sum  # the largest matrices there are: none stays longer than it must
     left.diagonal().add_(lam + eps)
     factor, info = torch.linalg.cholesky_ex(left)
+    del left
     if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
         raise SolveError(f"not positive definite at row {int(info)} of {len(factor)} with lam={lam:g}, eps={eps:g}")
     return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT

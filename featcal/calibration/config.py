@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from featcal.errors import InputError
+from featcal.models.adapter import Adapter
 from featcal.models.compute import PRECISIONS
 
 
@@ -64,3 +67,28 @@ class CalibrationConfig:
             raise InputError(f"batch_size is {self.batch_size}; it is at least 1")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision is '{self.precision}'; choose {' or '.join(PRECISIONS)}")
+
+
+def config_of(adapter: Adapter, asked: Mapping[str, Any]) -> CalibrationConfig:
+    """The options that were asked for over the paper's for an architecture.
+
+    Raises:
+        InputError: a value outside its range, or an option switched on that means nothing to the architecture.
+    """
+    idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
+    if idle:
+        raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
+    return CalibrationConfig(**{**adapter.defaults, **asked})
+
+
+def idle_options(adapter: Adapter) -> set[str]:
+    """Options of `CalibrationConfig` that change nothing for an architecture."""
+    blocks = adapter.blocks()
+    applies = {
+        "biases": any(linear.bias is not None for block in blocks for linear in block.linears.values()),
+        "layernorms": any(block.layernorms for block in blocks),
+        "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
+        "completion_only": adapter.modality == "causal",
+        "patch_weight": adapter.family.startswith(("clip", "open_clip")),
+    }
+    return {name for name, does in applies.items() if not does}

@@ -18,7 +18,7 @@ from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute, computing
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
 from featcal.models.weights import Weights
-from featcal.progress import Progress, Seconds, silent
+from featcal.progress import Progress, Seconds, keep_memory, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]
 """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
@@ -31,7 +31,7 @@ def nothing_finished(block: Block) -> None:
 
 
 @torch.no_grad()
-@computing()
+@computing
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,
@@ -72,6 +72,8 @@ def calibrate_blocks(
     streams: dict[str, CallList] = {}
     rows: dict[str, TaskRows] = {}
     store, seconds = store or ActivationStore(), Seconds() if seconds is None else seconds
+    if store.budget is None:
+        keep_memory()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         with seconds("first calls"):
@@ -141,7 +143,7 @@ def _count(
             tensors = expert.tensors(moments.block)
         _count_task(moments, student, expert, tensors, streams[task], rows[task], seconds)
         with seconds("moments"):
-            moments.end_task(rows[task], tensors)
+            moments.end_task(tensors)
         store.settle()
 
 
@@ -177,13 +179,13 @@ def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[s
     Raises:
         NumericalError: it is not finite.
     """
-    drift = scale = 0.0
+    drift, scale = (torch.zeros((), dtype=torch.float64, device=expert.compute.device) for _ in range(2))
     for position, (call, batch, own) in enumerate(zip(stream, expert.batches, expert.calls(), strict=True)):
         after = stage.advance(call, block.run(deployed, call))
         stream[position] = after
         target = stage.state(own, batch)
-        drift += float((stage.state(after, batch) - target).double().square().sum())
-        scale += float(target.double().square().sum())
+        drift += (stage.state(after, batch) - target).double().square().sum()
+        scale += target.double().square().sum()
     value = float((drift / scale) ** 0.5)
     if not math.isfinite(value):
         raise NumericalError(f"{block.name}: relative drift is {value}: the calibrated features are not finite")

@@ -29,7 +29,7 @@ def add_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], right: 
 class Gram:
     """A symmetric matrix `[d, d]` as strips of columns, each from the diagonal down."""
 
-    strips: Sequence[Float[Tensor, "rows columns"]]
+    strips: Sequence[Tensor]
 
     @classmethod
     def zeros(cls, side: int, device: torch.device, dtype: torch.dtype) -> Gram:
@@ -47,7 +47,7 @@ class Gram:
             mine.addcmul_(theirs, factor)
 
     def norm(self) -> Float[Tensor, ""]:
-        """Frobenius norm, in float64."""
+        """Frobenius norm."""
         whole, diagonal = (
             torch.stack([torch.linalg.matrix_norm(part) for part in parts]).double().square().sum()
             for parts in (self.strips, [strip[:STRIP] for strip in self.strips])

@@ -13,16 +13,13 @@ from featcal.calibration import closed_form
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
-from featcal.calibration.token_rows import TokenRows
+from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import NumericalError
 from featcal.models.expert_pass import BlockTrace
 from featcal.models.weights import all_finite
 
 FLOAT64_BELOW = 1e-3
 """Ridge strength below which products are formed in float64."""
-
-Named = Mapping[str, Tensor]
-"""Tensors by their name inside the block."""
 
 
 @dataclass
@@ -61,6 +58,8 @@ class LinearMoments:
     def replayed(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
         """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13)."""
         dtype = self.cross.dtype
+        if alpha == 1:
+            return self.cross
         return torch.addmm(self.cross, weight.to(dtype), self.gram.full(dtype), beta=alpha, alpha=1 - alpha)
 
 
@@ -108,7 +107,7 @@ class LinearGroup:
         self._rows = [modules[name].out_features for name in names]
         self.inputs = modules[names[0]].in_features
         self.outputs = sum(self._rows)
-        self._products = torch.float32
+        self._route, self._products = "", torch.float32
         self._task: LinearMoments | None = None
         self._sums: LinearSums | None = None
 
@@ -137,8 +136,10 @@ class LinearGroup:
         self, inputs: Named, trace: BlockTrace, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
     ) -> None:
         """Count one batch of the current task, of whose tokens `count` count in all."""
-        x, route, alpha = self.features(inputs, tokens), self.route(count), config.alpha
-        self._products = dtype = multiplied_in(x.dtype, config)
+        x, alpha = self.features(inputs, tokens), config.alpha
+        if self._task is None:
+            self._route, self._products = self.route(count), multiplied_in(x.dtype, config)
+        route, dtype = self._route, self._products
         x = x.to(dtype)
         if route == "inputs":
             r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
@@ -153,12 +154,12 @@ class LinearGroup:
     def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
         return LinearMoments.zeros(rows, self.inputs, device, dtype)
 
-    def end_task(self, expert: Named, count: int, config: CalibrationConfig) -> None:
+    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
         task, self._task = self._task, None
         if task is None or not task.weight > 0:
             raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
-        route, alpha, dtype = self.route(count), config.alpha, task.cross.dtype
+        route, alpha, dtype = self._route, config.alpha, task.cross.dtype
         weight = self.stack(expert, "weight", self._products)
         if route == "mixed":
             target, target_mean = task.cross, task.row_mean
@@ -184,9 +185,8 @@ class LinearGroup:
             raise NumericalError(f"{', '.join(self.names)}: features are not finite")
         dtype = solved_in(self._products)
         anchor = closed_form.anchor(self.stack(merged, "weight", dtype), self.stack(base, "weight", dtype), config.rho)
-        gram = sums.gram.lower(dtype)
         try:
-            weight = closed_form.linear_weight(gram, sums.target, anchor, config.lam, config.eps)
+            weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, config.lam, config.eps)
         except SolveError as error:
             raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
         solved = self._split(weight, "weight")

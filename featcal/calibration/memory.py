@@ -66,7 +66,7 @@ def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: Calibrat
     weights = int(parameters * (3 * stored + 3 * features))
     sums = accumulator * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
-    solve = 8 * (2 * max(squares) + 5 * max(rectangles) + parameters)
+    solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
     in_flight = features * tokens * sum(2 * m.out_features + m.in_features for m in modules.values())
     return weights + sums + max(one_task + in_flight, solve)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import LinearGroup, Named
+from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, RmsGroup
-from featcal.calibration.token_rows import TaskRows
+from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block, Stage
 from featcal.models.expert_pass import BlockTrace
 
@@ -72,15 +72,15 @@ class BlockMoments:
         for norm in self._norms:
             norm.update(inputs, tokens[norm.weighting])
 
-    def end_task(self, rows: TaskRows, expert: Named) -> None:
+    def end_task(self, expert: Named) -> None:
         """Fold the task's statistics into the sums over tasks."""
         for group in self._linears:
-            group.end_task(expert, rows.count(group.weighting), self._config)
+            group.end_task(expert, self._config)
         for norm in self._norms:
             norm.end_task(expert, self._config)
 
     def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
-        """Every calibrated tensor of the block, in float64."""
+        """Every calibrated tensor of the block, in the dtype of the solve."""
         solved: dict[str, Tensor] = {}
         for group in (*self._linears, *self._norms):
             solved |= group.solve(merged, base, self._config)

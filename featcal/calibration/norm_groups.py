@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +11,7 @@ from torch.func import functional_call
 
 from featcal.calibration import closed_form
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.token_rows import TokenRows
-
-Named = Mapping[str, Tensor]
-"""Tensors by their name inside the block."""
+from featcal.calibration.token_rows import Named, TokenRows
 
 
 @dataclass

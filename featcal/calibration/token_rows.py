@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from featcal.models.adapter import Batch, Call, Stage, TokenOptions
 
+Named = Mapping[str, Tensor]
+"""Tensors by their name inside the block."""
+
 
 @dataclass(frozen=True)
 class TokenRows:

@@ -18,7 +18,7 @@ from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.compute import Compute, computing
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.weights import Weights
-from featcal.progress import Progress, silent
+from featcal.progress import Progress, keep_memory, silent
 from featcal.suite import Suite
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
@@ -84,7 +84,7 @@ def measure_drift(
 
 
 @torch.no_grad()
-@computing()
+@computing
 def decompose(
     adapter: Adapter,
     model: Weights,
@@ -102,6 +102,7 @@ def decompose(
     Each block runs three times per task: the expert on its own features, the model on its own, and the model
     on the expert's, which is what separates mismatch from propagation.
     """
+    keep_memory()
     records = {task: _Record(class_token, attribution) for task in experts}
     streams: dict[str, list[Call]] = {}
     names = iter(adapter.block_layers())

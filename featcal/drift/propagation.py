@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featcal.drift.output import gauss_legendre
+from featcal.models.compute import plain_attention
 
 Layer = Callable[[Tensor], Tensor]
 """One layer of the model on a batch of states, everything else about the call held fixed."""
@@ -106,7 +106,7 @@ def _path_average(
 ) -> Float[Tensor, "parts *after"]:
     """Jacobian-vector products of all tangents, averaged over the segment from `expert` to `expert + drift`."""
     total = torch.zeros(())
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+    with plain_attention:  # fused attention has no forward-mode derivative
         for t, weight in gauss_legendre(nodes):
             point = expert + t * drift
 

@@ -28,6 +28,7 @@ from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.models.adapter import Block, Call, Stage
 from featcal.models.capture import capture_inputs
+from featcal.models.compute import computing
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
@@ -101,6 +102,7 @@ def compare(deployed: Objective, source: Objective) -> dict[str, float]:
 
 
 @torch.no_grad()
+@computing
 def measure_sources(
     family: Family,
     calibrated: Weights,

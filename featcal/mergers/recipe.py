@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
 from featcal.mergers.schema import MergeRecipe
-from featcal.models.weights import TensorInfo, Weights, check_finite
+from featcal.models.weights import TensorInfo, Weights, check_finite, in_groups
 
 VALUES_AT_ONCE = 2**24
 """Values that are merged together: an expert's files are opened once for so many, and float64 copies stay small."""

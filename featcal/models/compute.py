@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featcal.errors import InputError
-from featcal.progress import keep_memory
 
 _mkldnn: Any = torch.backends.mkldnn  # its settings are made when it is imported
 
@@ -62,38 +62,50 @@ def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
     return Compute(chosen, PRECISIONS[precision])
 
 
-@contextmanager
-def computing() -> Iterator[None]:
-    """Inside the `with`, float32 matrix products are float32 on every device, by the fastest kernels that are, and
-    freed memory is kept for the next features.
+class _ForAll(ContextDecorator):
+    """A setting of the whole process: the first thread to enter makes it, the last one to leave puts it back."""
 
-    On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16":
-    it hands float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere
-    has AVX-512 kernels, twice as fast as MKL's on AMD. Where it would round, the setting stays as it is.
-    """
-    keep_memory()
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._setting = setting
+        self._lock, self._inside, self._made = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._made.enter_context(self._setting())
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._made.close()
+
+
+@contextmanager
+def _float32_products() -> Iterator[None]:
     settings = [(torch.backends.cuda.matmul, "ieee")]
     if _onednn_keeps_float32():
         settings.append((_mkldnn.matmul, "bf16"))
-    with _lock:  # several threads may be inside: the first one sets, the last one puts back
-        if not _inside:
-            _before[:] = [(backend, backend.fp32_precision) for backend, _ in settings]
-            for backend, precision in settings:
-                backend.fp32_precision = precision
-        _inside.append(None)
+    before = [backend.fp32_precision for backend, _ in settings]
+    for backend, precision in settings:
+        backend.fp32_precision = precision
     try:
         yield
     finally:
-        with _lock:
-            _inside.pop()
-            if not _inside:
-                for backend, precision in _before:
-                    backend.fp32_precision = precision
+        for (backend, _), precision in zip(settings, before, strict=True):
+            backend.fp32_precision = precision
 
 
-_lock = threading.Lock()
-_inside: list[None] = []
-_before: list[tuple[Any, str]] = []
+computing = _ForAll(_float32_products)
+"""Inside the `with`, float32 matrix products are float32 on every device, by the fastest kernels that are.
+
+On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16": it hands
+float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere has AVX-512
+kernels, twice as fast as MKL's on AMD. Where it would round, the setting stays as it is.
+"""
+plain_attention = _ForAll(lambda: sdpa_kernel(SDPBackend.MATH))
+"""Inside the `with`, attention is two products and a softmax: the fused kernels have no forward-mode derivative."""
 
 
 @cache
@@ -102,11 +114,11 @@ def _onednn_keeps_float32() -> bool:
     if not _mkldnn.is_available():
         return False
     value = 1 + 2.0**-12
-    a = torch.full((64, 64), value)
+    a = torch.full((256, 256), value)
     before = _mkldnn.matmul.fp32_precision
     _mkldnn.matmul.fp32_precision = "bf16"
     try:
         product = a @ a
     finally:
         _mkldnn.matmul.fp32_precision = before
-    return bool((product / (64 * value**2) - 1).abs().max() < 1e-6)
+    return bool((product / (256 * value**2) - 1).abs().max() < 1e-6)

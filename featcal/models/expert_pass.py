@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import torch
 from torch import Tensor
 
 from featcal.models.activations import ActivationStore, CallList
@@ -35,21 +36,34 @@ class Kept:
     """Room for what several passes keep in memory.
 
     Args:
-        budget: bytes, beyond which blocks are walked anew every time; None stands for a quarter of what the machine
-            has to spare.
+        budget: bytes, beyond which blocks are walked anew every time.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self._left = (available_bytes() or 2**32) // 4 if budget is None else budget
+    def __init__(self, budget: int) -> None:
+        self._left = budget
 
-    def take(self, traces: Sequence[BlockTrace]) -> bool:
-        """Whether there is room for the traces, which is then taken."""
-        tensors = {id(t): t for trace in traces for t in (*trace.inputs.values(), *trace.outputs.values())}
-        size = sum(t.numel() * t.element_size() for t in (*tensors.values(), *(one.after.hidden for one in traces)))
+    @classmethod
+    def on(cls, device: torch.device) -> Kept:
+        """A quarter of what the device has to spare now."""
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        return cls((free or 2**32) // 4)
+
+    def take(self, trace: BlockTrace) -> bool:
+        """Whether there is room for a trace, which is then taken."""
+        size = _bytes(trace)
         if size > self._left:
             return False
         self._left -= size
         return True
+
+    def give_back(self, traces: Sequence[BlockTrace]) -> None:
+        """Free the room that traces took."""
+        self._left += sum(_bytes(trace) for trace in traces)
+
+
+def _bytes(trace: BlockTrace) -> int:
+    tensors = {id(t): t for t in (trace.after.hidden, *trace.inputs.values(), *trace.outputs.values())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 @dataclass
@@ -129,13 +143,15 @@ class ExpertPass:
             tensors: what `tensors(block)` gave.
             inputs, outputs: names of the linear maps whose inputs or outputs are wanted.
         """
-        if block.name in self._traces:
-            self._calls = [trace.after for trace in self._traces[block.name]]
-            yield from self._traces[block.name]
+        kept = self._traces.get(block.name)
+        if kept and set(inputs) <= kept[0].inputs.keys() and set(outputs) <= kept[0].outputs.keys():
+            self._calls = [trace.after for trace in kept]
+            yield from kept
             return
-        if self.kept is not None:  # another walk may want others
-            inputs = outputs = tuple(block.linears)
-        traces: list[BlockTrace] = []
+        if kept and self.kept is not None:  # walked before, for other modules
+            self.kept.give_back(self._traces.pop(block.name))
+            self._calls = [trace.call for trace in kept]
+        traces: list[BlockTrace] | None = None if self.kept is None else []
         running = self.compute.place(tensors)
         before, after = ({name: block.linears[name] for name in names} for names in (inputs, outputs))
         for position, call in enumerate(self._calls):
@@ -143,10 +159,14 @@ class ExpertPass:
                 following = stage.advance(call, block.run(running, call))
             self._calls[position] = following
             trace = BlockTrace(call, following, given, returned)
-            if self.kept is not None:
-                traces.append(trace)
+            if traces is not None and self.kept is not None:
+                if self.kept.take(trace):
+                    traces.append(trace)
+                else:
+                    self.kept.give_back(traces)
+                    traces = None
             yield trace
-        if self.kept is not None and self.kept.take(traces):
+        if traces is not None:
             self._traces[block.name] = traces
 
 

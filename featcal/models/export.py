@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text
-from featcal.models.weights import Stored, TensorInfo, Weights
+from featcal.models.weights import Stored, TensorInfo, Weights, in_groups
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""

@@ -9,12 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.models.adapter import Adapter, Batch, Call, Stage
-from featcal.models.compute import Compute
+from featcal.models.compute import Compute, computing
 from featcal.models.expert_pass import first_calls
 from featcal.models.weights import Weights
 
 
 @torch.no_grad()
+@computing
 def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
@@ -28,6 +29,7 @@ def final_features(
 
 
 @torch.no_grad()
+@computing
 def pooled_features(
     adapter: Adapter, model: Weights, batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n d"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.errors import FeatcalError, InputError
 from featcal.family import Family
 from featcal.mergers.recipe import RecipeWeights
@@ -148,8 +148,9 @@ def _count(shape: tuple[int, ...]) -> int:
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
     """The options of a calibration; the paper's where the suite's are out of range, which is a problem."""
     defaults = {} if adapter is None else adapter.defaults
+    asked = suite.calibration.given()
     try:
-        return CalibrationConfig(**{**defaults, **suite.calibration.given()}), Report()
+        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, asked), Report()
     except InputError as error:
         problems = [f"calibration options of the suite: {problem}" for problem in error.problems]
         return CalibrationConfig(**defaults), Report(problems)

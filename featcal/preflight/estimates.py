@@ -16,6 +16,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import SLACK, working_bytes
 from featcal.models.adapter import Adapter, Block
+from featcal.models.compute import computing
 from featcal.models.weights import TensorInfo
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
@@ -94,6 +95,7 @@ def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) ->
     return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
 
 
+@computing
 def gemm_rate(dtype: torch.dtype, side: int = 512) -> float:
     """Floating-point operations per second of a square matrix product on this machine now, the best of three."""
     a = torch.ones(side, side, dtype=dtype)

@@ -168,7 +168,8 @@ def _data_cached(name: str, config: str | None) -> bool:
 
     owner, slash, own = name.rpartition("/")
     folder = Path(datasets.config.HF_DATASETS_CACHE) / f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(own)}"
-    return any(folder.glob(f"{config or '*'}*/*/*/dataset_info.json"))
+    prepared = [file.parents[2].name for file in folder.glob("*/*/*/dataset_info.json")]
+    return any(config in (None, one, one.partition("-")[0]) for one in prepared)
 
 
 def _check_adapter(adapter: RemoteModel, label: str) -> None:
