@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -92,7 +93,9 @@ class Block:
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
         """The forward of the module called `part` inside the block, such as its attention."""
         own = {name[len(part) + 1 :]: tensor for name, tensor in local.items() if name.startswith(f"{part}.")}
-        return functional_call(self.module.get_submodule(part), own, args, kwargs, strict=True)
+        module = self.module.get_submodule(part)
+        with _attention(args[0] if args else kwargs["hidden_states"]):
+            return functional_call(module, own, args, kwargs, tie_weights=False, strict=True)
 
 
 class Stage(ABC):
@@ -235,8 +238,8 @@ class Adapter(ABC):
 def _attention(hidden: Tensor) -> AbstractContextManager[None]:
     """On the CPU, attention as plain products and softmax where its scores are small: three times as fast there as
     the fused kernel, which is made for long sequences."""
-    batch, tokens, width = hidden.shape
-    scores = batch * tokens**2 * max(1, width // _HEAD_WIDTH) * hidden.element_size()
+    *batch, tokens, width = hidden.shape
+    scores = prod(batch) * tokens**2 * max(1, width // _HEAD_WIDTH) * hidden.element_size()
     small = hidden.device.type == "cpu" and hidden.dtype is not torch.bfloat16 and scores <= _SMALL_SCORES
     return plain_attention if small else nullcontext()
 
