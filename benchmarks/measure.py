@@ -22,8 +22,9 @@ BENCHMARKS = Path(__file__).resolve().parent
 PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
 POLL = 0.2
 """Seconds between two looks at resident memory."""
-POLL_SHARED = 1.0
-"""The same for PSS, which the kernel counts page by page: looking more often would slow the process down."""
+POLL_SHARED = 5.0
+"""The same for PSS, which the kernel counts page by page while the process can map nothing: every second cost a tenth
+of the time of a calibration."""
 T = TypeVar("T")
 
 
@@ -36,7 +37,7 @@ class Memory:
     anonymous: int | None
     """Resident pages that no file backs (Linux)."""
     pss: int | None
-    """Resident pages, shared ones counted in parts that add up to one (Linux; looked at once a second)."""
+    """Resident pages, shared ones counted in parts that add up to one (Linux; looked at every few seconds)."""
 
 
 @dataclass(frozen=True)

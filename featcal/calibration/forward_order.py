@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -138,13 +140,31 @@ def _count(
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
     student = moments.block.local(compute.place(stored))
-    for task, expert in experts.items():
-        with seconds("load"):
-            tensors = expert.tensors(moments.block)
+    for task, tensors in _read_ahead(experts, moments.block, store.budget is None, seconds):
+        expert = experts[task]
         _count_task(moments, student, expert, tensors, streams[task], rows[task], seconds)
         with seconds("moments"):
             moments.end_task(tensors)
         store.settle()
+
+
+def _read_ahead(
+    experts: Mapping[str, ExpertPass], block: Block, ahead: bool, seconds: Seconds
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every expert's tensors of a block; with `ahead` the next ones are read while the last are computed with."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting = deque(experts)
+        reading = reader.submit(experts[waiting[0]].tensors, block)
+        while waiting:
+            with seconds("load"):
+                tensors = reading.result()
+            task = waiting.popleft()
+            if waiting and ahead:
+                reading = reader.submit(experts[waiting[0]].tensors, block)
+            yield task, tensors
+            del tensors
+            if waiting and not ahead:
+                reading = reader.submit(experts[waiting[0]].tensors, block)
 
 
 def _count_task(

@@ -26,8 +26,13 @@ class Compute:
     dtype: torch.dtype
 
     def move(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device in their own dtype: for the solve, which loses nothing."""
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        """The tensors on the device in their own dtype: for the solve, which loses nothing.
+
+        They reach CUDA through pinned memory, so that nobody waits for the copy.
+        """
+        if self.device.type != "cuda":
+            return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        return {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in tensors.items()}
 
     def place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors on the device, floating ones in the compute dtype: for the forward."""
