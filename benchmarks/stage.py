@@ -58,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def ours(family: Family, config: CalibrationConfig, device: str) -> Work:
     """featcal's own calibration."""
-    passes = expert_passes(family, config)
+    passes = expert_passes(family, config, once=True)
 
     def work() -> tuple[dict[str, Tensor], dict[str, float]]:
         result = calibrate(family, config, experts=passes)
