@@ -150,3 +150,7 @@ def test_singular_system_is_refused_not_pseudo_inverted() -> None:
 
 def test_task_weight_has_a_floor() -> None:
     assert closed_form.task_weight(torch.zeros((), dtype=torch.float64), 1e-8) == 1e8
+
+
+def test_a_norm_that_overflows_gives_no_weight_of_zero() -> None:
+    assert closed_form.task_weight(torch.tensor(torch.inf), 1e-8).isnan()

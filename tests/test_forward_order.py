@@ -363,3 +363,16 @@ def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
     kept = expert_passes(tiny, CONFIG)
     calibrate(tiny, CONFIG, experts=kept)
     assert all("pixel_values" in batch for one in kept.values() for batch in one.batches)
+
+
+def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> None:
+    """Squares of 3e9 are finite in float32, the norm of their sums is not."""
+    config, expert = CalibrationConfig(), {"map.weight": torch.eye(32), "map.bias": torch.zeros(32)}
+    group = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)})
+    for scale in (1.0, 3e9):
+        x = scale * torch.ones(24, 32)
+        trace = BlockTrace(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
+        group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
+        group.end_task(expert, config)
+    with pytest.raises(NumericalError, match="not finite"):
+        group.solve(expert, expert, config)

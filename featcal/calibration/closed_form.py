@@ -21,8 +21,11 @@ def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
 
 
 def task_weight(gram_norm: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
-    """omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features."""
-    return 1.0 / gram_norm.clamp_min(eps)
+    """omega = 1 / max(||G||_F, eps), Eq. (14): a task counts alike whatever the scale of its features.
+
+    NaN for a norm that is not finite: a task must not drop out with weight 0.
+    """
+    return torch.where(gram_norm.isfinite(), 1.0 / gram_norm.clamp_min(eps), torch.nan)
 
 
 def linear_weight(
