@@ -29,14 +29,14 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     return _ribbon(frames, "task", relative, None)
 
 
-def drift_compared(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure:
-    """||e|| per layer, one line per model."""
+def drift_compared(drifts: Mapping[str, pd.Series]) -> go.Figure:
+    """||e|| / ||h_expert|| by layer, one line per model."""
     figure = go.Figure()
-    axis, form = _UNIT[relative]
-    for model, frame in frames.items():
+    axis, form = _UNIT[True]
+    for model, drift in drifts.items():
         figure.add_scatter(
-            x=frame["layer"],
-            y=frame["drift"],
+            x=drift.index,
+            y=drift,
             name=model,
             cliponaxis=False,
             mode="lines+markers",
@@ -45,7 +45,7 @@ def drift_compared(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Fig
             hovertemplate=f"%{{x}}: %{{y:{form}}}",
         )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
-    layer_axis(figure, list(next(iter(frames.values()))["layer"]))
+    layer_axis(figure, list(next(iter(drifts.values())).index))
     return finish(figure, 380)
 
 

@@ -24,9 +24,8 @@ def features_of(ws: Workspace, models: Mapping[str, ModelId], task: str, n: int,
     """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
     if pooled:
         return {name: ws.pooled(model, task, n) for name, model in {"expert": "expert", **models}.items()}
-    ledgers = {name: ws.drift(model, n) for name, model in models.items()}
-    features = {"expert": ledgers["merged"].tasks[task].expert_features}
-    return features | {name: ledger.tasks[task].model_features for name, ledger in ledgers.items()}
+    found = {name: ws.features(model, n).tasks[task] for name, model in models.items()}
+    return {"expert": found["merged"].expert_features, **{name: one.model_features for name, one in found.items()}}
 
 
 def map_section(ws: Workspace, key: Hashable, task: str, features: Mapping[str, Tensor], data: Samples) -> list[int]:

@@ -12,6 +12,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from app import charts, preview, tables  # noqa: E402
+from featcal.errors import FeatcalError  # noqa: E402
 from featcal.launch import is_warm, wait_until_warm  # noqa: E402
 
 PAGES = {
@@ -57,5 +58,7 @@ state.map_worker().wait()
 try:
     view.suite_selector()
     page.run()
+except FeatcalError as error:
+    view.problem(error)
 finally:
     state.map_worker().start_when_quiet()

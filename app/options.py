@@ -9,10 +9,9 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, view
+from app import state
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)
@@ -33,7 +32,10 @@ _OWNER = "suite of the options"
 
 
 def on_page(ws: Workspace, n: int) -> CalibrationConfig:
-    """All controls in the body; the calibration they ask for is made and compared with on every other page."""
+    """All controls in the body; the calibration they ask for is made and compared with on every other page.
+
+    Its features on `n` samples per task and those of the merged model are there when this returns.
+    """
     _follow_suite(ws)
     first = st.columns(4)
     second = st.columns(4, vertical_alignment="center")
@@ -43,17 +45,23 @@ def on_page(ws: Workspace, n: int) -> CalibrationConfig:
         "Back to this suite's defaults", on_click=_reset, args=(ws.defaults,), icon=":material/restart_alt:"
     )
     st.session_state[COMPARE] = True
-    return _made(ws, config, n, second[3])
+    with state.progress(second[3]) as report:
+        ws.calibrated(config, report)
+        ws.features("merged", n, report)
+        ws.features(config, n, report)
+    return config
 
 
-def in_sidebar(ws: Workspace, n: int) -> CalibrationConfig | None:
-    """A switch and, if it is on, the controls; None if it is off."""
+def in_sidebar(ws: Workspace) -> CalibrationConfig | None:
+    """A switch and, if it is on, the controls of a calibration, which is then made; None if it is off."""
     with st.sidebar:
         if not st.toggle("Compare with calibrated", key=COMPARE, bind="query-params"):
             return None
         _follow_suite(ws)
         config = _controls(ws, [st.sidebar] * (4 + len(ws.switches)))
-    return _made(ws, config, n, st.sidebar)
+        with state.progress() as report:
+            ws.calibrated(config, report)
+    return config
 
 
 def offer(ws: Workspace, what: str) -> None:
@@ -62,19 +70,6 @@ def offer(ws: Workspace, what: str) -> None:
     defaults = ws.defaults
     label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
     st.button(label, type="primary", on_click=_compare_with, args=(defaults,))
-
-
-def _made(ws: Workspace, config: CalibrationConfig, n: int, bar: DeltaGenerator) -> CalibrationConfig:
-    """`config` once its calibration and drift are computed; where that fails, say why and end the page."""
-    try:
-        with state.progress(bar) as report:
-            ws.calibrated(config, report)
-            ws.drift("merged", n, report)
-            ws.drift(config, n, report)
-    except FeatcalError as error:
-        view.problem(error)
-        st.stop()
-    return config
 
 
 def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationConfig:

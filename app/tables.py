@@ -11,7 +11,7 @@ import pandas as pd
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     import torch
 
-    from featcal.drift.ledger import DriftLedger
+    from featcal.drift.ledger import DriftLedger, Features
     from featcal.evaluation.evaluate import Scores
 
 NORMS = ["drift", "mismatch", "propagation"]
@@ -37,6 +37,12 @@ def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
     if task != ALL_TASKS:
         return scaled[scaled["task"] == task].reset_index(drop=True)
     return scaled.groupby("layer", sort=False)[[*NORMS, "alignment"]].mean().reset_index()
+
+
+def relative_drift(features: Features) -> pd.Series:
+    """Drift over the norm of the expert's features, by layer: means over samples, then over tasks."""
+    tasks = {name: {one.layer: one.relative_drift for one in task.layers} for name, task in features.tasks.items()}
+    return pd.DataFrame(tasks).mean(axis=1)
 
 
 def per_task(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
@@ -68,9 +74,9 @@ def metric_name(scores: Mapping[str, Scores]) -> str:
     return names.pop() if len(names) == 1 else "score"
 
 
-def mean_cosines(ledger: DriftLedger) -> dict[str, float]:
+def mean_cosines(features: Features) -> dict[str, float]:
     """Mean cosine of final features to the expert, per task."""
-    return {name: float(task.cosine.mean()) for name, task in ledger.tasks.items()}
+    return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}
 
 
 def pooled(models: Mapping[str, torch.Tensor]) -> np.ndarray:

@@ -19,15 +19,17 @@ from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
 from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig, idle_options
-from featcal.drift.decomposition import decompose
+from featcal.drift.decomposition import decompose, follow
 from featcal.drift.heads import Head, judges
-from featcal.drift.ledger import DriftLedger
+from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.family import Family, batches_of, open_family
+from featcal.models.adapter import Adapter
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
 from featcal.models.weights import Weights
@@ -48,6 +50,7 @@ _MOST = {
     "samples": 6,
     "passes": 3,
     "result": 6,
+    "features": 8,
     "drift": 8,
     "ledger": 8,
     "sources": 4,
@@ -116,8 +119,20 @@ class Workspace:
 
         return self.once("result", config, run)
 
+    def features(self, model: ModelId, n: int, progress: Progress = silent) -> Features:
+        """How far the features of "merged", "base" or a calibrated model drift on `n` samples per task."""
+        measured: DriftLedger | None = self._kept.get("drift", {}).get((model, n))
+        if measured is not None:
+            return measured
+
+        def measure() -> Features:
+            tasks = follow(*self._both(model, n), progress)
+            return Features(self.family.suite.name, label_of(model), self.split, tasks)
+
+        return self.once("features", (model, n), measure)
+
     def drift(self, model: ModelId, n: int, progress: Progress = silent) -> DriftLedger:
-        """The drift of "merged", "base" or a calibrated model on `n` samples per task."""
+        """The same, taken apart into local mismatch and propagation."""
         return self.once("drift", (model, n), lambda: self._measured(model, n, progress))
 
     def ledger(
@@ -166,14 +181,14 @@ class Workspace:
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
         measured: ModelId = "merged" if model == "expert" else model
-        ledger, judged = self.drift(measured, n), self.judges(measured, n)
+        features, judged = self.features(measured, n), self.judges(measured, n)
         tasks = {}
-        for task, drift in ledger.tasks.items():
+        for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
             if model == "expert":
-                predictions = expert_head.scores(drift.expert_features.float()).argmax(1)
+                predictions = expert_head.scores(found.expert_features.float()).argmax(1)
             else:
-                predictions = model_head.scores(drift.model_features.float()).argmax(1)
+                predictions = model_head.scores(found.model_features.float()).argmax(1)
             right = float((predictions == labels).double().mean())
             tasks[task] = TaskScore(FIRST_TOKEN if self.is_text else "accuracy", right, predictions, labels)
         return Scores(self.family.suite.name, label_of(model), self.split, tasks)
@@ -216,17 +231,15 @@ class Workspace:
         return self.calibrated(model).weights if isinstance(model, CalibrationConfig) else self.family.model(model)
 
     def _measured(self, model: ModelId, n: int, progress: Progress, **options: bool) -> DriftLedger:
+        tasks = decompose(*self._both(model, n), progress, **options)
+        return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
+
+    def _both(
+        self, model: ModelId, n: int
+    ) -> tuple[Adapter, Weights, Mapping[str, Tensor], Mapping[str, ExpertPass], Compute]:
+        """A model and the experts, as a measurement takes them."""
         family = self.family
-        tasks = decompose(
-            family.adapter,
-            self._weights(model),
-            family.head(),
-            self._measured_passes(n),
-            family.compute,
-            progress,
-            **options,
-        )
-        return DriftLedger(family.suite.name, label_of(model), self.split, tasks)
+        return family.adapter, self._weights(model), family.head(), self._measured_passes(n), family.compute
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size)

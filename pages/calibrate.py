@@ -8,7 +8,7 @@ st.header("Repair it in closed form")
 ws = view.open_or_explain()
 n = view.sample_selector(ws)
 config = options.on_page(ws, n)
-before, after = ws.drift("merged", n), ws.drift(config, n)
+before, after = ws.features("merged", n), ws.features(config, n)
 scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config, "expert": "expert"}, n)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
@@ -25,11 +25,8 @@ view.metrics(numbers)
 left, right = st.columns(2)
 with left:
     st.subheader("Drift per layer")
-    frames = {
-        name: tables.per_layer(tables.drift_table(one), tables.ALL_TASKS, relative=True)
-        for name, one in (("merged", before), ("calibrated", after))
-    }
-    view.chart(charts.drift_compared(frames, relative=True), "compared", "Drift per layer before and after")
+    drifts = {"merged": tables.relative_drift(before), "calibrated": tables.relative_drift(after)}
+    view.chart(charts.drift_compared(drifts), "compared", "Drift per layer before and after")
 with right:
     if scores:
         metric = tables.metric_name(scores)

@@ -9,14 +9,14 @@ st.header("How close to the experts?")
 ws = view.open_or_explain()
 task = view.task_selector(ws)
 n = view.sample_selector(ws)
-config = options.in_sidebar(ws, n)
+config = options.in_sidebar(ws)
 if config is None:
     options.offer(ws, "These panels compare the merged model with a calibrated one, and there is none yet.")
     st.stop()
 
 with state.progress() as report:
-    ledgers = {"merged": ws.drift("merged", n, report), "calibrated": ws.drift(config, n, report)}
-features = pd.DataFrame({name: tables.mean_cosines(ledger) for name, ledger in ledgers.items()})
+    found = {"merged": ws.features("merged", n, report), "calibrated": ws.features(config, n, report)}
+features = pd.DataFrame({name: tables.mean_cosines(one) for name, one in found.items()})
 vectors = pd.DataFrame({"merged": ws.vector_cosines("merged"), "calibrated": ws.vector_cosines(config)})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config}, n)
@@ -25,7 +25,7 @@ left, right = st.columns(2)
 with left:
     st.subheader("a. Feature cosine, per task")
     view.chart(
-        charts.score_bars(features, list(ledgers), "mean cosine to the expert"), "a", "Mean feature cosine per task"
+        charts.score_bars(features, list(found), "mean cosine to the expert"), "a", "Mean feature cosine per task"
     )
     st.subheader("c. Cosine gain and score gain")
     if scores:
@@ -36,11 +36,11 @@ with left:
         st.info(f"No scores here: {missing}", icon=":material/info:")
 with right:
     st.subheader(f"b. Per sample of {task}")
-    merged, calibrated = (ledger.tasks[task].cosine.numpy() for ledger in ledgers.values())
+    merged, calibrated = (one.tasks[task].cosine.numpy() for one in found.values())
     view.chart(charts.cosine_pairs(merged, calibrated), "b", f"Cosine of every sample of {task}, merged and calibrated")
     st.subheader("d. Task-vector cosine")
     view.chart(
-        charts.score_bars(vectors, list(ledgers), "cosine of task vectors"), "d", "Task-vector cosine to the expert"
+        charts.score_bars(vectors, list(found), "cosine of task vectors"), "d", "Task-vector cosine to the expert"
     )
 st.caption(f"a, b, c on {n} {ws.split} samples per task; gains are taken over the merged model. d needs no samples.")
 view.explain(text.COSINES)

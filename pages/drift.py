@@ -20,7 +20,7 @@ averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.side
 task = view.task_selector(ws, disabled=averaged)
 over = tables.ALL_TASKS if averaged else task
 n = view.sample_selector(ws)
-config = options.in_sidebar(ws, n)
+config = options.in_sidebar(ws)
 
 columns = st.columns(3, vertical_alignment="bottom")
 relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"

@@ -8,11 +8,11 @@ st.header("Features, before and after")
 ws = view.open_or_explain()
 task = view.task_selector(ws)
 n = view.sample_selector(ws)
-config = options.in_sidebar(ws, n)
+config = options.in_sidebar(ws)
 models = {"merged": "merged", **({"calibrated": config} if config else {})}
 with state.progress() as report:
     for model in models.values():
-        ws.drift(model, n, report)
+        ws.features(model, n, report)
 if not config:
     options.offer(ws, "Expert and merged model are shown; a calibration adds its own points.")
 pooled = ws.is_text and view.choice("Features", ["before the answer", "mean over the input"], "features") != (

@@ -319,6 +319,25 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     assert app.error[0].value == "not positive definite; raise lam"
 
 
+def test_a_failed_measurement_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NumericalError("task 'a': final features are not finite")
+
+    monkeypatch.setattr(Workspace, "drift", fail)
+    app = opened(tiny_suite_file)
+    assert not app.exception
+    assert app.error[0].value == "task 'a': final features are not finite"
+
+
+def test_features_alone_and_taken_apart_tell_the_same(tiny_suite_file: Path) -> None:
+    alone, apart = open_workspace(str(tiny_suite_file)), open_workspace(str(tiny_suite_file))
+    whole = tables.per_layer(tables.drift_table(apart.drift("merged", 8)), tables.ALL_TASKS, relative=True)
+    drift = tables.relative_drift(alone.features("merged", 8))
+    assert list(drift.index) == list(whole["layer"])
+    np.testing.assert_allclose(drift, whole["drift"], rtol=1e-12)
+    assert apart.features("merged", 8) is apart.drift("merged", 8)
+
+
 def test_work_that_is_overtaken_leaves_the_workspace_usable(tiny_suite_file: Path) -> None:
     class NewerRun(Exception):
         pass

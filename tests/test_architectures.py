@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from conftest import in_float64
 from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
+from featcal.drift.decomposition import follow
 from featcal.family import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
@@ -127,6 +128,16 @@ def test_sublayers_together_are_the_block(family: Family) -> None:
             same = last.get(f"{layer.layer} mlp", last.get(layer.layer))
             assert same is not None
             torch.testing.assert_close(same.drift, layer.drift, rtol=1e-9, atol=1e-12)
+
+
+def test_features_followed_are_those_taken_apart(family: Family) -> None:
+    passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4) for task in TASKS}
+    followed = follow(family.adapter, family.merged, family.head(), passes, family.compute)
+    for task, whole in measure_drift(family, split="test").tasks.items():
+        assert [layer.layer for layer in followed[task].layers] == [layer.layer for layer in whole.layers]
+        for one, other in zip(followed[task].layers, whole.layers, strict=True):
+            torch.testing.assert_close(one.drift, other.drift, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(followed[task].model_features, whole.model_features, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_counts_for_nothing(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decode
 
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
-    frame = pd.DataFrame({"layer": LAYERS, "drift": range(5)})
-    figure = charts.drift_compared({"merged": frame}, relative=True)
+    figure = charts.drift_compared({"merged": pd.Series(range(5), index=LAYERS)})
     assert list(figure.layout.xaxis.ticktext) == ["enc emb", "enc 0", "dec emb", "dec 0", "head"]
     assert list(figure.layout.xaxis.tickvals) == LAYERS
     assert list(figure.data[0].x) == LAYERS

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 from conftest import BLOCKS, TASKS
-from featcal.drift.decomposition import decompose, measure_drift
+from featcal.drift.decomposition import decompose, follow, measure_drift
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.family import Family
+from featcal.models.expert_pass import ExpertPass
+
+
+def passes(family: Family, batch_size: int = 5) -> dict[str, ExpertPass]:
+    drawn = {task: family.samples(task, "validation", 12, 0) for task in family.experts}
+    return {task: family.expert_pass(samples, batch_size) for task, samples in drawn.items()}
 
 
 def measured(family: Family, batch_size: int = 5) -> dict[str, TaskDrift]:
-    passes = {
-        task: family.expert_pass(family.samples(task, "validation", 12, 0), batch_size) for task in family.experts
-    }
-    return decompose(family.adapter, family.merged, family.head(), passes, family.compute)
+    return decompose(family.adapter, family.merged, family.head(), passes(family, batch_size), family.compute)
 
 
 def states(family: Family, model: str, task: str) -> list[Tensor]:
@@ -40,6 +43,19 @@ def states(family: Family, model: str, task: str) -> list[Tensor]:
 def test_identity_holds_to_rounding(tiny64: Family) -> None:
     for task in measured(tiny64).values():
         assert task.identity_residual <= 1e-12
+
+
+def test_features_followed_are_those_taken_apart(tiny: Family) -> None:
+    """The walk that leaves mismatch out gives the very same drift, norms and final features."""
+    followed = follow(tiny.adapter, tiny.merged, tiny.head(), passes(tiny), tiny.compute)
+    for name, task in measured(tiny).items():
+        for one, whole in zip(followed[name].layers, task.layers, strict=True):
+            assert one.layer == whole.layer
+            torch.testing.assert_close(one.drift, whole.drift, rtol=0, atol=0)
+            torch.testing.assert_close(one.expert_norm, whole.expert_norm, rtol=0, atol=0)
+        assert followed[name].expert_features.equal(task.expert_features)
+        assert followed[name].model_features.equal(task.model_features)
+        assert followed[name].indices == task.indices
 
 
 def test_drift_is_the_difference_of_two_whole_forwards(tiny64: Family) -> None:

@@ -19,18 +19,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LayerDrift:
-    """One layer on one task; every array holds one number per sample, norms taken over the whole token state."""
+class FeatureDrift:
+    """How far one layer's features have drifted on one task; one number per sample, norms over the whole token
+    state."""
 
     layer: str
     drift: Float[Tensor, " n"]
     """||e||, e = h_model - h_expert (Eq. 2)."""
+    expert_norm: Float[Tensor, " n"]
+    """||h_expert||."""
+
+    @property
+    def relative_drift(self) -> float:
+        """Mean drift over the mean norm of the expert feature."""
+        return float(self.drift.mean() / self.expert_norm.mean())
+
+
+@dataclass(frozen=True)
+class LayerDrift(FeatureDrift):
+    """The same, taken apart."""
+
     mismatch: Float[Tensor, " n"]
     """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""
     propagation: Float[Tensor, " n"]
     """||p||, p = h_model - f_model(h_expert before) (Eq. 3); 0 in the first layer."""
-    expert_norm: Float[Tensor, " n"]
-    """||h_expert||."""
     alignment: Float[Tensor, " n"]
     """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
     residual: Float[Tensor, " n"]
@@ -40,11 +52,6 @@ class LayerDrift:
     it compensates, above 0 it amplifies (Prop. 4). None where the layer has no skip connection."""
     skip_residual: Float[Tensor, " n"] | None
     """||e - (e_before + r + m)|| / ||e||, the identity of Eq. (29); None where there is no skip connection."""
-
-    @property
-    def relative_drift(self) -> float:
-        """Mean drift over the mean norm of the expert feature."""
-        return float(self.drift.mean() / self.expert_norm.mean())
 
 
 @dataclass(frozen=True)
@@ -75,23 +82,30 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class TaskDrift:
+class TaskFeatures:
     """One task's layers in forward order and its final features."""
 
     task: str
-    layers: tuple[LayerDrift, ...]
+    layers: tuple[FeatureDrift, ...]
     expert_features: Float[Tensor, "n k"]
     """Final projected features of the expert, before normalisation."""
     model_features: Float[Tensor, "n k"]
     indices: tuple[int, ...]
     """Position of every sample in its source."""
-    attribution: Attribution | None = None
-    output: OutputDrift | None = None
 
     @property
     def cosine(self) -> Float[Tensor, " n"]:
         """Cosine of the final features to the expert's, per sample."""
         return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
+
+
+@dataclass(frozen=True)
+class TaskDrift(TaskFeatures):
+    """One task's features with their drift taken apart."""
+
+    layers: tuple[LayerDrift, ...]
+    attribution: Attribution | None = None
+    output: OutputDrift | None = None
 
     @property
     def identity_residual(self) -> float:
@@ -161,12 +175,24 @@ class TaskDrift:
 
 
 @dataclass(frozen=True)
-class DriftLedger:
-    """The drift of one model from every expert of its suite."""
+class Features:
+    """The features of one model beside those of every expert of its suite."""
 
     suite: str
     model: str
     split: str
+    tasks: Mapping[str, TaskFeatures]
+
+    @property
+    def macro_cosine(self) -> float:
+        """Mean over tasks of the mean cosine of final features."""
+        return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
+
+
+@dataclass(frozen=True)
+class DriftLedger(Features):
+    """The drift of one model from every expert of its suite, taken apart."""
+
     tasks: Mapping[str, TaskDrift]
 
     def to_json(self) -> dict[str, Any]:
@@ -183,11 +209,6 @@ class DriftLedger:
             for layer, entry in zip(task.layers, task.to_json()["layers"], strict=True):
                 rows.append({"task": name, **entry, "alignment": float(layer.alignment.mean())})
         return pd.DataFrame(rows)
-
-    @property
-    def macro_cosine(self) -> float:
-        """Mean over tasks of the mean cosine of final features."""
-        return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
 
 
 def layer_json(layer: LayerDrift) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""Expert and model side by side through every layer: embeddings, every block, final norm and projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from featcal.drift.propagation import Layer
+from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.compute import Compute
+from featcal.models.expert_pass import ExpertPass, first_calls
+from featcal.models.weights import Weights
+from featcal.progress import Progress
+
+FIRST_LAYER, LAST_LAYER = "embeddings", "head"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One batch of one task through one layer, on both streams."""
+
+    task: str
+    position: int
+    """Of the batch among the task's."""
+    layer: str
+    run: Layer
+    """The model's layer on any state before it."""
+    before: tuple[Tensor, Tensor] | None
+    """Expert's and model's states before the layer; None for the first one, where both start from the same sample."""
+    after: tuple[Tensor, Tensor]
+    """Their states after it; after the last layer the final features."""
+    skip: bool
+    """Whether the layer has a skip connection around all of it."""
+
+    def on_expert(self) -> Tensor:
+        """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
+        return self.after[1] if self.before is None else self.run(self.before[0])
+
+
+def cross(
+    adapter: Adapter,
+    model: Weights,
+    head: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+    compute: Compute,
+    progress: Progress,
+    sublayers: bool = False,
+) -> Iterator[Crossing]:
+    """Every layer in forward order, for each of them every task, for each task every batch.
+
+    Args:
+        head: the tensors outside the tower that all models share.
+        sublayers: attention and MLP of every block are layers of their own.
+    """
+    streams: dict[str, list[Call]] = {}
+    names = iter(adapter.block_layers())
+    total, done = len(adapter.blocks()), 0
+    for stage in adapter.stages:
+        yield from _enter(adapter, stage, compute.place(model.read(stage.outer)), experts, streams)
+        for block in stage.blocks:
+            progress("measuring drift", done, total)
+            tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
+            for task, expert in experts.items():
+                stored = expert.tensors(block)
+                for position, trace in enumerate(expert.walk(stage, block, stored)):
+                    call, batch = streams[task][position], expert.batches[position]
+                    states = stage.state(trace.call, batch), stage.state(call, batch)
+                    through = _through(stage, block, tensors, call)
+                    streams[task][position] = following = through(states[1])
+                    if not sublayers:
+                        after = stage.state(trace.after, batch), stage.state(following, batch)
+                        run = _state_through(through, stage, batch)
+                        yield Crossing(task, position, layer, run, states, after, skip=True)
+                        continue
+                    own = stage.sublayers(block, compute.place(stored), trace.call)
+                    for name, part in stage.sublayers(block, tensors, call).items():
+                        theirs, ours = (_masked(one, stage, call, batch) for one in (own[name], part))
+                        after = theirs(states[0]), ours(states[1])
+                        yield Crossing(task, position, f"{layer} {name}", ours, states, after, skip=True)
+                        states = after
+    yield from _close(adapter, model, head, experts, compute, streams)
+    progress("measuring drift", total, total)
+
+
+Through = Callable[[Tensor], Call]
+
+
+def _through(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Through:
+    """From a state before the block to the call of the next one."""
+
+    def through(state: Tensor) -> Call:
+        on_state = stage.with_state(call, state)
+        return stage.advance(on_state, block.run(tensors, on_state))
+
+    return through
+
+
+def _state_through(through: Through, stage: Stage, batch: Batch) -> Layer:
+    """From a state before the block to the state after it."""
+
+    def run(state: Tensor) -> Tensor:
+        return stage.state(through(state), batch)
+
+    return run
+
+
+def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
+    """A part of a block, with padding zeroed after it."""
+
+    def masked(state: Tensor) -> Tensor:
+        return stage.state(stage.with_state(call, part(state)), batch)
+
+    return masked
+
+
+def _enter(
+    adapter: Adapter,
+    stage: Stage,
+    outer: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+    streams: dict[str, list[Call]],
+) -> Iterator[Crossing]:
+    """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
+
+    Args:
+        outer: the model's tensors for the stage's first call.
+        streams: the model's calls per task after the stage before, which the first calls of this one replace.
+    """
+    number = adapter.stages.index(stage)
+    layer = FIRST_LAYER if len(adapter.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+    for task, expert in experts.items():
+        own_before, before = list(expert.calls()), streams.get(task)
+        expert.start(stage)
+        streams[task] = list(first_calls(stage, outer, expert.batches, before))
+        for position, (batch, own, call) in enumerate(zip(expert.batches, expert.calls(), streams[task], strict=True)):
+            after = stage.state(own, batch), stage.state(call, batch)
+            if before is None:
+                yield Crossing(task, position, layer, _constant(after[1]), None, after, skip=False)
+                continue
+            upper, ended = adapter.stages[number - 1], before[position]
+
+            def lead_over(state: Tensor, upper: Stage = upper, ended: Call = ended, batch: Batch = batch) -> Tensor:
+                return stage.state(stage.first_call(outer, batch, upper.with_state(ended, state)), batch)
+
+            arrived = upper.state(own_before[position], batch), upper.state(ended, batch)
+            yield Crossing(task, position, layer, lead_over, arrived, after, skip=False)
+
+
+def _constant(state: Tensor) -> Layer:
+    """A layer whose input no state is."""
+    return lambda _: state
+
+
+def _close(
+    adapter: Adapter,
+    model: Weights,
+    head: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+    compute: Compute,
+    streams: Mapping[str, list[Call]],
+) -> Iterator[Crossing]:
+    """The last layer: final norm and projection, which has no skip connection."""
+    stage = adapter.stages[-1]
+    closing = compute.place(model.read(adapter.closing)) | dict(head)
+    for task, expert in experts.items():
+        own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
+        calls = zip(expert.batches, expert.calls(), streams[task], strict=True)
+        for position, (batch, expert_call, call) in enumerate(calls):
+
+            def run(state: Tensor, call: Call = call, batch: Batch = batch) -> Tensor:
+                return adapter.final(closing, stage.with_state(call, state), batch)
+
+            before = stage.state(expert_call, batch), stage.state(call, batch)
+            after = adapter.final(own, expert_call, batch), run(before[1])
+            yield Crossing(task, position, LAST_LAYER, run, before, after, skip=False)
