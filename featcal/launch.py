@@ -15,9 +15,12 @@ from importlib import import_module
 from pathlib import Path
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
-# Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
-# time, spinning on costs the browser its core.
-ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
+ENVIRONMENT = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+if sys.platform == "linux":
+    # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a
+    # slider's time, spinning on costs the browser its core. GNU's OpenMP spins a tenth as long where it counts more
+    # threads than cores, and every thread of Python that computes has its own; "active" makes it spin as long there.
+    ENVIRONMENT |= {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "1000"}
 _warming: list[threading.Thread] = []
 
 
@@ -60,3 +63,4 @@ def _warm_up() -> None:
         gc.enable()
     workspace = import_module("app.workspace")
     workspace.prepare(import_module("app.preview").HOME_SUITE)
+    gc.freeze()  # else a later collection walks all of it, in the middle of a slider's move
