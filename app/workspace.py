@@ -19,6 +19,7 @@ from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
 from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig, idle_options
+from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.heads import Head, judges
 from featcal.drift.ledger import DriftLedger, Features
@@ -69,6 +70,7 @@ class Workspace:
     """One opened suite and what was computed about it."""
 
     family: Family
+    _first_block: FirstBlock = field(default_factory=FirstBlock)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _kept: dict[str, OrderedDict[Hashable, Any]] = field(default_factory=dict)
 
@@ -115,7 +117,8 @@ class Workspace:
         """The suite's merged model, calibrated with these options."""
 
         def run() -> CalibrationResult:
-            return calibrate(self.family, config, experts=self._calibration_passes(config), progress=progress)
+            passes, first = self._calibration_passes(config), self._first_block
+            return calibrate(self.family, config, experts=passes, first=first, progress=progress)
 
         return self.once("result", config, run)
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import TASKS
+from conftest import BLOCKS, TASKS
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import BlockMoments
+from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.decomposition import measure_drift
 from featcal.errors import InputError, NumericalError
@@ -244,6 +244,39 @@ def test_calibration_lowers_drift_on_its_samples(tiny: Family) -> None:
     after = measure_drift(tiny, calibrate(tiny, config).weights, split="calibration").to_json()["tasks"]
     for task in before:
         assert after[task]["final"]["drift"] < 0.97 * before[task]["final"]["drift"]
+
+
+def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
+    tiny: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other option gives the weights of a run of its own, and only lam and rho count one block less."""
+    counted: list[int] = []
+    end_task = BlockMoments.end_task
+
+    def ended(self: BlockMoments, expert: Mapping[str, Tensor]) -> None:
+        counted[-1] += 1
+        end_task(self, expert)
+
+    monkeypatch.setattr(BlockMoments, "end_task", ended)
+    passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
+    all_blocks, tasks = BLOCKS * len(TASKS), len(TASKS)
+    for change, walked in (
+        ({}, all_blocks),
+        ({"rho": 1.2}, all_blocks - tasks),
+        ({"lam": 0.5}, all_blocks - tasks),
+        ({"lam": 1e-5}, all_blocks),  # products in float64
+        ({"alpha": 0.9}, all_blocks),
+        ({"layernorms": False}, all_blocks),
+        ({"layernorms": False, "biases": False}, all_blocks - tasks),
+    ):
+        config = replace(CONFIG, **change)
+        counted.append(0)
+        again = tower(tiny, calibrate(tiny, config, experts=passes, first=first).weights)
+        assert counted[-1] == walked
+        assert_same(again, tower(tiny, calibrate(tiny, config).weights), 0.0)
+    other = replace(tiny, merged=tiny.base)
+    again = tower(other, calibrate(other, CONFIG, experts=passes, first=first).weights)
+    assert_same(again, tower(other, calibrate(other, CONFIG).weights), 0.0)
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
 from featcal.calibration.memory import can_reload, state_budget
+from featcal.calibration.moments import FirstBlock
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
@@ -74,6 +75,7 @@ def calibrate(
     config: CalibrationConfig | None = None,
     *,
     experts: Mapping[str, ExpertPass] | None = None,
+    first: FirstBlock | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> CalibrationResult:
@@ -82,6 +84,7 @@ def calibrate(
     Args:
         config: left out, the options that the suite recommends, else the paper's for the architecture.
         experts: expert passes to use again, from `expert_passes` with the same samples and precision.
+        first: keeps the statistics of the first block for the next run with the same passes, as far as they hold.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -100,7 +103,7 @@ def calibrate(
     def put(_: Block, tensors: dict[str, Tensor]) -> None:
         done.update(tensors)
 
-    record = _run(family, config, passes, put, progress=progress)
+    record = _run(family, config, passes, put, progress=progress, first=first)
     record["seconds"] = {"total": time.perf_counter() - started, "samples": loaded, **record["seconds"]}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
 
@@ -204,6 +207,7 @@ def _run(
     finished: Finished = nothing_finished,
     progress: Progress = silent,
     store: ActivationStore | None = None,
+    first: FirstBlock | None = None,
 ) -> dict[str, Any]:
     """Algorithm 1 and the record of it."""
     store = store or ActivationStore()
@@ -221,6 +225,7 @@ def _run(
         progress,
         store,
         seconds,
+        first,
     )
     return {
         "suite": family.suite.name,

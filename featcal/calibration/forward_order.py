@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.moments import BlockMoments
+from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
@@ -46,6 +46,7 @@ def calibrate_blocks(
     progress: Progress = silent,
     store: ActivationStore | None = None,
     seconds: Seconds | None = None,
+    first: FirstBlock | None = None,
 ) -> dict[str, dict[str, float]]:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -63,6 +64,7 @@ def calibrate_blocks(
         store: holds the student's stream between blocks; in memory without one.
         seconds: where to add up seconds by stage: "first calls", "load", "student forward", "expert forward",
             "moments", "solve".
+        first: keeps the statistics of the first block from run to run.
 
     Returns:
         For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream.
@@ -89,8 +91,14 @@ def calibrate_blocks(
             if stored is None:
                 with seconds("load"):
                     stored = merged.read(block.names)
-                moments = BlockMoments(stage, index, config)
-                _count(moments, compute, stored, experts, streams, rows, store, seconds)
+                known = first.take(merged, experts, config) if first is not None and not residuals else None
+                moments = known or BlockMoments(stage, index, config)
+                if known is None:
+                    _count(moments, compute, stored, experts, streams, rows, store, seconds)
+                else:
+                    _walk_experts(stage, block, experts)
+                if first is not None and not residuals:
+                    first.keep(merged, experts, config, moments)
                 with seconds("solve"):
                     stored |= _solve(moments, block, compute, stored, base)
                 put(block, stored)

@@ -6,14 +6,20 @@ does not grow with the number of experts.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from copy import copy
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.linear_group import LinearGroup, multiplied_in
 from featcal.calibration.norm_groups import NormGroup, RmsGroup
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block, Stage
-from featcal.models.expert_pass import BlockTrace
+from featcal.models.expert_pass import BlockTrace, ExpertPass
+from featcal.models.weights import Weights
 
 
 class BlockMoments:
@@ -79,12 +85,50 @@ class BlockMoments:
         for norm in self._norms:
             norm.end_task(expert, self._config)
 
+    def again(self, config: CalibrationConfig) -> BlockMoments:
+        """The same statistics for a solve with other options, which leaves these as they are."""
+        same = copy(self)
+        same._config = config
+        same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
+        return same
+
     def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
         """Every calibrated tensor of the block, in the dtype of the solve."""
         solved: dict[str, Tensor] = {}
         for group in (*self._linears, *self._norms):
             solved |= group.solve(merged, base, self._config)
         return solved
+
+
+class FirstBlock:
+    """Keeps the statistics of the first block between runs on the same models and samples.
+
+    The student enters it as the merged model, whatever the options; lam and rho come in with the solve.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Weights, Mapping[str, ExpertPass], Hashable, BlockMoments] | None = None
+
+    def take(
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
+    ) -> BlockMoments | None:
+        """The statistics, if the last run was of these very objects and counted alike."""
+        if self._kept is None:
+            return None
+        of, passes, counted, moments = self._kept
+        same = of is merged and passes is experts and counted == _counted(config)
+        return moments.again(config) if same else None
+
+    def keep(
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
+    ) -> None:
+        """Hold the finished statistics of a run in place of those before."""
+        self._kept = merged, experts, _counted(config), moments.again(config)
+
+
+def _counted(config: CalibrationConfig) -> Hashable:
+    """What of the options decides what is counted, and in which dtype."""
+    return replace(config, lam=0.0, rho=0.0, biases=True), multiplied_in(torch.float32, config)
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
