@@ -15,12 +15,9 @@ from importlib import import_module
 from pathlib import Path
 
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
-ENVIRONMENT = {"HF_HUB_DISABLE_TELEMETRY": "1"}
-if sys.platform == "linux":
-    # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a
-    # slider's time, spinning on costs the browser its core. GNU's OpenMP spins a tenth as long where it counts more
-    # threads than cores, and every thread of Python that computes has its own; "active" makes it spin as long there.
-    ENVIRONMENT |= {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "1000"}
+# Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
+# time, spinning on costs the browser its core.
+ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _warming: list[threading.Thread] = []
 
 

@@ -21,7 +21,7 @@ from featcal.drift.decomposition import measure_drift
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.models.adapter import Block, Call
-from featcal.models.expert_pass import BlockTrace, Kept, first_calls
+from featcal.models.expert_pass import BlockTrace, Entrance, Kept, first_calls
 from featcal.models.weights import InMemory, Overlay, Weights
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
@@ -277,6 +277,22 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
     other = replace(tiny, merged=tiny.base)
     again = tower(other, calibrate(other, CONFIG, experts=passes, first=first).weights)
     assert_same(again, tower(other, calibrate(other, CONFIG).weights), 0.0)
+
+
+def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family) -> None:
+    held, stage = tiny.resident(), tiny.adapter.stages[0]
+    expert = next(iter(expert_passes(held, CONFIG, kept=Kept(2**30)).values()))
+
+    def entered(model: Weights) -> list[Call]:
+        return list(expert.enter(Entrance(stage, model.read(stage.outer), held.compute), None))
+
+    merged, base = entered(held.merged), entered(held.base)
+    for calls, model in ((merged, held.merged), (base, held.base)):
+        own = first_calls(stage, held.compute.place(model.read(stage.outer)), expert.batches, None)
+        for call, fresh in zip(calls, own, strict=True):
+            assert call.hidden.equal(fresh.hidden)
+    again = entered(held.base)
+    assert all(one is other for one, other in zip(again, base, strict=True))
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:

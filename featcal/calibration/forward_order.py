@@ -18,7 +18,7 @@ from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute, computing
-from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
+from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
 from featcal.models.weights import Weights
 from featcal.progress import Progress, Seconds, keep_memory, silent
 
@@ -81,7 +81,7 @@ def calibrate_blocks(
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         with seconds("first calls"):
-            _enter(stage, compute.place(merged.read(stage.outer)), experts, streams, store)
+            _enter(Entrance(stage, merged.read(stage.outer), compute), experts, streams, store)
             for task, expert in experts.items():
                 rows[task] = task_rows(stage, streams[task], expert.batches, config)
                 expert.spend(stage)
@@ -115,17 +115,16 @@ def calibrate_blocks(
 
 
 def _enter(
-    stage: Stage,
-    outer: Mapping[str, Tensor],
+    entrance: Entrance,
     experts: Mapping[str, ExpertPass],
     streams: dict[str, CallList],
     store: ActivationStore,
 ) -> None:
     """First calls of a stage on both streams of every task; they replace the calls after the stage before."""
     for task, expert in experts.items():
-        expert.start(stage)
+        expert.start(entrance.stage)
         upstream = streams.get(task)
-        calls = first_calls(stage, outer, expert.batches, upstream)
+        calls = expert.enter(entrance, upstream)
         streams[task] = store.hold(calls) if upstream is None else store.replace(upstream, calls)
 
 

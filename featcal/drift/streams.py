@@ -10,7 +10,7 @@ from torch import Tensor
 from featcal.drift.propagation import Layer
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.compute import Compute
-from featcal.models.expert_pass import ExpertPass, first_calls
+from featcal.models.expert_pass import Entrance, ExpertPass
 from featcal.models.weights import Weights
 from featcal.progress import Progress
 
@@ -58,7 +58,7 @@ def cross(
     names = iter(adapter.block_layers())
     total, done = len(adapter.blocks()), 0
     for stage in adapter.stages:
-        yield from _enter(adapter, stage, compute.place(model.read(stage.outer)), experts, streams)
+        yield from _enter(adapter, Entrance(stage, model.read(stage.outer), compute), experts, streams)
         for block in stage.blocks:
             progress("measuring drift", done, total)
             tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
@@ -117,23 +117,23 @@ def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
 
 def _enter(
     adapter: Adapter,
-    stage: Stage,
-    outer: Mapping[str, Tensor],
+    entrance: Entrance,
     experts: Mapping[str, ExpertPass],
     streams: dict[str, list[Call]],
 ) -> Iterator[Crossing]:
     """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
-        outer: the model's tensors for the stage's first call.
-        streams: the model's calls per task after the stage before, which the first calls of this one replace.
+        entrance: of the model.
+        streams: its calls per task after the stage before, which the first calls of this one replace.
     """
+    stage = entrance.stage
     number = adapter.stages.index(stage)
     layer = FIRST_LAYER if len(adapter.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
     for task, expert in experts.items():
         own_before, before = list(expert.calls()), streams.get(task)
         expert.start(stage)
-        streams[task] = list(first_calls(stage, outer, expert.batches, before))
+        streams[task] = list(expert.enter(entrance, before))
         for position, (batch, own, call) in enumerate(zip(expert.batches, expert.calls(), streams[task], strict=True)):
             after = stage.state(own, batch), stage.state(call, batch)
             if before is None:
@@ -142,7 +142,7 @@ def _enter(
             upper, ended = adapter.stages[number - 1], before[position]
 
             def lead_over(state: Tensor, upper: Stage = upper, ended: Call = ended, batch: Batch = batch) -> Tensor:
-                return stage.state(stage.first_call(outer, batch, upper.with_state(ended, state)), batch)
+                return stage.state(stage.first_call(entrance.placed, batch, upper.with_state(ended, state)), batch)
 
             arrived = upper.state(own_before[position], batch), upper.state(ended, batch)
             yield Crossing(task, position, layer, lead_over, arrived, after, skip=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import repeat
 
 import torch
@@ -66,6 +67,21 @@ def _bytes(trace: BlockTrace) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
+@dataclass(frozen=True)
+class Entrance:
+    """What the first calls of a stage need of a model."""
+
+    stage: Stage
+    stored: Mapping[str, Tensor]
+    """Its tensors as they are stored."""
+    compute: Compute
+
+    @cached_property
+    def placed(self) -> dict[str, Tensor]:
+        """The tensors as the forward takes them."""
+        return self.compute.place(self.stored)
+
+
 @dataclass
 class ExpertPass:
     """Walks one expert over its task's batches, block by block in forward order.
@@ -91,6 +107,7 @@ class ExpertPass:
     _calls: CallList | list[Call] = field(default_factory=list)
     _traces: dict[str, list[BlockTrace]] = field(default_factory=dict)
     _started: dict[str, list[Call]] = field(default_factory=dict)
+    _entered: tuple[Mapping[str, Tensor], list[Call]] | None = None
 
     def start(self, stage: Stage) -> None:
         """Make the first calls of a stage, one per batch; the stage before must have been walked."""
@@ -107,6 +124,18 @@ class ExpertPass:
             self._calls = self.store.replace(self._calls, calls)
         if first:
             self.tokens = sum(_tokens(call, batch) for call, batch in zip(self._calls, self.batches, strict=True))
+
+    def enter(self, entrance: Entrance, upstream: Iterable[Call] | None) -> Iterable[Call]:
+        """First calls of another model on the same batches; `upstream` as in `first_calls`.
+
+        With `kept`, those of the first stage are made once for the very same tensors: calibration leaves them alone.
+        """
+        stage, stored = entrance.stage, entrance.stored
+        if upstream is not None or self.kept is None:
+            return first_calls(stage, entrance.placed, self.batches, upstream)
+        if self._entered is None or any(self._entered[0][name] is not tensor for name, tensor in stored.items()):
+            self._entered = stored, list(first_calls(stage, entrance.placed, self.batches, None))
+        return list(self._entered[1])
 
     def spend(self, stage: Stage) -> None:
         """Let go of the inputs that only the first calls of a stage read, once they are made on both streams."""
