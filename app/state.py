@@ -71,5 +71,9 @@ def progress(where: DeltaGenerator | None = None) -> Iterator[Progress]:
         text = f"{label}: {done} of {total}, {seconds:.1f} s"
         place.progress(done / total, text=text)
 
-    yield report
+    try:
+        yield report
+    except FeatcalError:
+        place.empty()
+        raise
     place.empty()

@@ -124,18 +124,18 @@ class Workspace:
 
     def features(self, model: ModelId, n: int, progress: Progress = silent) -> Features:
         """How far the features of "merged", "base" or a calibrated model drift on `n` samples per task."""
-        measured: DriftLedger | None = self._kept.get("drift", {}).get((model, n))
-        if measured is not None:
-            return measured
 
         def measure() -> Features:
+            apart: DriftLedger | None = self._kept.get("drift", {}).get((model, n))
+            if apart is not None:
+                return apart
             tasks = follow(*self._both(model, n), progress)
             return Features(self.family.suite.name, label_of(model), self.split, tasks)
 
         return self.once("features", (model, n), measure)
 
     def drift(self, model: ModelId, n: int, progress: Progress = silent) -> DriftLedger:
-        """The same, taken apart into local mismatch and propagation."""
+        """The drift of these features, taken apart into local mismatch and propagation."""
         return self.once("drift", (model, n), lambda: self._measured(model, n, progress))
 
     def ledger(

@@ -57,7 +57,7 @@ def _warm_up() -> None:
         for name in FIRST_NEEDED:
             import_module(name)
     finally:
+        gc.freeze()  # nor does a later collection, in the middle of a slider's move
         gc.enable()
     workspace = import_module("app.workspace")
     workspace.prepare(import_module("app.preview").HOME_SUITE)
-    gc.freeze()  # else a later collection walks all of it, in the middle of a slider's move

@@ -8,7 +8,6 @@ from featcal.errors import FeatcalError
 st.header("What is it worth on the test split?")
 ws = view.open_or_explain()
 task = view.task_selector(ws)
-n = view.sample_selector(ws)
 config = options.in_sidebar(ws)
 models = {"base": "base", "merged": "merged", "expert": "expert"}
 try:

@@ -10,14 +10,15 @@ task = view.task_selector(ws)
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws)
 models = {"merged": "merged", **({"calibrated": config} if config else {})}
-with state.progress() as report:
-    for model in models.values():
-        ws.features(model, n, report)
 if not config:
     options.offer(ws, "Expert and merged model are shown; a calibration adds its own points.")
 pooled = ws.is_text and view.choice("Features", ["before the answer", "mean over the input"], "features") != (
     "before the answer"
 )
+if not pooled:
+    with state.progress() as report:
+        for model in models.values():
+            ws.features(model, n, report)
 features = cloud.features_of(ws, models, task, n, pooled)
 data = ws.samples(ws.split, n)[task]
 

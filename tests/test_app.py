@@ -319,14 +319,25 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     assert app.error[0].value == "not positive definite; raise lam"
 
 
-def test_a_failed_measurement_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("page", "step"),
+    [
+        ("drift", "drift"),
+        ("drift", "calibrated"),
+        ("calibrate", "features"),
+        ("features", "features"),
+        ("cosines", "features"),
+        ("accuracy", "calibrated"),
+    ],
+)
+def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str, step: str) -> None:
     def fail(*_: object) -> None:
         raise NumericalError("task 'a': final features are not finite")
 
-    monkeypatch.setattr(Workspace, "drift", fail)
-    app = opened(tiny_suite_file)
+    monkeypatch.setattr(Workspace, step, fail)
+    app = opened(tiny_suite_file, page, calibrated="true")
     assert not app.exception
-    assert app.error[0].value == "task 'a': final features are not finite"
+    assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
 
 
 def test_features_alone_and_taken_apart_tell_the_same(tiny_suite_file: Path) -> None:
@@ -352,6 +363,8 @@ def test_work_that_is_overtaken_leaves_the_workspace_usable(tiny_suite_file: Pat
         disturbed.calibrated(config, overtaken)
     with pytest.raises(NewerRun):
         disturbed.drift("merged", 8, overtaken)
+    with pytest.raises(NewerRun):
+        disturbed.features("merged", 8, overtaken)
     assert disturbed.drift(config, 8).macro_cosine == calm.drift(config, 8).macro_cosine
 
 

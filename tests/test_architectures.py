@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from conftest import in_float64
 from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.drift.decomposition import follow
+from featcal.drift.decomposition import decompose, follow
 from featcal.family import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
@@ -132,12 +132,15 @@ def test_sublayers_together_are_the_block(family: Family) -> None:
 
 def test_features_followed_are_those_taken_apart(family: Family) -> None:
     passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4) for task in TASKS}
-    followed = follow(family.adapter, family.merged, family.head(), passes, family.compute)
-    for task, whole in measure_drift(family, split="test").tasks.items():
+    both = family.adapter, family.merged, family.head(), passes, family.compute
+    followed = follow(*both)
+    for task, whole in decompose(*both).items():
         assert [layer.layer for layer in followed[task].layers] == [layer.layer for layer in whole.layers]
         for one, other in zip(followed[task].layers, whole.layers, strict=True):
-            torch.testing.assert_close(one.drift, other.drift, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(followed[task].model_features, whole.model_features, rtol=1e-4, atol=1e-5)
+            assert one.drift.equal(other.drift)
+            assert one.expert_norm.equal(other.expert_norm)
+        assert followed[task].model_features.equal(whole.model_features)
+        assert followed[task].expert_features.equal(whole.expert_features)
 
 
 def test_padding_counts_for_nothing(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

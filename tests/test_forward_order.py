@@ -279,6 +279,36 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
     assert_same(again, tower(other, calibrate(other, CONFIG).weights), 0.0)
 
 
+def test_statistics_of_the_first_block_survive_a_failed_solve_and_an_overtaken_run(tiny: Family) -> None:
+    """Float64 sums are solved twice; a solve that fails and a run that ends in the second block spoil nothing."""
+
+    class Overtaken(Exception):
+        pass
+
+    def stop(_: str, done: int, __: int) -> None:
+        if done == 1:
+            raise Overtaken
+
+    careful = replace(CONFIG, samples=1, eps=0.0)  # fewer tokens than channels
+    passes, first = expert_passes(tiny, careful, kept=Kept(2**30)), FirstBlock()
+    with pytest.raises(NumericalError, match="not positive definite"):
+        calibrate(tiny, replace(careful, lam=0.0), experts=passes, first=first)
+    for lam in (1e-4, 1e-5):
+        with pytest.raises(Overtaken):
+            calibrate(tiny, replace(careful, lam=lam, rho=1.5), experts=passes, first=first, progress=stop)
+        again = calibrate(tiny, replace(careful, lam=lam), experts=passes, first=first)
+        assert_same(tower(tiny, again.weights), tower(tiny, calibrate(tiny, replace(careful, lam=lam)).weights), 0.0)
+
+
+def test_statistics_of_the_first_block_without_room_for_the_experts(tiny: Family) -> None:
+    """Experts are then walked anew where nothing is counted."""
+    passes, first = expert_passes(tiny, CONFIG, kept=Kept(0)), FirstBlock()
+    for rho in (1.0, 1.5):
+        config = replace(CONFIG, rho=rho)
+        again = calibrate(tiny, config, experts=passes, first=first)
+        assert_same(tower(tiny, again.weights), tower(tiny, calibrate(tiny, config).weights), 0.0)
+
+
 def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family) -> None:
     held, stage = tiny.resident(), tiny.adapter.stages[0]
     expert = next(iter(expert_passes(held, CONFIG, kept=Kept(2**30)).values()))
@@ -293,6 +323,9 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
             assert call.hidden.equal(fresh.hidden)
     again = entered(held.base)
     assert all(one is other for one, other in zip(again, base, strict=True))
+    expert.kept = Kept(0)
+    expert._entered = None
+    assert all(one is not other for one, other in zip(entered(held.base), entered(held.base), strict=True))
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:

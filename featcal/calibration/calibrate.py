@@ -84,7 +84,7 @@ def calibrate(
     Args:
         config: left out, the options that the suite recommends, else the paper's for the architecture.
         experts: expert passes to use again, from `expert_passes` with the same samples and precision.
-        first: keeps the statistics of the first block for the next run with the same passes, as far as they hold.
+        first: keeps the statistics of the first block for the next run with the same `experts`, as far as they hold.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -103,7 +103,7 @@ def calibrate(
     def put(_: Block, tensors: dict[str, Tensor]) -> None:
         done.update(tensors)
 
-    record = _run(family, config, passes, put, progress=progress, first=first)
+    record = _run(family, config, passes, put, progress=progress, first=first if experts is not None else None)
     record["seconds"] = {"total": time.perf_counter() - started, "samples": loaded, **record["seconds"]}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
 

@@ -91,14 +91,15 @@ def calibrate_blocks(
             if stored is None:
                 with seconds("load"):
                     stored = merged.read(block.names)
-                known = first.take(merged, experts, config) if first is not None and not residuals else None
-                moments = known or BlockMoments(stage, index, config)
-                if known is None:
+                keeper = first if not residuals else None
+                moments = keeper.take(merged, experts, config) if keeper is not None else None
+                if moments is None:
+                    moments = BlockMoments(stage, index, config)
                     _count(moments, compute, stored, experts, streams, rows, store, seconds)
+                    if keeper is not None:
+                        keeper.keep(merged, experts, config, moments)
                 else:
                     _walk_experts(stage, block, experts)
-                if first is not None and not residuals:
-                    first.keep(merged, experts, config, moments)
                 with seconds("solve"):
                     stored |= _solve(moments, block, compute, stored, base)
                 put(block, stored)

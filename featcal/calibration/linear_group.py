@@ -177,7 +177,7 @@ class LinearGroup:
         self._sums.add(omega, task, target, target_mean)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated weights and, where asked for, biases; the sums are given up."""
+        """Calibrated weights and, where asked for, biases; this group gives up its sums."""
         if self._sums is None:
             raise NumericalError(f"no task was counted for {', '.join(self.names)}")
         sums, self._sums = self._sums, None

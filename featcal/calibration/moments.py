@@ -10,11 +10,10 @@ from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import LinearGroup, multiplied_in
+from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, RmsGroup
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block, Stage
@@ -86,7 +85,7 @@ class BlockMoments:
             norm.end_task(expert, self._config)
 
     def again(self, config: CalibrationConfig) -> BlockMoments:
-        """The same statistics for a solve with other options, which leaves these as they are."""
+        """The same finished statistics, to be solved with other options; the solve leaves these as they are."""
         same = copy(self)
         same._config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
@@ -116,8 +115,10 @@ class FirstBlock:
         if self._kept is None:
             return None
         of, passes, counted, moments = self._kept
-        same = of is merged and passes is experts and counted == _counted(config)
-        return moments.again(config) if same else None
+        if of is merged and passes is experts and counted == _counted(config):
+            return moments.again(config)
+        self._kept = None  # of no use to this run, and it is about to need memory
+        return None
 
     def keep(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
@@ -127,8 +128,8 @@ class FirstBlock:
 
 
 def _counted(config: CalibrationConfig) -> Hashable:
-    """What of the options decides what is counted, and in which dtype."""
-    return replace(config, lam=0.0, rho=0.0, biases=True), multiplied_in(torch.float32, config)
+    """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
+    return replace(config, lam=0.0, rho=0.0, biases=True), config.lam < FLOAT64_BELOW
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:

@@ -119,7 +119,8 @@ def follow(
     compute: Compute,
     progress: Progress = silent,
 ) -> dict[str, TaskFeatures]:
-    """How far the features drift, and the final ones, not why: the same numbers as `decompose` at half its cost."""
+    """How far the features drift, and the final ones, not why: the numbers of `decompose` over all tokens and whole
+    blocks, without its run of the model on the expert's features."""
     keep_memory()
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
@@ -152,10 +153,11 @@ class _Record:
         before, (expert, model), on_expert = crossing.before, crossing.after, crossing.on_expert()
         incoming = before[1] - before[0] if before is not None and crossing.skip else None
         self._measure(crossing.layer, (expert, on_expert, model), incoming)
-        if self.attribution and before is None:
-            self.contributions.append(Contributions.first(expert, model))
-        elif self.attribution and before is not None:
-            self.contributions[crossing.position].step(crossing.run, before, (expert, on_expert, model))
+        if self.attribution:
+            if crossing.run is None or before is None:
+                self.contributions.append(Contributions.first(expert, model))
+            else:
+                self.contributions[crossing.position].step(crossing.run, before, (expert, on_expert, model))
         if crossing.layer == LAST_LAYER:
             self.final.append(crossing.after)
 

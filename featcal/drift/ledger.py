@@ -37,7 +37,7 @@ class FeatureDrift:
 
 @dataclass(frozen=True)
 class LayerDrift(FeatureDrift):
-    """The same, taken apart."""
+    """One layer's drift, taken apart."""
 
     mismatch: Float[Tensor, " n"]
     """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""

@@ -25,10 +25,10 @@ class Crossing:
     position: int
     """Of the batch among the task's."""
     layer: str
-    run: Layer
-    """The model's layer on any state before it."""
+    run: Layer | None
+    """The model's layer on any state before it; None for the first one, which starts from the sample."""
     before: tuple[Tensor, Tensor] | None
-    """Expert's and model's states before the layer; None for the first one, where both start from the same sample."""
+    """Expert's and model's states before the layer; None for the first one."""
     after: tuple[Tensor, Tensor]
     """Their states after it; after the last layer the final features."""
     skip: bool
@@ -36,7 +36,7 @@ class Crossing:
 
     def on_expert(self) -> Tensor:
         """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
-        return self.after[1] if self.before is None else self.run(self.before[0])
+        return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
 
 def cross(
@@ -48,7 +48,8 @@ def cross(
     progress: Progress,
     sublayers: bool = False,
 ) -> Iterator[Crossing]:
-    """Every layer in forward order, for each of them every task, for each task every batch.
+    """Every layer in forward order, for each of them every task, for each task every batch; sublayers of a block come
+    together, batch by batch. To be walked inside `torch.no_grad()` and `computing`.
 
     Args:
         head: the tensors outside the tower that all models share.
@@ -64,46 +65,39 @@ def cross(
             tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
             for task, expert in experts.items():
                 stored = expert.tensors(block)
+                theirs = compute.place(stored) if sublayers else {}
                 for position, trace in enumerate(expert.walk(stage, block, stored)):
                     call, batch = streams[task][position], expert.batches[position]
                     states = stage.state(trace.call, batch), stage.state(call, batch)
-                    through = _through(stage, block, tensors, call)
-                    streams[task][position] = following = through(states[1])
+                    to_call, to_state = _through(stage, block, tensors, call, batch)
+                    streams[task][position] = following = to_call(states[1])
                     if not sublayers:
                         after = stage.state(trace.after, batch), stage.state(following, batch)
-                        run = _state_through(through, stage, batch)
-                        yield Crossing(task, position, layer, run, states, after, skip=True)
+                        yield Crossing(task, position, layer, to_state, states, after, skip=True)
                         continue
-                    own = stage.sublayers(block, compute.place(stored), trace.call)
+                    own = stage.sublayers(block, theirs, trace.call)
                     for name, part in stage.sublayers(block, tensors, call).items():
-                        theirs, ours = (_masked(one, stage, call, batch) for one in (own[name], part))
-                        after = theirs(states[0]), ours(states[1])
-                        yield Crossing(task, position, f"{layer} {name}", ours, states, after, skip=True)
+                        of_expert, of_model = (_masked(one, stage, call, batch) for one in (own[name], part))
+                        after = of_expert(states[0]), of_model(states[1])
+                        yield Crossing(task, position, f"{layer} {name}", of_model, states, after, skip=True)
                         states = after
     yield from _close(adapter, model, head, experts, compute, streams)
     progress("measuring drift", total, total)
 
 
-Through = Callable[[Tensor], Call]
+def _through(
+    stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call, batch: Batch
+) -> tuple[Callable[[Tensor], Call], Layer]:
+    """From a state before a block to the call of the next one, and to the state after it."""
 
-
-def _through(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Through:
-    """From a state before the block to the call of the next one."""
-
-    def through(state: Tensor) -> Call:
+    def to_call(state: Tensor) -> Call:
         on_state = stage.with_state(call, state)
         return stage.advance(on_state, block.run(tensors, on_state))
 
-    return through
+    def to_state(state: Tensor) -> Tensor:
+        return stage.state(to_call(state), batch)
 
-
-def _state_through(through: Through, stage: Stage, batch: Batch) -> Layer:
-    """From a state before the block to the state after it."""
-
-    def run(state: Tensor) -> Tensor:
-        return stage.state(through(state), batch)
-
-    return run
+    return to_call, to_state
 
 
 def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
@@ -137,7 +131,7 @@ def _enter(
         for position, (batch, own, call) in enumerate(zip(expert.batches, expert.calls(), streams[task], strict=True)):
             after = stage.state(own, batch), stage.state(call, batch)
             if before is None:
-                yield Crossing(task, position, layer, _constant(after[1]), None, after, skip=False)
+                yield Crossing(task, position, layer, None, None, after, skip=False)
                 continue
             upper, ended = adapter.stages[number - 1], before[position]
 
@@ -146,11 +140,6 @@ def _enter(
 
             arrived = upper.state(own_before[position], batch), upper.state(ended, batch)
             yield Crossing(task, position, layer, lead_over, arrived, after, skip=False)
-
-
-def _constant(state: Tensor) -> Layer:
-    """A layer whose input no state is."""
-    return lambda _: state
 
 
 def _close(

@@ -49,21 +49,25 @@ class Kept:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
 
-    def take(self, trace: BlockTrace) -> bool:
-        """Whether there is room for a trace, which is then taken."""
-        size = _bytes(trace)
+    def take(self, *things: BlockTrace | Call) -> bool:
+        """Whether there is room for all of them, which is then taken."""
+        size = sum(map(_bytes, things))
         if size > self._left:
             return False
         self._left -= size
         return True
 
-    def give_back(self, traces: Sequence[BlockTrace]) -> None:
-        """Free the room that traces took."""
-        self._left += sum(_bytes(trace) for trace in traces)
+    def give_back(self, *things: BlockTrace | Call) -> None:
+        """Free the room that they took."""
+        self._left += sum(map(_bytes, things))
 
 
-def _bytes(trace: BlockTrace) -> int:
-    tensors = {id(t): t for t in (trace.after.hidden, *trace.inputs.values(), *trace.outputs.values())}
+def _bytes(thing: BlockTrace | Call) -> int:
+    if isinstance(thing, BlockTrace):
+        parts: Iterable[Tensor] = (thing.after.hidden, *thing.inputs.values(), *thing.outputs.values())
+    else:
+        parts = (thing.hidden,)
+    tensors = {id(t): t for t in parts}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
@@ -128,14 +132,22 @@ class ExpertPass:
     def enter(self, entrance: Entrance, upstream: Iterable[Call] | None) -> Iterable[Call]:
         """First calls of another model on the same batches; `upstream` as in `first_calls`.
 
-        With `kept`, those of the first stage are made once for the very same tensors: calibration leaves them alone.
+        With `kept`, those of the first stage stay for the next model whose tensors in front of it are the very same
+        objects, as far as there is room: calibration leaves these tensors alone.
         """
         stage, stored = entrance.stage, entrance.stored
-        if upstream is not None or self.kept is None:
+        if upstream is not None or self.kept is None or entrance.compute != self.compute:
             return first_calls(stage, entrance.placed, self.batches, upstream)
-        if self._entered is None or any(self._entered[0][name] is not tensor for name, tensor in stored.items()):
-            self._entered = stored, list(first_calls(stage, entrance.placed, self.batches, None))
-        return list(self._entered[1])
+        if self._entered is not None:
+            of, calls = self._entered
+            if all(of[name] is tensor for name, tensor in stored.items()):
+                return calls
+            self.kept.give_back(*calls)
+            self._entered = None
+        calls = list(first_calls(stage, entrance.placed, self.batches, None))
+        if self.kept.take(*calls):
+            self._entered = stored, calls
+        return calls
 
     def spend(self, stage: Stage) -> None:
         """Let go of the inputs that only the first calls of a stage read, once they are made on both streams."""
@@ -178,7 +190,7 @@ class ExpertPass:
             yield from kept
             return
         if kept and self.kept is not None:  # walked before, for other modules
-            self.kept.give_back(self._traces.pop(block.name))
+            self.kept.give_back(*self._traces.pop(block.name))
             self._calls = [trace.call for trace in kept]
         traces: list[BlockTrace] | None = None if self.kept is None else []
         running = self.compute.place(tensors)
@@ -192,7 +204,7 @@ class ExpertPass:
                 if self.kept.take(trace):
                     traces.append(trace)
                 else:
-                    self.kept.give_back(traces)
+                    self.kept.give_back(*traces)
                     traces = None
             yield trace
         if traces is not None:
