@@ -22,6 +22,7 @@ from featcal import __version__
 from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
+from featcal.words import readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
@@ -114,34 +115,24 @@ def _show_check(found: Preflight) -> None:
         click.echo("\n".join([title, *(f"  - {problem}" for problem in found.problems)]), err=True)
     described = dict(found.description or {})
     described.pop("bytes_written", None)
-    described["weights in memory at once"] = _size(described.pop("bytes_of_weights_in_memory", 0))
+    described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory", 0))
     rows = [(name, ", ".join(value) if isinstance(value, list) else value) for name, value in described.items()]
     if found.estimates is not None:
         one = found.estimates
         rows += [
-            ("peak memory, estimated", _size(one.memory_bytes)),
-            ("written to disk", _size(one.disk_bytes)),
+            ("peak memory, estimated", readable(one.memory_bytes)),
+            ("written to disk", readable(one.disk_bytes)),
             ("time on this processor, estimated", f"{one.seconds:.0f} s for {one.samples} samples per task"),
         ]
     if rows:
         _show(None, False, rows, ("", ""))
     if found.downloads:
-        click.echo(f"\nto be fetched from the Hub, {_size(found.download_bytes)}:")
-        _show(None, False, [(one.kind, one.ref, _size(one.bytes)) for one in found.downloads], ("", "", ""))
+        click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}:")
+        _show(None, False, [(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
         click.echo("\n".join(["\nnotes:", *(f"  - {note}" for note in found.notes)]))
     if not found.problems:
         click.echo("\nno problems found")
-
-
-def _size(count: int) -> str:
-    """Bytes as people read them."""
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 @commands.command()

@@ -336,7 +336,7 @@ def test_what_would_be_fetched_and_how_large(
     sizes = {repo: sum(file.stat().st_size for file in folder.iterdir()) for repo, folder in models.items()}
     assert {one.ref: one.bytes for one in found.downloads} == sizes
     assert set(fake.fetched) == {"config.json"}
-    assert any("0.0 MiB are free on the disk of its local cache" in note for note in found.notes)
+    assert any("1000 B are free on the disk of its local cache" in note for note in found.notes)
     assert found.to_json()["parameters"] > 0
 
     tensors = load_file(root / "experts" / "pets" / "model.safetensors")

@@ -286,7 +286,9 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
     assert labels("cat", "dog") == ([0, 1], ("cat", "dog"))
     assert labels("fish", "dog", "cat") == ([2, 1], ("fish", "dog", "cat"))
     assert labels("a cat", "a dog") == ([0, 1], ("a cat", "a dog"))
-    with pytest.raises(InputError, match=r"source has 2 classes \(cat, dog\) and 'classes' names 3 \(a, b, c\)"):
+    with pytest.raises(
+        InputError, match=r"source has 2 classes \('cat', 'dog'\) and 'classes' names 3 \('a', 'b', 'c'\)"
+    ):
         labels("a", "b", "c")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -161,18 +161,13 @@ def _read_ahead(
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Every expert's tensors of a block; with `ahead` the next ones are read while the last are computed with."""
     with ThreadPoolExecutor(1) as reader:
-        waiting = deque(experts)
-        reading = reader.submit(experts[waiting[0]].tensors, block)
-        while waiting:
+        reading: Future[dict[str, Tensor]] | None = None
+        for task, following in zip_longest(experts, list(experts)[1:]):
             with seconds("load"):
-                tensors = reading.result()
-            task = waiting.popleft()
-            if waiting and ahead:
-                reading = reader.submit(experts[waiting[0]].tensors, block)
+                tensors = experts[task].tensors(block) if reading is None else reading.result()
+            reading = reader.submit(experts[following].tensors, block) if ahead and following else None
             yield task, tensors
             del tensors
-            if waiting and not ahead:
-                reading = reader.submit(experts[waiting[0]].tensors, block)
 
 
 def _count_task(

@@ -9,6 +9,7 @@ from typing import Any
 
 from featcal.models.adapter import Adapter
 from featcal.models.weights import TensorInfo, Weights
+from featcal.words import some
 
 _QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "absmax", "quant_map", "quant_state")
 """Parts of names that quantisers (GPTQ, AWQ, bitsandbytes, compressed-tensors) give their tensors."""
@@ -54,12 +55,6 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
         if name in found and not found[name].dtype.is_floating_point
     ]
     return problems
-
-
-def some(names: Sequence[str], most: int = 4) -> str:
-    """The first names in quotes, and how many more there are."""
-    shown = ", ".join(f"'{name}'" for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _quantised(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.weights import TensorInfo
+from featcal.words import some
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILE = "adapter_model.safetensors"
@@ -189,7 +190,7 @@ class Plan:
             self._replace(key, modules)
         for module, parts in modules.items():
             self._adapt(module, parts)
-        return [f"{kind}: {_few(keys)}" for kind, keys in self.wrong.items()]
+        return [f"{kind}: {some(keys)}" for kind, keys in self.wrong.items()]
 
     def _replace(self, key: str, modules: Mapping[str, Mapping[str, str]]) -> None:
         """A tensor stored whole: a bias, or part of a module in `modules_to_save`."""
@@ -258,11 +259,6 @@ def _factor_shapes(weight: tuple[int, ...], rank: int, embedding: bool) -> tuple
     if embedding:
         return (rank, rows), (*columns, rank)
     return (rank, *columns), (rows, rank, *[1] * (len(columns) - 1))
-
-
-def _few(keys: Sequence[str], most: int = 3) -> str:
-    shown = ", ".join(f"'{key}'" for key in keys[:most])
-    return shown if len(keys) <= most else f"{shown} and {len(keys) - most} more"
 
 
 def _first_match(patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:

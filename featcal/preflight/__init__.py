@@ -23,6 +23,7 @@ from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download
 from featcal.preflight.samples import Drawn, check_samples
 from featcal.suite import Suite
+from featcal.words import readable
 
 ASSUMED_TOKENS = 128.0
 """Tokens of a text sample whose data set was not fetched yet."""
@@ -224,18 +225,19 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
     available = estimates.memory_available_bytes
     if available is not None and estimates.memory_bytes > available:
         notes.append(
-            f"about {gib(estimates.memory_bytes)} of memory are needed, {gib(available)} are free; --max-memory keeps "
-            "token states in files, fewer samples make them smaller"
+            f"about {readable(estimates.memory_bytes)} of memory are needed, {readable(available)} are free; "
+            "--max-memory keeps token states in files, fewer samples make them smaller"
         )
     if estimates.disk_bytes > estimates.disk_free_bytes:
         notes.append(
-            f"about {gib(estimates.disk_bytes)} will be written, {gib(estimates.disk_free_bytes)} are free on the disk "
-            "of the working folder"
+            f"about {readable(estimates.disk_bytes)} will be written, {readable(estimates.disk_free_bytes)} are free "
+            "on the disk of the working folder"
         )
     wanted = sum(one.bytes for one in places.downloads.values())
     if wanted and wanted > (free := cache_free_bytes()):
         notes.append(
-            f"{gib(wanted)} would be fetched from the Hub, {gib(free)} are free on the disk of its local cache"
+            f"{readable(wanted)} would be fetched from the Hub, {readable(free)} are free on the disk of its local "
+            "cache"
         )
     return notes
 
@@ -258,8 +260,3 @@ def _out_of_reach(places: Places) -> list[str]:
 def _who(labels: Sequence[str]) -> str:
     own = list(dict.fromkeys(labels))
     return own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"
-
-
-def gib(size: float) -> str:
-    """A size for people."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"

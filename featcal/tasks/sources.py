@@ -29,6 +29,7 @@ from featcal.tasks.records import table_pool
 from featcal.tasks.schema import Source
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
+from featcal.words import some
 
 __all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "open_pool", "pick"]
 
@@ -159,7 +160,7 @@ def _classes(
     named = pool.class_names if not pool.counted_names else None
     if wanted and named and wanted != named and set(wanted) == set(named):
         raise InputError(
-            f"'classes' has the source's names in another order; labels count {_some(named)}: use that order, or leave "
+            f"'classes' has the source's names in another order; labels count {some(named)}: use that order, or leave "
             "'classes' out"
         )
     labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
@@ -168,16 +169,12 @@ def _classes(
             labels = torch.tensor([wanted.index(name) for name in pool.class_names])[labels]
         elif len(pool.class_names) != len(wanted):
             raise InputError(
-                f"the source has {len(pool.class_names)} classes ({_some(pool.class_names)}) and 'classes' names "
-                f"{len(wanted)} ({_some(wanted)}); which belongs to which?"
+                f"the source has {len(pool.class_names)} classes ({some(pool.class_names)}) and 'classes' names "
+                f"{len(wanted)} ({some(wanted)}); which belongs to which?"
             )
     if names is not None and int(labels.max()) >= len(names):
         raise InputError(f"label {int(labels.max())} has no name, there are {len(names)} classes")
     return labels, names
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 class _Pictures(Sequence[Image]):
