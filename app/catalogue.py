@@ -12,10 +12,11 @@ from app import state
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.mergers.schema import MergeRecipe
-from featcal.preflight import Preflight, check, gib
+from featcal.preflight import Preflight, check
 from featcal.preflight.models import references
 from featcal.suite import SPLITS, Suite, Task
 from featcal.tasks.sources import Samples
+from featcal.words import readable
 
 EXAMPLES_PER_TASK = 6
 MOST_ANSWERS = 8
@@ -70,13 +71,13 @@ def expectations(found: Preflight) -> None:
     """What a run would fetch and take, how far every model is from the base, and every expert on every task."""
     if found.downloads:
         st.subheader("Would be fetched from the Hub")
-        rows = [(one.ref, one.kind, gib(one.bytes)) for one in found.downloads]
+        rows = [(one.ref, one.kind, readable(one.bytes)) for one in found.downloads]
         st.dataframe(pd.DataFrame(rows, columns=["id", "kind", "size"]), hide_index=True, alt="Downloads and sizes")
     if found.estimates is not None:
         own = found.estimates
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
-            f"{gib(own.memory_bytes)} of memory, {gib(own.disk_bytes)} on disk, {_duration(own.seconds)}."
+            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(own.seconds)}."
         )
     if found.lineage is not None and found.lineage.models:
         with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):

@@ -22,7 +22,7 @@ from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.heads import Head, judges
-from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.ledger import DriftLedger, Features, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
@@ -136,7 +136,11 @@ class Workspace:
 
     def drift(self, model: ModelId, n: int, progress: Progress = silent) -> DriftLedger:
         """The drift of these features, taken apart into local mismatch and propagation."""
-        return self.once("drift", (model, n), lambda: self._measured(model, n, progress))
+
+        def measure() -> DriftLedger:
+            return self._ledger(model, decompose(*self._both(model, n), progress))
+
+        return self.once("drift", (model, n), measure)
 
     def ledger(
         self, model: ModelId, n: int, class_token: bool = False, sublayers: bool = False, progress: Progress = silent
@@ -144,8 +148,10 @@ class Workspace:
         """The drift with its attribution and, where the suite has labels and a head, its effect on scores."""
 
         def measure() -> DriftLedger:
-            options = {"class_token": class_token, "sublayers": sublayers, "attribution": True}
-            ledger = self._measured(model, n, progress, **options)
+            tasks = decompose(
+                *self._both(model, n), progress, class_token=class_token, sublayers=sublayers, attribution=True
+            )
+            ledger = self._ledger(model, tasks)
             with suppress(InputError):  # no labels or no head: the layers are still worth showing
                 judged = self.judges(model, n)
                 scored = {
@@ -233,8 +239,7 @@ class Workspace:
     def _weights(self, model: ModelId) -> Weights:
         return self.calibrated(model).weights if isinstance(model, CalibrationConfig) else self.family.model(model)
 
-    def _measured(self, model: ModelId, n: int, progress: Progress, **options: bool) -> DriftLedger:
-        tasks = decompose(*self._both(model, n), progress, **options)
+    def _ledger(self, model: ModelId, tasks: Mapping[str, TaskDrift]) -> DriftLedger:
         return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
 
     def _both(
