@@ -126,7 +126,7 @@ class Workspace:
         """How far the features of "merged", "base" or a calibrated model drift on `n` samples per task."""
 
         def measure() -> Features:
-            apart: DriftLedger | None = self._kept.get("drift", {}).get((model, n))
+            apart: DriftLedger | None = self._kept.get("drift", OrderedDict()).get((model, n))
             if apart is not None:
                 return apart
             tasks = follow(*self._both(model, n), progress)
