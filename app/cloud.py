@@ -47,7 +47,7 @@ def map_section(ws: Workspace, key: Hashable, task: str, features: Mapping[str, 
         by_answer = False
         if answers is not None:
             of_answers = ("answer", "model") if ws.is_text else ("model", "class")
-            by_answer = view.choice("Colour", of_answers, f"colour-{'-'.join(of_answers)}", right) != "model"
+            by_answer = view.choice("Colour", of_answers, "colour", right) != "model"
         as_umap = kind == "UMAP" and ready and job.exception() is None
         flat = job.result().points if as_umap else maps.pca_map(cloud)
         points = dict(zip(features, np.split(flat, len(features)), strict=True))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state, view
 from app.options import SWITCHES
+from app.selection import exactly
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 
 _LOADERS = {
     "clip": "CLIPModel",
@@ -20,30 +23,62 @@ _LOADERS = {
     "llama": "LlamaForCausalLM",
 }
 """`model_type` → the class of transformers that loads it."""
+_FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
 def section(ws: Workspace, config: CalibrationConfig) -> None:
     """Folder name, button, what was written and how to load it."""
     st.subheader("Take it with you")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    name = left.text_input("Folder to write (must not exist)", default_name(ws.family.suite.name, config), key="folder")
+    name = _folder(left, default_name(ws.family.suite.name, config))
     if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
+        st.session_state.pop(_WRITTEN, None)
         try:
             with st.spinner("Writing, reloading and comparing …", show_time=True):
-                files = ws.calibrated(config).save(Path(name).expanduser())
-            st.session_state["written"] = (config, Path(name).expanduser().resolve(), files)
+                folder = output_folder(name)
+                files = ws.calibrated(config).save(folder)
+            st.session_state[_WRITTEN] = (config, folder, files)
         except FeatcalError as error:
             view.problem(error)
-    written = st.session_state.get("written")
+    written = st.session_state.get(_WRITTEN)
     if written and written[0] == config:
         _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
     st.code(command(state.reference(), config, ws.defaults, name), language="bash", wrap_lines=True)
 
 
+def _folder(place: DeltaGenerator, offered: str) -> str:
+    """The field for the folder's name. Other options offer another name, whatever was typed for the ones before."""
+    if st.session_state.get(_OFFERED) != offered or _FOLDER not in st.session_state:
+        st.session_state[_OFFERED] = st.session_state[_FOLDER] = offered
+    return place.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
+
+
 def default_name(suite: str, config: CalibrationConfig) -> str:
-    """A folder name that says how the model was made."""
-    return f"{suite}-lam{config.lam:g}-rho{config.rho:g}-alpha{config.alpha:g}-n{config.samples}"
+    """A folder name that says how the model was made: the suite, every option that has a slider, switches turned."""
+    turned = [name for name in SWITCHES if getattr(config, name) != getattr(CalibrationConfig, name)]
+    parts = [
+        re.sub(r"[^\w.-]+", "-", suite),
+        f"lam{exactly(config.lam)}-rho{exactly(config.rho)}-alpha{exactly(config.alpha)}-n{config.samples}",
+        *(f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned),
+    ]
+    return "-".join(parts)
+
+
+def output_folder(name: str) -> Path:
+    """The folder that a name typed by hand stands for.
+
+    Raises:
+        InputError: nothing that a folder can be called.
+    """
+    if not name:
+        raise InputError("the folder has no name; type one")
+    if not name.isprintable():
+        raise InputError("the folder's name holds a control character; type another")
+    try:
+        return Path(name).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
 
 
 def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
@@ -51,7 +86,8 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
     turned = [name for name in SWITCHES if getattr(config, name) != getattr(defaults, name)]
     parts = [
         f"featcal calibrate {shlex.quote(suite)}",
-        f"--lam {config.lam:g} --rho {config.rho:g} --alpha {config.alpha:g} --samples {config.samples}",
+        f"--lam {exactly(config.lam)} --rho {exactly(config.rho)} --alpha {exactly(config.alpha)}",
+        f"--samples {config.samples}",
         *(f"--{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned),
         f"--out {shlex.quote(out)}",
     ]
@@ -63,5 +99,5 @@ def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
     if ws.family.adapter.family == "open_clip":
         st.code(f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")')
         return
-    loader = _LOADERS[ws.family.container.config["model_type"]]
+    loader = _LOADERS.get(ws.family.container.config["model_type"], "AutoModel")
     st.code(f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("{folder.as_posix()}")')

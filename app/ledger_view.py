@@ -58,7 +58,9 @@ def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str) -> 
 def sources(ws: Workspace, config: CalibrationConfig) -> None:
     """What other feature sources would have cost, measured when asked for."""
     st.subheader("Was it right to refresh features block by block?")
-    if not st.toggle("Measure what other feature sources would have cost", key="sources", bind="query-params"):
+    wanted = state.selection().sources
+    state.control(st.toggle, "sources", wanted, False, "Measure what other feature sources would have cost")
+    if not wanted:
         return
     with state.progress() as report:
         found = ws.sources(config, report)

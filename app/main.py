@@ -23,14 +23,21 @@ PAGES = {
     "accuracy": ("Accuracy", ":material/target:"),
     "suite": ("Suite", ":material/inventory_2:"),
 }
+FIRST, HOME_PAGE = "drift", "home"
 
 st.set_page_config(page_title="featcal", page_icon=":material/healing:", layout="wide")
-page = st.navigation(
-    [
-        st.Page(ROOT / "pages" / f"{name}.py", title=title, icon=icon, url_path=name, default=name == "drift")
-        for name, (title, icon) in PAGES.items()
-    ]
-)
+files = {name: ROOT / "pages" / f"{name}.py" for name in PAGES}
+(title, icon), *_ = PAGES.values()
+# the page that the app opens on has the app's own address; its name leads there too
+home = st.Page(files[FIRST], title=title, icon=icon, url_path=HOME_PAGE, default=True)
+also = st.Page(files[FIRST], title=title, icon=icon, url_path=FIRST, visibility="hidden")
+others = [
+    st.Page(files[name], title=title, icon=icon, url_path=name)
+    for name, (title, icon) in PAGES.items()
+    if name != FIRST
+]
+page = st.navigation([home, also, *others])
+name = page.url_path or FIRST
 
 
 def first_chart() -> None:
@@ -46,7 +53,7 @@ def first_chart() -> None:
 opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
-        if page.title == "Drift":
+        if name == FIRST:
             first_chart()
         st.caption("Loading torch and transformers …")
 wait_until_warm()
@@ -55,8 +62,14 @@ from app import state, view  # noqa: E402
 opening.empty()
 
 state.map_worker().wait()
+state.begin(page.url_path or HOME_PAGE)
+if name == "calibrate":
+    state.select(calibrated=True)  # whoever was here wants to see it elsewhere
 try:
-    view.suite_selector()
+    with st.sidebar.container(gap=None):
+        view.suite_selector()
+        state.mirror_in_address()
+    view.left_out()
     page.run()
 except FeatcalError as error:
     view.problem(error)

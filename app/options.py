@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import state, view
+from app.selection import OPTIONS, exactly
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)
+RHO = 4.0
+"""Right end of the anchor's slider, unless a larger one was asked for."""
 SWITCHES = {
     "biases": ("Calibrate biases", "Eq. 55"),
     "layernorms": ("Calibrate LayerNorms", "Eq. 59"),
@@ -25,10 +30,6 @@ SWITCHES = {
     "completion_only": ("Count answers alone", "Tokens of the prompt get weight 0 in the statistics."),
 }
 """Options that are on or off: label and help."""
-KEYS = ("lam", "rho", "alpha", "samples", *SWITCHES)
-COMPARE = "calibrated"
-"""Key of the switch that says whether this session looks at a calibrated model."""
-_OWNER = "suite of the options"
 
 
 def on_page(ws: Workspace, n: int) -> CalibrationConfig:
@@ -36,32 +37,49 @@ def on_page(ws: Workspace, n: int) -> CalibrationConfig:
 
     Its features on `n` samples per task and those of the merged model are there when this returns.
     """
-    _follow_suite(ws)
     first = st.columns(4)
     second = st.columns(4, vertical_alignment="center")
-    switches = ws.switches
-    config = _controls(ws, [*first, *second[: len(switches)]])
-    second[min(len(switches), 3)].button(
-        "Back to this suite's defaults", on_click=_reset, args=(ws.defaults,), icon=":material/restart_alt:"
-    )
-    st.session_state[COMPARE] = True
+    config = _controls(ws, [*first, *second[: len(ws.switches)]])
+    beside = second[min(len(ws.switches), 3)]
+    _exactly(ws, beside)
+    _offer_defaults(beside)
     with state.progress(second[3]) as report:
         ws.calibrated(config, report)
         ws.features("merged", n, report)
         ws.features(config, n, report)
+    settings(ws, config)
     return config
 
 
 def in_sidebar(ws: Workspace) -> CalibrationConfig | None:
     """A switch and, if it is on, the controls of a calibration, which is then made; None if it is off."""
-    with st.sidebar:
-        if not st.toggle("Compare with calibrated", key=COMPARE, bind="query-params"):
-            return None
-        _follow_suite(ws)
-        config = _controls(ws, [st.sidebar] * (4 + len(ws.switches)))
-        with state.progress() as report:
-            ws.calibrated(config, report)
+    on = state.selection().calibrated
+    state.control(st.sidebar.toggle, "calibrated", on, False, "Compare with calibrated")
+    if not on:
+        return None
+    config = _controls(ws, [st.sidebar] * (4 + len(ws.switches)))
+    with state.progress() as report:
+        ws.calibrated(config, report)
+    settings(ws, config)
     return config
+
+
+def settings(ws: Workspace, config: CalibrationConfig) -> None:
+    """One line that says which calibrated model the page shows."""
+    with st.container(key="model-settings"):
+        st.caption(f"calibrated: {described(config, ws.defaults)}")
+
+
+def described(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
+    """λ, ρ, α, samples and whatever switch differs from the suite's default, in one line."""
+    turned = [
+        f"{'' if getattr(config, name) else 'no '}{name.replace('_', ' ')}"
+        for name in SWITCHES
+        if getattr(config, name) != getattr(defaults, name)
+    ]
+    symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha, "n": config.samples}
+    numbers = [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
+    return " · ".join([*numbers, *turned])
 
 
 def offer(ws: Workspace, what: str) -> None:
@@ -69,30 +87,57 @@ def offer(ws: Workspace, what: str) -> None:
     st.info(what, icon=":material/tune:")
     defaults = ws.defaults
     label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
-    st.button(label, type="primary", on_click=_compare_with, args=(defaults,))
+    st.button(label, type="primary", on_click=_reset, args=(True,))
+
+
+def chosen(ws: Workspace) -> CalibrationConfig:
+    """The suite's defaults with what was chosen in their place; ends the page where an option is outside its range."""
+    asked = state.selection().options()
+    meant = {name: asked[name] for name in asked if name not in SWITCHES or name in ws.switches}
+    try:
+        return replace(ws.defaults, **meant)
+    except InputError as error:
+        view.problem(error)
+        _offer_defaults(st)
+        st.stop()
 
 
 def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    defaults = ws.defaults
+    config, defaults = chosen(ws), ws.defaults
     lam, rho, alpha, samples = places[:4]
-    config = replace(
-        defaults,
-        lam=float(_steps(lam, "λ, ridge strength", "lam", LAM, defaults.lam, _LAM)),
-        rho=round(rho.slider("ρ, anchor", 0.0, 4.0, defaults.rho, 0.1, key="rho", bind="query-params", help=_RHO), 2),
-        alpha=round(
-            alpha.slider(
-                "α, expert features", 0.0, 1.0, defaults.alpha, 0.05, key="alpha", bind="query-params", help=_ALPHA
-            ),
-            2,
-        ),
-        samples=int(_steps(samples, "Calibration samples per task", "samples", SAMPLES, defaults.samples, _SAMPLES)),
-    )
-    switched: dict[str, Any] = {}
+
+    def control(draw: Any, name: str, *args: Any, **more: Any) -> None:
+        state.control(draw, name, getattr(config, name), getattr(defaults, name), *args, **more)
+
+    control(_steps(lam, LAM, config.lam, defaults.lam), "lam", "λ, ridge strength", help=_LAM)
+    control(rho.slider, "rho", "ρ, anchor", min(0.0, config.rho), max(RHO, config.rho), step=0.1, help=_RHO)
+    control(alpha.slider, "alpha", "α, expert features", 0.0, 1.0, step=0.05, help=_ALPHA)
+    offered = _steps(samples, SAMPLES, config.samples, defaults.samples)
+    control(offered, "samples", "Calibration samples per task", help=_SAMPLES)
     for place, name in zip(places[4:], ws.switches, strict=True):
         label, note = SWITCHES[name]
-        switched[name] = place.toggle(label, getattr(defaults, name), key=name, bind="query-params", help=note)
-    return replace(config, **switched)
+        control(place.toggle, name, label, help=note)
+    return config
+
+
+def _exactly(ws: Workspace, place: DeltaGenerator) -> None:
+    """Fields for values between a slider's steps."""
+    config, defaults = chosen(ws), ws.defaults
+    with place.popover("Type values", icon=":material/keyboard:"):
+        for name, label, most in (("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0)):
+            state.control(
+                st.number_input,
+                name,
+                getattr(config, name),
+                getattr(defaults, name),
+                label,
+                min_value=None if name == "rho" else 0.0,
+                max_value=most,
+                format="%.7g",
+                step=None,
+                variant="typed",
+            )
 
 
 _LAM = "Pull towards the anchor (Eq. 12). Paper: 0.05 for CLIP, 1e-5 for FLAN-T5, 1e-5 or 3 for Llama."
@@ -103,27 +148,16 @@ _ALPHA = (
 _SAMPLES = "Paper: 256. Fewer are faster."
 
 
-def _steps(place: DeltaGenerator, label: str, key: str, steps: Sequence[float], default: float, note: str) -> float:
-    """A slider over unevenly spaced values, the default among them."""
-    offered = sorted({*steps, default})
-    return place.select_slider(
-        label, offered, value=default, format_func=lambda value: f"{value:g}", key=key, bind="query-params", help=note
-    )
+def _offer_defaults(place: Any) -> None:
+    label, on = "Back to this suite's defaults", state.selection().calibrated
+    place.button(label, on_click=_reset, args=(on,), icon=":material/restart_alt:")
 
 
-def _follow_suite(ws: Workspace) -> None:
-    """Another suite starts from its own defaults; what a link or an earlier page has chosen stays."""
-    before = st.session_state.get(_OWNER)
-    st.session_state[_OWNER] = state.reference()
-    if before not in (None, state.reference()):
-        _reset(ws.defaults)
+def _steps(place: DeltaGenerator, steps: Sequence[float], *values: float) -> Any:
+    """A slider over unevenly spaced values, those that are not among the usual ones too."""
+    return partial(place.select_slider, options=sorted({*steps, *values}), format_func=exactly)
 
 
-def _reset(defaults: CalibrationConfig) -> None:
-    for key in KEYS:
-        st.session_state[key] = getattr(defaults, key)
-
-
-def _compare_with(defaults: CalibrationConfig) -> None:
-    _reset(defaults)
-    st.session_state[COMPARE] = True
+def _reset(calibrated: bool) -> None:
+    """Leave every option to the suite."""
+    state.select(calibrated=calibrated, **dict.fromkeys(OPTIONS))

@@ -1,29 +1,104 @@
-"""What a session has selected, and the workspaces that all sessions share."""
+"""What a session has selected, and the workspaces that all sessions share.
+
+The selection is one value (`app.selection`) that lives in the session. Controls are drawn from it and change it; the
+address bar mirrors it. An address is read once, when a session begins: afterwards nothing but a control changes what
+is shown, on whichever page.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any, TypeVar
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from app.files import Stamp, stamp
 from app.maps import MapWorker
+from app.selection import HOME, Selection, from_query
 from app.workspace import ModelId, Workspace, open_workspace
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
 from featcal.progress import Progress
-from featcal.resources import embedded_suites
+from featcal.suite import load_suite
 
+T = TypeVar("T")
 AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
+_SELECTION, _PAGE, _LEFT_OUT, _RUNS = "selection", "page", "left out of the address", "runs"
+_address = st.components.v2.component(
+    "featcal_address",
+    js="""
+export default function ({ data }) {
+  const address = new URL(window.location.href);
+  data.fields.forEach((name) => address.searchParams.delete(name));
+  Object.entries(data.shown).forEach(([name, value]) => address.searchParams.set(name, value));
+  if (address.href !== window.location.href) {
+    window.history.replaceState(window.history.state, "", address.href);
+  }
+}
+""",
+)
 
 
-@st.cache_resource(max_entries=2, show_spinner="Reading the models …")
-def _workspace(reference: str, changed: float) -> Workspace:
-    return open_workspace(reference)
+def begin(page: str) -> None:
+    """A run of `page` begins; the first one of a session reads its address."""
+    st.session_state[_PAGE] = page
+    if _SELECTION not in st.session_state:
+        st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
+
+
+def selection() -> Selection:
+    """What this session looks at."""
+    chosen: Selection = st.session_state[_SELECTION]
+    return chosen
+
+
+def select(**changed: Any) -> None:
+    """Look at something else; the fields are those of `Selection`."""
+    st.session_state[_SELECTION] = selection().change(**changed)
+
+
+def left_out() -> list[str]:
+    """What the session's address asked for in vain, until something is chosen."""
+    problems: list[str] = st.session_state[_LEFT_OUT]
+    return problems
+
+
+def control(
+    draw: Callable[..., T], field: str, shown: Any, default: Any, *args: Any, variant: str = "", **kwargs: Any
+) -> T:
+    """A widget that shows a field of the selection and changes it.
+
+    Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays.
+
+    Args:
+        draw: such as `st.sidebar.slider`; gets `args` and `kwargs`.
+        shown: the value now.
+        default: the value that is not worth an entry in the address.
+        variant: tells a second widget for the same field from the first.
+    """
+    key = "-".join(filter(None, (st.session_state[_PAGE], field, variant)))
+    if key not in st.session_state or st.session_state[key] != shown:
+        st.session_state[key] = shown
+    return draw(*args, key=key, on_change=_taken, args=(key, field, default), **kwargs)
+
+
+def _taken(key: str, field: str, default: Any) -> None:
+    value = st.session_state[key]
+    if isinstance(value, float):
+        value = float(f"{value:.12g}")  # 2.1, not the nearest multiple of a slider's step
+    select(**{field: getattr(HOME, field) if value == default else value})
+    st.session_state[_LEFT_OUT] = []
+
+
+def mirror_in_address() -> None:
+    """Show the selection in the address bar, without a new entry in the browser's history."""
+    st.session_state[_RUNS] = st.session_state.get(_RUNS, 0) + 1  # after Back the old address has to be replaced too
+    shown = {"fields": list(vars(HOME)), "shown": selection().to_query(), "run": st.session_state[_RUNS]}
+    _address(data=shown, key="address", height=1)
 
 
 @st.cache_resource(show_spinner=False)
@@ -34,17 +109,22 @@ def map_worker() -> MapWorker:
 
 def reference() -> str:
     """The selected suite: an embedded name or a path."""
-    return str(st.session_state["suite"])
+    return selection().suite
 
 
 def workspace() -> Workspace:
-    """The selected suite, opened; opened anew when its file changes.
+    """The selected suite, opened; opened anew when one of its files has changed.
 
     Raises:
         FeatcalError: the suite cannot be used.
     """
-    file = embedded_suites().get(reference(), Path(reference()).expanduser())
-    return _workspace(reference(), file.stat().st_mtime if file.exists() else 0.0)
+    suite = load_suite(reference())
+    return _workspace(reference(), stamp(suite))
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the models …")
+def _workspace(reference: str, files: Stamp) -> Workspace:
+    return open_workspace(reference)
 
 
 def quick_scores(ws: Workspace, models: Mapping[str, ModelId], n: int) -> tuple[dict[str, Scores], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +72,17 @@ def metric_name(scores: Mapping[str, Scores]) -> str:
     """What the numbers of a score table are; "score" where tasks are scored differently."""
     names = {_METRICS[task.metric] for one in scores.values() for task in one.tasks.values()}
     return names.pop() if len(names) == 1 else "score"
+
+
+def how_many(counts: Iterable[int]) -> str:
+    """ "64", or "40 to 64" where tasks have different numbers of samples."""
+    least, most = min(found := list(counts)), max(found)
+    return str(most) if least == most else f"{least} to {most}"
+
+
+def measured_on(features: Features) -> str:
+    """How many samples per task a measurement has, and of which split."""
+    return f"{how_many(len(task.indices) for task in features.tasks.values())} {features.split} samples per task"
 
 
 def mean_cosines(features: Features) -> dict[str, float]:

@@ -11,7 +11,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from app.preview import HOME_SUITE, SAMPLES
+from app.preview import HOME_SUITE
+from app.selection import HOME
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.resources import embedded_suites
@@ -21,19 +22,24 @@ PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
 
 
 def suite_selector() -> None:
-    """In the sidebar: an embedded suite, or the path of a suite file typed into the same field."""
-    names = list(embedded_suites())
-    typed = st.session_state.get("suite") or st.query_params.get("suite")
-    st.sidebar.selectbox(
+    """An embedded suite, or the path of a suite file typed into the same field."""
+    names, chosen = list(embedded_suites()), state.reference()
+    state.control(
+        st.selectbox,
+        "suite",
+        chosen,
+        HOME.suite,
         "Suite",
-        [*names, typed] if typed and typed not in names else names,
-        index=names.index(HOME_SUITE) if HOME_SUITE in names else 0,
-        key="suite",
-        bind="query-params",
+        names if chosen in names else [*names, chosen],
         accept_new_options=True,
-        on_change=_forget,
         help="An embedded suite. For your own models type the path of a suite file (YAML).",
     )
+
+
+def left_out() -> None:
+    """What the address asked for in vain."""
+    for sentence in state.left_out():
+        st.warning(sentence, icon=":material/link_off:")
 
 
 def open_or_explain() -> Workspace:
@@ -49,33 +55,42 @@ def open_or_explain() -> Workspace:
 def offer_home() -> None:
     """One button back to the embedded suite, unless that is the one that fails."""
     if state.reference() != HOME_SUITE:
-        st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=_select, args=("suite", HOME_SUITE))
+        st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.select, kwargs={"suite": HOME_SUITE})
 
 
 def task_selector(ws: Workspace, disabled: bool = False) -> str:
     """In the sidebar: one task."""
-    return str(st.sidebar.selectbox("Task", ws.tasks, key="task", bind="query-params", disabled=disabled))
+    task = one_of(ws.tasks, state.selection().task)
+    state.control(st.sidebar.selectbox, "task", task, ws.tasks[0], "Task", ws.tasks, disabled=disabled)
+    return task
 
 
-def choice(label: str, options: Sequence[str], key: str, place: DeltaGenerator | None = None) -> str:
-    """One of a few options as a row of buttons, the first by default; it lives in the URL."""
-    return (place or st).segmented_control(
-        label, options, default=options[0], key=key, bind="query-params", required=True
-    ) or options[0]
+def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator | None = None) -> str:
+    """One of a few options as a row of buttons, the first by default."""
+    chosen = one_of(options, getattr(state.selection(), field))
+    draw = (place or st).segmented_control
+    state.control(draw, field, chosen, options[0], label, options, required=True)
+    return chosen
+
+
+def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
+    """What was chosen, if that is among the options: another suite or model has others."""
+    return chosen if chosen in options else options[default]
 
 
 def sample_selector(ws: Workspace) -> int:
     """In the sidebar: on how many samples per task models are measured."""
-    return int(
-        st.sidebar.select_slider(
-            "Samples to measure on",
-            SAMPLE_CHOICES,
-            value=SAMPLES,
-            key="n",
-            bind="query-params",
-            help=f"Per task, of the {ws.split} split. More samples: steadier numbers, slower.",
-        )
+    n = state.selection().n
+    state.control(
+        st.sidebar.select_slider,
+        "n",
+        n,
+        HOME.n,
+        "Samples to measure on",
+        sorted({*SAMPLE_CHOICES, n}),
+        help=f"Per task, of the {ws.split} split. More samples: steadier numbers, slower.",
     )
+    return n
 
 
 def chart(figure: go.Figure, key: str, alt: str, explanation: str = "") -> None:
@@ -114,13 +129,3 @@ def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
     """A row of numbers: (label, value, difference or None)."""
     for column, (label, value, delta) in zip(st.columns(len(values)), values, strict=True):
         column.metric(label, value, delta, border=True, height="stretch")
-
-
-def _select(key: str, value: str) -> None:
-    st.session_state[key] = value
-
-
-def _forget() -> None:
-    """Tasks and layers of another suite mean nothing in this one."""
-    for key in ("task", "layer"):
-        st.session_state.pop(key, None)

@@ -43,7 +43,7 @@ if "calibrated" in scores:
 view.metrics(numbers)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 view.chart(bars, "test-scores", f"{metric.capitalize()} on the test split per task and model")
-size = next(iter(scores["merged"].tasks.values())).n
+size = tables.how_many(one.n for one in scores["merged"].tasks.values())
 how = "Whole generated answers. " if ws.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."

@@ -37,10 +37,15 @@ with right:
         st.subheader("Scores per task")
         st.info(f"No scores here: {missing}", icon=":material/info:")
 st.caption(
-    f"Measured on {n} {ws.split} samples per task, which calibration does not see. Choose options here, not on test."
+    f"Measured on {tables.measured_on(before)}, which calibration does not see. Choose options here, not on test."
     if ws.split == "validation"
-    else f"This suite has no validation split: measured on {n} of the calibration samples, so it flatters."
+    else f"This suite has no validation split: measured on {tables.measured_on(before)}, so it flatters."
 )
+fewer = {task: one["samples"] for task, one in ws.calibrated(config).record["tasks"].items()}
+fewer = {task: count for task, count in fewer.items() if count < config.samples}
+if fewer:
+    counts = ", ".join(f"{task} {count}" for task, count in fewer.items())
+    st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
 if scores and ws.is_text:
     st.caption(
         "First-token accuracy: how often the first token of the answer is right, read off the final features without "

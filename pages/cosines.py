@@ -42,7 +42,9 @@ with right:
     view.chart(
         charts.score_bars(vectors, list(found), "cosine of task vectors"), "d", "Task-vector cosine to the expert"
     )
-st.caption(f"a, b, c on {n} {ws.split} samples per task; gains are taken over the merged model. d needs no samples.")
+st.caption(
+    f"a, b, c on {tables.measured_on(found['merged'])}; gains are taken over the merged model. d needs no samples."
+)
 view.explain(text.COSINES)
 with st.expander("Table", icon=":material/table:"):
     view.table(tables.cosine_table(features, vectors), f"cosines-{ws.family.suite.name}.csv", 4)

@@ -11,7 +11,7 @@ def choose_layer() -> None:
     """A click on a bar selects its layer."""
     points = st.session_state["drift-layers"].selection.points
     if points:
-        st.session_state["layer"] = points[0]["x"]
+        state.select(layer=points[0]["x"])
 
 
 st.header("Where did the merged model go wrong?")
@@ -28,9 +28,11 @@ shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config 
 models = {name: config if name == "calibrated" and config else "merged" for name in shown}
 
 with state.progress() as report:
-    drift = {name: tables.drift_table(ws.drift(model, n, report)) for name, model in models.items()}
+    ledgers = {name: ws.drift(model, n, report) for name, model in models.items()}
+drift = {name: tables.drift_table(ledger) for name, ledger in ledgers.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
-layer = columns[2].selectbox("Layer (or click a bar)", layers, index=len(layers) - 2, key="layer", bind="query-params")
+layer = view.one_of(layers, state.selection().layer, -2)
+state.control(columns[2].selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
 
 frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
 st.plotly_chart(
@@ -42,7 +44,8 @@ st.plotly_chart(
     alt=f"Drift per layer on {over}: local mismatch and propagation stacked, drift as a line",
 )
 st.caption(
-    f"Mean over {n} {ws.split} samples per task. e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
+    f"Mean over {tables.measured_on(ledgers[shown[0]])}. "
+    "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
 )
 view.explain(text.DRIFT)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,23 +14,17 @@ import pytest
 import streamlit as st
 import torch
 import yaml
-from streamlit.testing.v1 import AppTest
-
-from featcal.calibration.config import CalibrationConfig
-from featcal.errors import NumericalError
-from featcal.evaluation.evaluate import Scores, TaskScore
-from featcal.resources import bundle_root
-from featcal.tasks.sources import Samples
-
-sys.path.insert(0, str(bundle_root()))
-
+from app_pages import PAGES, button, charts, control, fields, go, healthy, opened
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
 from app import export, flips, maps, state, tables
 from app.workspace import Workspace, open_workspace
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import NumericalError
+from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.tasks.sources import Samples
 
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
 pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much that is not ours
 
 
@@ -76,32 +69,6 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-def opened(suite: Path | str, page: str = "drift", **query: str) -> AppTest:
-    """The app on a suite, run once on a page."""
-    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60)
-    for name, value in {"suite": str(suite), **query}.items():
-        app.query_params[name] = value
-    if page != "drift":
-        app.switch_page(str(bundle_root() / "pages" / f"{page}.py"))
-    return app.run()
-
-
-def go(app: AppTest, page: str) -> AppTest:
-    return app.switch_page(str(bundle_root() / "pages" / f"{page}.py")).run()
-
-
-def charts(app: AppTest) -> int:
-    return len(app.get("plotly_chart"))
-
-
-def button(app: AppTest, label: str) -> Any:
-    return next(one for one in app.button if label in one.label)
-
-
-def healthy(app: AppTest) -> bool:
-    return not app.exception and not app.error
-
-
 @pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (5, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
@@ -119,17 +86,17 @@ def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn:
 def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
     app = opened(sentences, "calibrate")
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
-    assert (app.slider(key="rho").value, app.slider(key="alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
-    assert app.select_slider(key="lam").value == 1e-5
-    assert {one.key for one in app.toggle} == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
-    app.toggle(key="rmsnorms").set_value(True).run()
+    assert (control(app, "rho").value, control(app, "alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
+    assert control(app, "lam").value == 1e-5
+    assert fields(app, "toggle") == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    control(app, "rmsnorms").set_value(True).run()
     assert healthy(app)
     assert "--lam 1e-05" in app.code[-1].value
     assert "--rmsnorms --out" in app.code[-1].value
-    app.selectbox(key="suite").options.append(str(tiny_suite_file))  # what is typed into the field
-    app.selectbox(key="suite").set_value(str(tiny_suite_file)).run()
+    control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
+    control(app, "suite").set_value(str(tiny_suite_file)).run()
     assert healthy(app)
-    assert {one.key for one in app.toggle} == {"biases", "layernorms"}
+    assert fields(app, "toggle") == {"biases", "layernorms"}
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
 
 
@@ -213,17 +180,17 @@ def test_flips_of_pictures_name_classes() -> None:
 
 
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
-    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60).run()
+    app = opened("clip-mini")
     assert healthy(app)
-    assert app.selectbox(key="suite").value == "clip-mini"
-    assert app.selectbox(key="suite").options == ["clip-mini", "t5-mini"]
+    assert control(app, "suite").value == "clip-mini"
+    assert control(app, "suite").options == ["clip-mini", "t5-mini"]
     assert charts(app) == 5
 
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
     before = app.metric[0].value
-    app.slider(key="rho").set_value(0.5).run()
+    control(app, "rho").set_value(0.5).run()
     assert healthy(app)
     assert app.metric[0].value != before
     assert "--rho 0.5" in app.code[-1].value
@@ -231,11 +198,11 @@ def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
 
 def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
-    app.slider(key="alpha").set_value(0.6).run()
+    control(app, "alpha").set_value(0.6).run()
     go(app, "drift")
     assert healthy(app)
-    assert app.toggle(key="calibrated").value
-    assert app.slider(key="alpha").value == 0.6
+    assert control(app, "calibrated").value
+    assert control(app, "alpha").value == 0.6
 
 
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:

@@ -37,9 +37,13 @@ class OutputFolder:
         self.partial = self.out.with_name(self.out.name + ".partial")
         self._blocks = self.partial / "blocks"
         self._identity = self.partial / "run.json"
-        if self.out.exists():
+        try:
+            taken, begun = self.out.exists(), self.partial.exists()
+        except OSError as error:  # a name that no folder can have
+            raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
+        if taken:
             raise InputError(f"{self.out} exists already; choose another --out or remove it (nothing is overwritten)")
-        if self.partial.exists():
+        if begun:
             self._check_continued(json.loads(json.dumps(run)), resume)
         try:
             self._blocks.mkdir(parents=True, exist_ok=True)

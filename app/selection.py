@@ -1,0 +1,117 @@
+"""What a session looks at: one frozen value for all pages, and its form in the address bar. No streamlit in here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from app.preview import HOME_SUITE, SAMPLES
+
+OPTIONS = ("lam", "rho", "alpha", "samples", "biases", "layernorms", "rmsnorms", "completion_only")
+"""The fields that are options of a calibration."""
+OF_A_SUITE = ("task", "layer", *OPTIONS)
+"""The fields that mean nothing in another suite."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Everything that was chosen. A field is its name in the address too; None leaves it to the suite."""
+
+    suite: str = HOME_SUITE
+    """An embedded name, or the path of a suite file."""
+    task: str | None = None
+    layer: str | None = None
+    n: int = SAMPLES
+    """Samples per task that models are measured on."""
+    calibrated: bool = False
+    """Whether a calibrated model is looked at."""
+    lam: float | None = None
+    rho: float | None = None
+    alpha: float | None = None
+    samples: int | None = None
+    """Calibration samples per task."""
+    biases: bool | None = None
+    layernorms: bool | None = None
+    rmsnorms: bool | None = None
+    completion_only: bool | None = None
+    over: str | None = None
+    units: str | None = None
+    model: str | None = None
+    parts: str | None = None
+    tokens: str | None = None
+    sources: bool = False
+    features: str | None = None
+    map: str | None = None
+    colour: str | None = None
+    distance: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The options of a calibration that were chosen."""
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+    def change(self, **changed: Any) -> Selection:
+        """The selection with other values; a new suite forgets what meant something in the old one alone."""
+        if changed.get("suite", self.suite) != self.suite:
+            changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
+        return replace(self, **changed)
+
+    def to_query(self) -> dict[str, str]:
+        """What the address bar shows: every field that is not at its default."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _written(value) for name, value in named.items() if value != getattr(HOME, name)}
+
+
+HOME = Selection()
+"""What the app opens on."""
+
+
+def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
+    """The selection that an address asks for, and one sentence for every part of it that says nothing usable.
+
+    Names that are not fields are somebody else's and passed over.
+    """
+    chosen: dict[str, Any] = {}
+    problems = []
+    for name, kind in get_type_hints(Selection).items():
+        if name not in query:
+            continue
+        try:
+            chosen[name] = _READ[next(iter(get_args(kind)), kind)](query[name])
+        except ValueError:
+            problems.append(
+                f"The address asks for {name} = {query[name][:40]!r}, which is not a value of it; left out."
+            )
+    return HOME.change(**chosen), problems
+
+
+def exactly(value: float) -> str:
+    """A number as it was chosen, not rounded for reading."""
+    return f"{value:.12g}"
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else exactly(value) if isinstance(value, float) else str(value)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _count(text: str) -> int:
+    if not 0 < int(text) < 2**31:
+        raise ValueError(text)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(text)
+    return float(text)
+
+
+_READ: Mapping[Any, Callable[[str], Any]] = {bool: _flag, int: _count, float: _finite, str: str}
+"""Kind of a field → its value from text; ValueError if the text is none."""

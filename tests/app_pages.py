@@ -1,0 +1,69 @@
+"""The app without a browser, for tests: open it on a page, go to another, find its controls."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+from featcal.resources import bundle_root
+
+sys.path.insert(0, str(bundle_root()))
+
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+
+
+def opened(suite: Path | str, page: str = "drift", **query: str) -> AppTest:
+    """The app on a suite, run once on a page."""
+    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60)
+    for name, value in {"suite": str(suite), **query}.items():
+        app.query_params[name] = value
+    if page != "drift":
+        app.switch_page(str(bundle_root() / "pages" / f"{page}.py"))
+    return app.run()
+
+
+def go(app: AppTest, page: str) -> AppTest:
+    """The next page of the same session."""
+    return app.switch_page(str(bundle_root() / "pages" / f"{page}.py")).run()
+
+
+def charts(app: AppTest) -> int:
+    """How many charts the page shows."""
+    return len(app.get("plotly_chart"))
+
+
+def button(app: AppTest, label: str) -> Any:
+    """The first button with these words on it."""
+    return next(one for one in app.button if label in one.label)
+
+
+def control(app: AppTest, field: str) -> Any:
+    """The control of a field of the selection on the page that is open."""
+    (found,) = controls(app, field)
+    return found
+
+
+def controls(app: AppTest, field: str) -> list[Any]:
+    """The controls of a field, but for what is typed; none where the page has none."""
+    kinds = ("slider", "select_slider", "toggle", "selectbox", "button_group")
+    return [one for kind in kinds for one in app.get(kind) if str(one.key).split("-", 1)[1:] == [field]]
+
+
+def fields(app: AppTest, kind: str) -> set[str]:
+    """The fields that have a control of this kind on the page that is open."""
+    return {str(one.key).split("-", 1)[1] for one in app.get(kind)}
+
+
+def shown_model(app: AppTest) -> str | None:
+    """The line that says which calibrated model the page shows."""
+    lines = [one.value for one in app.caption if one.value.startswith("calibrated: ")]
+    assert len(lines) <= 1
+    return lines[0].removeprefix("calibrated: ") if lines else None
+
+
+def healthy(app: AppTest) -> bool:
+    """Whether nothing failed."""
+    return not app.exception and not app.error
