@@ -7,14 +7,16 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state
+from app.files import Stamp, stamp
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.mergers.schema import MergeRecipe
 from featcal.preflight import Preflight, check
-from featcal.preflight.models import references
-from featcal.suite import SPLITS, Suite, Task
+from featcal.resources import embedded_suites
+from featcal.suite import SPLITS, Suite, Task, load_suite
 from featcal.tasks.sources import Samples
 from featcal.words import readable
 
@@ -37,23 +39,27 @@ def models(suite: Suite) -> pd.DataFrame:
 def preflight(suite: Suite, reference: str) -> Preflight:
     """Everything that `featcal check` finds; found anew when a file of the suite changes."""
     with st.spinner("Checking models and samples …"):
-        return _preflight(reference, _state_of_files(suite), suite)
+        return _preflight(reference, stamp(suite), suite)
 
 
 @st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
-def _preflight(reference: str, files: tuple[tuple[str, int, int], ...], _suite: Suite) -> Preflight:
+def _preflight(reference: str, files: Stamp, _suite: Suite) -> Preflight:
     return check(_suite)
 
 
-def _state_of_files(suite: Suite) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of change of what lies beside a suite file."""
-    sources = [source for task in suite.tasks.values() for split in SPLITS if (source := task.source(split))]
-    named = [getattr(source, source.kind) for source in sources if source.kind not in ("embedded", "hub")]
-    folders = [suite.root / str(ref) for ref in references(suite).values()]
-    files = [suite.root / str(name) for name in dict.fromkeys(named)]
-    files += [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-    states = [(str(file), file.stat()) for file in files if file.is_file()]
-    return (suite.model_dump_json(), 0, 0), *((name, one.st_size, one.st_mtime_ns) for name, one in states)
+def verdict(place: DeltaGenerator) -> None:
+    """What `featcal check` has against the suite, on a page that shows its numbers; suites of ours were checked before.
+
+    To be called when the page is drawn: looking at every expert takes a while.
+    """
+    if state.reference() in embedded_suites():
+        return
+    with place:
+        found = preflight(load_suite(state.reference()), state.reference())
+        lines = [*found.problems, *found.notes]
+        if lines:
+            st.warning("\n".join(f"- {line}" for line in lines), icon=":material/rule:")
+            st.page_link("../pages/suite.py", label="What was checked: page Suite", icon=":material/inventory_2:")
 
 
 def findings(found: Preflight) -> None:

@@ -23,7 +23,7 @@ def section(ws: Workspace, merged: Scores, calibrated: Scores, task: str) -> Non
     counted = counts(merged, calibrated)
     fixed, broken = int(counted["fixed"].sum()), int(counted["broken"].sum())
     st.markdown(f"**{fixed}** wrong answers of the merged model became right, **{broken}** right ones became wrong.")
-    data = ws.samples(merged.split, None)[task]
+    data = ws.seen(merged.split, task)
     frame = table(data, merged.tasks[task], calibrated.tasks[task])
     st.dataframe(counted, hide_index=True, width=360, alt="Samples that calibration fixed and broke, per task")
     if frame.empty:

@@ -57,7 +57,7 @@ if not is_warm():
             first_chart()
         st.caption("Loading torch and transformers …")
 wait_until_warm()
-from app import state, view  # noqa: E402
+from app import catalogue, state, view  # noqa: E402
 
 opening.empty()
 
@@ -70,7 +70,10 @@ try:
         view.suite_selector()
         state.mirror_in_address()
     view.left_out()
+    said = st.container()
     page.run()
+    if name != "suite":
+        catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)
 finally:

@@ -75,7 +75,7 @@ def choice(label: str, options: Sequence[str], field: str, place: DeltaGenerator
 
 def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
     """What was chosen, if that is among the options: another suite or model has others."""
-    return chosen if chosen in options else options[default]
+    return chosen if chosen is not None and chosen in options else options[default]
 
 
 def sample_selector(ws: Workspace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ from featcal.models.features import pooled_features
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite
-from featcal.tasks.sources import Samples
+from featcal.tasks.sources import Samples, look
 
 T = TypeVar("T")
 Judges = dict[str, tuple[Head, Head, Tensor]]
@@ -47,8 +47,12 @@ FIRST_TOKEN = "first_token"
 """Metric of `quick_scores` for language models: the first token of the answer is the right one."""
 SEED = 42
 _MEASURE_BATCH = 256
+SMALL_SPLIT = 2**25
+"""Bytes of model inputs of one task's whole split that are worth keeping."""
 _MOST = {
     "samples": 6,
+    "split": 24,
+    "seen": 8,
     "passes": 3,
     "result": 6,
     "features": 8,
@@ -208,14 +212,29 @@ class Workspace:
         def evaluate() -> Scores:
             tasks = {}
             heads = self.once("heads", split, lambda: scoring_heads(self.family, split))
-            for done, (task, drawn) in enumerate(self.samples(split, n).items()):
+            for done, task in enumerate(self.tasks):
                 progress(f"scoring {label_of(model)}", done, len(self.tasks))
                 weights = self.family.experts[task] if model == "expert" else self._weights(model)
-                tasks[task] = score(self.family, weights, drawn, heads.get(task))
+                tasks[task] = score(self.family, weights, self._parts(task, split, n), heads.get(task))
             progress(f"scoring {label_of(model)}", len(self.tasks), len(self.tasks))
             return Scores(self.family.suite.name, label_of(model), split, tasks)
 
         return self.once("scores", (model, split, n), evaluate)
+
+    def _parts(self, task: str, split: str, n: int | None) -> Iterator[Samples]:
+        """Samples to be scored. A whole split passes by in parts; one that is small enough stays for the next model."""
+        small = self._kept.get("split", {}).get((task, split))
+        if n is not None or small is not None:
+            yield self.samples(split, n)[task] if n is not None else small
+            return
+        for part in self.family.parts(task, split, None, SEED):
+            if len(part) == part.total and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
+                self.once("split", (task, split), lambda part=part: part)
+            yield part
+
+    def seen(self, split: str, task: str) -> Samples:
+        """A whole split as people see it: no inputs, and pictures that are read when they are asked for."""
+        return self.once("seen", (split, task), lambda: look(self.family.suite, task, split, None, SEED))
 
     def has_scores(self, model: ModelId, split: str) -> bool:
         """Whether `scores` would cost nothing."""

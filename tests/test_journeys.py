@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 from test_app import InstantMaps
 
-from app import export, selection, state
+from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
+from app.workspace import open_workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
+from featcal.preflight import Preflight
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much that is not ours
 OPTIONS = {"lam": "0.0002", "rho": "1.2", "alpha": "0.35", "samples": "8"}
@@ -240,3 +242,26 @@ def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert export.output_folder("a b") == tmp_path / "a b"
     with pytest.raises(InputError, match="type one"):
         export.output_folder("")
+
+
+def test_pages_say_what_a_check_has_against_the_suite(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Preflight("tiny", ("expert 'pets' does the task of 'signs' better than its own",), None)
+    monkeypatch.setattr(catalogue, "check", lambda suite: found)
+    app = opened(tiny_suite_file)
+    for page in ("calibrate", "accuracy", "drift"):
+        go(app, page)
+        assert healthy(app)
+        assert "better than its own" in app.warning[0].value
+
+
+def test_a_whole_split_passes_by_in_parts(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = open_workspace(str(tiny_suite_file))
+    scores = kept.scores("merged", "test").to_json()
+    assert list(kept._kept["split"]) == [("pets", "test"), ("signs", "test")]
+    monkeypatch.setattr("featcal.family.PART", 5)
+    passing = open_workspace(str(tiny_suite_file))
+    assert passing.scores("merged", "test").to_json() == scores
+    assert "split" not in passing._kept
+    seen = passing.seen("test", "signs")
+    assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
+    assert torch.equal(seen.labels, passing.samples("test", None)["signs"].labels)

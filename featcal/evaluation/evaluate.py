@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,8 @@ def evaluate(
     scores = {}
     for done, task in enumerate(family.suite.tasks):
         progress("evaluating", done, len(family.suite.tasks))
-        one, head = weights or family.experts[task], heads.get(task)
-        scores[task] = joined([score(family, one, part, head) for part in family.parts(task, split, samples, seed)])
+        parts = family.parts(task, split, samples, seed)
+        scores[task] = score(family, weights or family.experts[task], parts, heads.get(task))
     progress("evaluating", len(scores), len(scores))
     label = model if isinstance(model, str) else "expert" if weights is None else weights.label
     return Scores(family.suite.name, label, split, scores)
@@ -119,13 +119,17 @@ def scoring_heads(family: Family, split: str) -> dict[str, ZeroShotHead]:
     return heads_for(family, {task: class_names(family, task, split) for task in family.suite.tasks})
 
 
-def score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead | None) -> TaskScore:
-    """One model on samples with known answers: top-1 accuracy with a head, the task's own metric without.
+def score(family: Family, model: Weights, parts: Iterable[Samples], head: ZeroShotHead | None) -> TaskScore:
+    """One model on samples with known answers, part by part: top-1 accuracy with a head, the task's own metric without.
 
     Raises:
         InputError: labels or answers are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
+    return joined([_score(family, model, part, head) for part in parts])
+
+
+def _score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead | None) -> TaskScore:
     if head is not None:
         return _accuracy(family, model, require_labels(drawn), head)
     task = family.suite.task(drawn.task)

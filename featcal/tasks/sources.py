@@ -31,7 +31,7 @@ from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
 from featcal.words import some
 
-__all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "open_pool", "pick"]
+__all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
 
 PreparePixels = Callable[[Sequence[Image]], Tensor]
 """Pictures → `pixel_values` `[n, 3, H, W]`."""
@@ -90,15 +90,7 @@ def draw(
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, or
             inputs are not finite.
     """
-    spec = suite.task(task)
-    source = spec.source(split)
-    label = f"task '{task}', {split} samples"
-    if source is None:
-        raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
-    pool = open_pool(source, split, suite.root, label)
-    available = _limited(pool.size, source.limit)
-    if not available:
-        raise InputError(f"{label}: the source is empty")
+    spec, pool, available, label = _opened(suite, task, split)
     picked = pick(len(available), count, seed, task)
     indices = tuple(available[i] for i in picked[part])
     with _named(label):
@@ -112,6 +104,37 @@ def draw(
         drawn = _draw_pictures(spec, pool, indices, pixels, (task, split))
     check_finite(drawn.inputs["pixel_values"], label)
     return replace(drawn, total=len(picked))
+
+
+def look(suite: Suite, task: str, split: str, count: int | None, seed: int) -> Samples:
+    """The same samples as people see them, without inputs of a model; pictures are read when they are asked for.
+
+    Raises:
+        InputError: the task has no such split, or the source cannot be read or is empty.
+    """
+    spec, pool, available, label = _opened(suite, task, split)
+    indices = tuple(available[i] for i in pick(len(available), count, seed, task))
+    with _named(label):
+        if pool.is_text:
+            texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
+            return Samples(task, split, {}, None, indices, None, None, texts, targets, total=len(indices))
+        labels, names = _classes(pool, indices, spec.classes)
+    images = None if pool.images is None else _Pictures(pool.images, indices)
+    return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
+
+
+def _opened(suite: Suite, task: str, split: str) -> tuple[Task, Pool, list[int], str]:
+    """A task, the pool of its split, which of its samples may be drawn, and what messages call it."""
+    spec = suite.task(task)
+    source = spec.source(split)
+    label = f"task '{task}', {split} samples"
+    if source is None:
+        raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
+    pool = open_pool(source, split, suite.root, label)
+    available = _limited(pool.size, source.limit)
+    if not available:
+        raise InputError(f"{label}: the source is empty")
+    return spec, pool, available, label
 
 
 def _draw_pictures(
@@ -141,9 +164,13 @@ def _draw_text(
         made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
-    texts = tuple(example.input for example in examples)
+    return Samples(*name, made.inputs, None, indices, None, None, *_words(examples), made.truncated)
+
+
+def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """What the model reads, and the right answers where there are any."""
     targets = tuple(example.target for example in examples if example.target is not None)
-    return Samples(*name, made.inputs, None, indices, None, None, texts, targets or None, made.truncated)
+    return tuple(example.input for example in examples), targets or None
 
 
 def _classes(
