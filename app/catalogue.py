@@ -93,7 +93,8 @@ def expectations(found: Preflight) -> None:
             frame = 100 * pd.DataFrame(found.diagonal.accuracy).T
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
-                f"Right first answers in %, {found.diagonal.samples} samples; experts in rows, tasks in columns. An "
+                f"Right first answers in %, {found.diagonal.samples} samples per task, split "
+                f"{found.diagonal.scored_on}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )
 

@@ -124,6 +124,9 @@ def _show_check(found: Preflight) -> None:
             ("written to disk", readable(one.disk_bytes)),
             ("time on this processor, estimated", f"{one.seconds:.0f} s for {one.samples} samples per task"),
         ]
+    if found.diagonal is not None:
+        scored = found.diagonal
+        rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.scored_on}"))
     if rows:
         _show(None, False, rows, ("", ""))
     if found.downloads:

@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from conftest import SIDE
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.suite import load_suite
 from featcal.tasks import prepare
 from featcal.tasks.records import read_image
-from tests.conftest import SIDE
 
 HEIGHT, WIDTH = 13, 17
 RNG = np.random.default_rng(3)
