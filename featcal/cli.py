@@ -22,7 +22,7 @@ from featcal import __version__
 from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
-from featcal.words import readable
+from featcal.words import printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
@@ -33,6 +33,8 @@ DEVICE = click.option("--device", default="auto", show_default=True, help="auto,
 SEED = click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn.")
 SUITE = click.argument("suite")
 SPLIT = click.Choice(["calibration", "validation", "test"])
+MOST = 4000
+"""Characters of one message."""
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 
 
@@ -58,7 +60,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except FeatcalError as error:
-        click.echo(f"featcal: {error}", err=True)
+        _say(f"featcal: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         click.echo("featcal: interrupted; nothing half-written was left under the output name", err=True)
@@ -112,7 +114,8 @@ def _show_check(found: Preflight) -> None:
     """Problems on stderr; sizes, estimates, downloads and notes as text."""
     if found.problems:
         title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"
-        click.echo("\n".join([title, *(f"  - {problem}" for problem in found.problems)]), err=True)
+        for line in [title, *(f"  - {problem}" for problem in found.problems)]:
+            _say(line, err=True)
     described = dict(found.description or {})
     described.pop("bytes_written", None)
     described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory", 0))
@@ -133,7 +136,8 @@ def _show_check(found: Preflight) -> None:
         click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}:")
         _show(None, False, [(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
-        click.echo("\n".join(["\nnotes:", *(f"  - {note}" for note in found.notes)]))
+        for line in ["\nnotes:", *(f"  - {note}" for note in found.notes)]:
+            _say(line)
     if not found.problems:
         click.echo("\nno problems found")
 
@@ -233,7 +237,7 @@ def calibrate(
     ]
     _show(document, as_json, rows, ("block, relative drift", *loaded.tasks))
     if not as_json:
-        click.echo(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+        _say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
 
 
 @commands.command()
@@ -294,8 +298,8 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
         _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
         for note in document.get("notes", ()):
-            click.echo(f"note: {note}")
-        click.echo(f"written to {document['out']}")
+            _say(f"note: {note}")
+        _say(f"written to {document['out']}")
 
 
 commands.add_command(export, "convert")
@@ -315,7 +319,7 @@ def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
     lines += [("not quite the recipe", line) for line in document["notes"]]
     _show(document, as_json, lines, ("", ""))
     if not as_json:
-        click.echo(f"written to {document['out']}")
+        _say(f"written to {document['out']}")
 
 
 @commands.command("export-pool")
@@ -329,7 +333,7 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
     document = export_pool_to_file(_load(suite), out)
     _show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
     if not as_json:
-        click.echo(f"written to {document['out']}")
+        _say(f"written to {document['out']}")
 
 
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -372,7 +376,7 @@ def _progress() -> Progress:
 
     def show(label: str, done: int, total: int) -> None:
         if label not in bars:
-            bars[label] = tqdm(total=total, desc=label, file=sys.stderr, disable=None, leave=False)
+            bars[label] = tqdm(total=total, desc=printable(label), file=sys.stderr, disable=None, leave=False)
         bars[label].update(done - bars[label].n)
         if done == total:
             bars.pop(label).close()
@@ -385,7 +389,7 @@ def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: S
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    titled = [list(header)] if any(header) else []
+    titled = [[printable(name) for name in header]] if any(header) else []
     cells = [*titled, *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
@@ -405,5 +409,10 @@ def _show_more(document: Mapping[str, Any]) -> None:
         _show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
 
 
+def _say(text: str, err: bool = False) -> None:
+    """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
+    click.echo(printable(text, MOST), err=err)
+
+
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else printable(str(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from featcal.words import readable, some
+from featcal.words import printable, readable, some
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,10 @@ def test_sizes_take_the_unit_that_fits(count: float, text: str) -> None:
 def test_names_beyond_the_first_are_counted() -> None:
     assert some(["a", "b"]) == "'a', 'b'"
     assert some(list("abcdef"), 3) == "'a', 'b', 'c' and 3 more"
+
+
+def test_a_terminal_gets_nothing_to_obey() -> None:
+    text = "a\tb\nc é 猫 \x1b[31mred\x07 \x9b2J \r\u202egnp.exe\u2066 \udcff\x7f"
+    shown = r"\x1b[31mred\x07 \x9b2J \r\u202egnp.exe\u2066 \udcff\x7f"
+    assert printable(text) == "a\tb\nc é 猫 " + shown
+    assert printable("x" * 4001, 4000) == "x" * 4000 + " … (1 more characters)"
