@@ -22,7 +22,7 @@ from featcal import __version__
 from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
-from featcal.words import printable, readable
+from featcal.words import percent, printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
@@ -274,8 +274,8 @@ def evaluate(
         _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
-    rows = [(task, s.metric, f"{100 * s.value:.1f}", str(s.n)) for task, s in scores.tasks.items()]
-    rows.append(("average", "", f"{100 * scores.average:.1f}", ""))
+    rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
+    rows.append(("average", "", percent(scores.average), ""))
     _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
 
 
@@ -358,7 +358,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
-    rows = [(task, s["metric"], f"{100 * s['value']:.1f}", str(s["n"])) for task, s in document["tasks"].items()]
+    rows = [(task, s["metric"], percent(s["value"]), str(s["n"])) for task, s in document["tasks"].items()]
     _show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
