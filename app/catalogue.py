@@ -75,9 +75,10 @@ def expectations(found: Preflight) -> None:
         st.dataframe(pd.DataFrame(rows, columns=["id", "kind", "size"]), hide_index=True, alt="Downloads and sizes")
     if found.estimates is not None:
         own = found.estimates
+        running = own.seconds - own.start_seconds
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
-            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(own.seconds)}."
+            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(running)}."
         )
     if found.lineage is not None and found.lineage.models:
         with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):

@@ -125,7 +125,10 @@ def _show_check(found: Preflight) -> None:
         rows += [
             ("peak memory, estimated", readable(one.memory_bytes)),
             ("written to disk", readable(one.disk_bytes)),
-            ("time on this processor, estimated", f"{one.seconds:.0f} s for {one.samples} samples per task"),
+            (
+                "time on this processor, estimated",
+                f"{one.seconds:.0f} s for {one.samples} samples per task, {one.start_seconds:.0f} s of them to start",
+            ),
         ]
     if found.diagonal is not None:
         scored = found.diagonal

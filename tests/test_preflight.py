@@ -572,6 +572,17 @@ def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
     assert found.samples == 32
 
 
+def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running app is spared it: it promised 10 s for what took 1.7."""
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e30)
+    monkeypatch.setattr(estimates, "CALL", 0.0)
+    monkeypatch.setattr(estimates, "DISK_SPEED", 1e30)
+    found = check(load_suite(tiny_suite_file), probe=False).estimates
+    assert found is not None
+    assert found.seconds == pytest.approx(found.start_seconds)
+    assert found.start_seconds == estimates.START
+
+
 def test_time_is_that_of_the_operations(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with no speed but that of its products, time is operations over speed."""
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e6)
