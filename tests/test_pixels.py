@@ -6,21 +6,25 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from open_clip_models import suite_as_open_clip
 from PIL import Image, ImageOps
 
 from conftest import SIDE
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
+from featcal.family import open_family
 from featcal.suite import load_suite
 from featcal.tasks import prepare
 from featcal.tasks.records import read_image
+from featcal.tasks.schema import Source
 
 HEIGHT, WIDTH = 13, 17
 RNG = np.random.default_rng(3)
@@ -154,8 +158,6 @@ def test_another_backend_of_the_image_processor_is_refused(resizing: Path, monke
 
 def test_pixels_of_the_embedded_suite_stay() -> None:
     """Sum and sum of squares of the first calibration pictures: every calibrated tensor of clip-mini hangs on them."""
-    from featcal.family import open_family
-
     family = open_family(load_suite("clip-mini"), device="cpu")
     pixels = family.samples("digits", "calibration", 8, 42).inputs["pixel_values"].double()
     assert pixels.shape == (8, 3, 32, 32)
@@ -168,8 +170,20 @@ def test_a_run_records_what_made_its_inputs(tiny_suite_file: Path) -> None:
     record = calibrate(load_suite(tiny_suite_file), CalibrationConfig(samples=4), device="cpu").record
     assert {"torchvision", "pillow", "open_clip_torch", "tokenizers"} <= set(record["versions"])
     assert record["preparation"] == {}  # the tiny suite's sources are tensors
-    mini = prepare.preparation(load_suite("clip-mini").root / "base", "pixels")
-    assert mini == {
-        "pictures": "transformers.models.clip.image_processing_clip.CLIPImageProcessor",
-        "backend": "torchvision",
-    }
+
+
+def test_what_makes_pictures_and_texts_is_recorded_by_library(tiny_suite_file: Path, tmp_path: Path) -> None:
+    def of(name: str | Path) -> dict[str, str]:
+        suite = load_suite(name)
+        if Path(name).suffix:  # its samples are tensors
+            drawn = suite.task("pets").model_copy(update={"calibration": Source(embedded="digits")})
+            suite = suite.model_copy(update={"tasks": {"pets": drawn}})
+        return replace(open_family(load_suite(name), "cpu"), suite=suite).preparation()
+
+    torchvision = "transformers.models.clip.image_processing_clip.CLIPImageProcessor"
+    assert of("clip-mini") == of(tiny_suite_file) == {"pictures": torchvision, "backend": "torchvision"}
+    as_open_clip = suite_as_open_clip(tiny_suite_file, tmp_path / "oc")
+    assert of(as_open_clip) == {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
+    text = of("t5-mini")
+    assert set(text) == {"text"}
+    assert text["text"].startswith("transformers.")
