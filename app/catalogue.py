@@ -81,9 +81,10 @@ def expectations(found: Preflight) -> None:
         st.dataframe(pd.DataFrame(rows, columns=["id", "kind", "size"]), hide_index=True, alt="Downloads and sizes")
     if found.estimates is not None:
         own = found.estimates
+        running = own.seconds - own.start_seconds
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
-            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(own.seconds)}."
+            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(running)}."
         )
     if found.lineage is not None and found.lineage.models:
         with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):
@@ -99,7 +100,8 @@ def expectations(found: Preflight) -> None:
             frame = 100 * pd.DataFrame(found.diagonal.accuracy).T
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
-                f"Right first answers in %, {found.diagonal.samples} samples; experts in rows, tasks in columns. An "
+                f"Right first answers in %, {found.diagonal.samples} samples per task, split "
+                f"{found.diagonal.scored_on}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )
 

@@ -22,7 +22,7 @@ from featcal import __version__
 from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress
 from featcal.resources import bundle_root, embedded_suites, ready_suites
-from featcal.words import readable
+from featcal.words import percent, printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
@@ -33,6 +33,8 @@ DEVICE = click.option("--device", default="auto", show_default=True, help="auto,
 SEED = click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn.")
 SUITE = click.argument("suite")
 SPLIT = click.Choice(["calibration", "validation", "test"])
+MOST = 4000
+"""Characters of one message."""
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
 
 
@@ -58,7 +60,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except FeatcalError as error:
-        click.echo(f"featcal: {error}", err=True)
+        _say(f"featcal: {error}", err=True)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
         click.echo("featcal: interrupted; nothing half-written was left under the output name", err=True)
@@ -112,7 +114,8 @@ def _show_check(found: Preflight) -> None:
     """Problems on stderr; sizes, estimates, downloads and notes as text."""
     if found.problems:
         title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"
-        click.echo("\n".join([title, *(f"  - {problem}" for problem in found.problems)]), err=True)
+        for line in [title, *(f"  - {problem}" for problem in found.problems)]:
+            _say(line, err=True)
     described = dict(found.description or {})
     described.pop("bytes_written", None)
     described["weights in memory at once"] = readable(described.pop("bytes_of_weights_in_memory", 0))
@@ -122,15 +125,22 @@ def _show_check(found: Preflight) -> None:
         rows += [
             ("peak memory, estimated", readable(one.memory_bytes)),
             ("written to disk", readable(one.disk_bytes)),
-            ("time on this processor, estimated", f"{one.seconds:.0f} s for {one.samples} samples per task"),
+            (
+                "time on this processor, estimated",
+                f"{one.seconds:.0f} s for {one.samples} samples per task, {one.start_seconds:.0f} s of them to start",
+            ),
         ]
+    if found.diagonal is not None:
+        scored = found.diagonal
+        rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.scored_on}"))
     if rows:
         _show(None, False, rows, ("", ""))
     if found.downloads:
         click.echo(f"\nto be fetched from the Hub, {readable(found.download_bytes)}:")
         _show(None, False, [(one.kind, one.ref, readable(one.bytes)) for one in found.downloads], ("", "", ""))
     if found.notes:
-        click.echo("\n".join(["\nnotes:", *(f"  - {note}" for note in found.notes)]))
+        for line in ["\nnotes:", *(f"  - {note}" for note in found.notes)]:
+            _say(line)
     if not found.problems:
         click.echo("\nno problems found")
 
@@ -230,7 +240,7 @@ def calibrate(
     ]
     _show(document, as_json, rows, ("block, relative drift", *loaded.tasks))
     if not as_json:
-        click.echo(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+        _say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
 
 
 @commands.command()
@@ -267,8 +277,8 @@ def evaluate(
         _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
-    rows = [(task, s.metric, f"{100 * s.value:.1f}", str(s.n)) for task, s in scores.tasks.items()]
-    rows.append(("average", "", f"{100 * scores.average:.1f}", ""))
+    rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
+    rows.append(("average", "", percent(scores.average), ""))
     _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
 
 
@@ -291,8 +301,8 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
         _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
         for note in document.get("notes", ()):
-            click.echo(f"note: {note}")
-        click.echo(f"written to {document['out']}")
+            _say(f"note: {note}")
+        _say(f"written to {document['out']}")
 
 
 commands.add_command(export, "convert")
@@ -312,7 +322,7 @@ def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
     lines += [("not quite the recipe", line) for line in document["notes"]]
     _show(document, as_json, lines, ("", ""))
     if not as_json:
-        click.echo(f"written to {document['out']}")
+        _say(f"written to {document['out']}")
 
 
 @commands.command("export-pool")
@@ -326,7 +336,7 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
     document = export_pool_to_file(_load(suite), out)
     _show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
     if not as_json:
-        click.echo(f"written to {document['out']}")
+        _say(f"written to {document['out']}")
 
 
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -351,7 +361,7 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
-    rows = [(task, s["metric"], f"{100 * s['value']:.1f}", str(s["n"])) for task, s in document["tasks"].items()]
+    rows = [(task, s["metric"], percent(s["value"]), str(s["n"])) for task, s in document["tasks"].items()]
     _show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
@@ -369,7 +379,7 @@ def _progress() -> Progress:
 
     def show(label: str, done: int, total: int) -> None:
         if label not in bars:
-            bars[label] = tqdm(total=total, desc=label, file=sys.stderr, disable=None, leave=False)
+            bars[label] = tqdm(total=total, desc=printable(label), file=sys.stderr, disable=None, leave=False)
         bars[label].update(done - bars[label].n)
         if done == total:
             bars.pop(label).close()
@@ -382,7 +392,7 @@ def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: S
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    titled = [list(header)] if any(header) else []
+    titled = [[printable(name) for name in header]] if any(header) else []
     cells = [*titled, *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
@@ -402,5 +412,10 @@ def _show_more(document: Mapping[str, Any]) -> None:
         _show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
 
 
+def _say(text: str, err: bool = False) -> None:
+    """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
+    click.echo(printable(text, MOST), err=err)
+
+
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else printable(str(value))

@@ -22,6 +22,7 @@ from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
 from featcal.models.weights import FirstRows, InMemory, Weights
 from featcal.suite import Suite
+from featcal.tasks.prepare import preparation
 from featcal.tasks.sources import PreparePixels, Samples, draw
 
 PART = 2048
@@ -92,6 +93,15 @@ class Family:
         from featcal.models.open_clip_files import open_clip_preprocess
 
         return open_clip_preprocess(self.origin.config)
+
+    def preparation(self) -> dict[str, str]:
+        """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""
+        sources = [task.calibration for task in self.suite.tasks.values()]
+        if all(source is None or source.tensors is not None for source in sources):
+            return {}
+        if self._pixels() is not None:
+            return {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
+        return preparation(self.base_folder, self.adapter.modality)
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
         """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.

@@ -7,6 +7,7 @@ refused with a suggestion, and no file may name code to run.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from featcal.errors import InputError
 from featcal.mergers.schema import MergeRecipe
 from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.tasks.schema import Source, Strict
+from featcal.words import shortened
 
 ModelRef = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with `@revision`, or `open_clip:…`; `REF+ADAPTER` is
@@ -150,23 +152,36 @@ def load_suite(name_or_path: str | Path) -> Suite:
     >>> load_suite("clip-mini").name
     'clip-mini'
     """
-    embedded, ready = embedded_suites(), ready_suites()
-    file = {**ready, **embedded}.get(str(name_or_path), Path(name_or_path).expanduser())
-    try:
-        file = file / "suite.yaml" if file.is_dir() else file
-        found = file.is_file()
-    except OSError:  # not even a possible path
-        found = False
-    if not found:
-        raise InputError(
-            f"no suite '{name_or_path}': neither a file nor an embedded suite ({', '.join(embedded) or 'none'}) nor "
-            f"one of those for the Hub's models in `featcal suites`."
-            f"{did_you_mean(str(name_or_path), [*embedded, *ready])}"
-        )
+    file = suite_file(name_or_path)
     content = read_yaml(file)
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: a suite file is a mapping with name, base, merged and tasks")
+    if not isinstance(content, dict) or len(_OWN_KEYS & content.keys()) < 2:
+        raise InputError(f"{file} is not a suite file, which is a mapping with {', '.join(sorted(_OWN_KEYS))}")
     return suite_from_dict(content, file.resolve().parent, str(file))
+
+
+def suite_file(reference: str | Path) -> Path:
+    """The file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
+
+    Raises:
+        InputError: there is none, whatever the text is.
+    """
+    embedded, ready = embedded_suites(), ready_suites()
+    try:
+        file = {**ready, **embedded}.get(str(reference)) or Path(reference).expanduser()
+        file = file / "suite.yaml" if file.is_dir() else file
+        if file.is_file():
+            return file
+    except (OSError, RuntimeError, ValueError):  # not even a possible path: too long, an unknown user, a null character
+        pass
+    raise InputError(
+        f"no suite '{shortened(str(reference), 200)}': neither a file nor an embedded suite "
+        f"({', '.join(embedded) or 'none'}) nor one of those for the Hub's models in `featcal suites`."
+        f"{did_you_mean(str(reference), [*embedded, *ready])}"
+    )
+
+
+_OWN_KEYS = frozenset({"name", "base", "merged", "tasks"})
+"""Keys that every suite file has. A file with fewer than two of them is another's, and nothing of it is quoted."""
 
 
 def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -> Suite:
@@ -210,34 +225,55 @@ def task_catalogue() -> dict[str, dict[str, Any]]:
 
 
 def read_yaml(file: Path) -> Any:
+    """Content of a YAML file.
+
+    Raises:
+        InputError: it cannot be read, or is no YAML; the message says where, and quotes nothing of it.
+    """
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{file}: not valid YAML: {error}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{file}: not valid YAML: {_yaml_problem(error)}") from None  # the cause quotes a line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not valid YAML: byte {error.start} is not UTF-8") from None
+    except ValueError:
+        raise InputError(f"{file}: not valid YAML: a value is not of the type that its tag or form says") from None
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the words of the file that PyYAML puts between quotes."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"a character at position {getattr(error, 'position', 0)} that YAML does not allow"
+    said = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
+    mark = error.problem_mark or error.context_mark
+    return ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"'{', '.join(twice)}' stands twice{node.start_mark}")
+        seen: dict[str, yaml.Node] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            first = seen.setdefault(key.value, key)
+            if first is not key:
+                where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
+                raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for the closest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """' Did you mean …?' for the closest known word, or nothing; nothing for a word of more than 200 characters."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 200 else []
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
     skip = {"MergeRecipe", "constrained-str"}
-    return ".".join(str(part) for part in loc if str(part) not in skip and "[" not in str(part)) or "(top level)"
+    parts = [shortened(str(part), 60) for part in loc if str(part) not in skip and "[" not in str(part)]
+    return ".".join(parts) or "(top level)"
 
 
 def _explain(error: Any) -> str:

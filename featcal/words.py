@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys instead of showing it: control characters but tab and newline, changes of the direction of
+writing, halves of surrogate pairs."""
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
@@ -18,3 +24,28 @@ def readable(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in per cent with one decimal; halves are rounded up, whatever their binary form is.
+
+    >>> percent(0.6015), percent(0.7005), percent(1 / 16)
+    ('60.2', '70.1', '6.3')
+    """
+    decimal = Decimal(repr(round(100 * float(share), 9)))  # k / n again: errors of binary fractions are far smaller
+    return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Text for a terminal: characters that it would obey are written as escapes, what is beyond `most` is counted.
+
+    >>> printable("red\\x1b[31m")
+    'red\\\\x1b[31m'
+    """
+    shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return shown if most is None else shortened(shown, most)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The beginning of a text that is longer than `most` characters, and how many more there are."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"

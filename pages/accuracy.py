@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import charts, flips, options, state, tables, text, view
 from featcal.errors import FeatcalError
+from featcal.words import percent
 
 st.header("What is it worth on the test split?")
 ws = view.open_or_explain()
@@ -36,7 +37,7 @@ else:
 frame = tables.score_table(scores)
 average = frame.iloc[-1]
 metric = tables.metric_name(scores)
-numbers = [(f"average, {name}", f"{average[name]:.1f} %", None) for name in scores]
+numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
 if "calibrated" in scores:
     gap = average["gap closed, %"]
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))

@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import charts, export, options, state, tables, text, view
+from featcal.words import percent
 
 st.header("Repair it in closed form")
 ws = view.open_or_explain()
@@ -15,9 +16,9 @@ if scores:
     merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))
     short = "first token" if ws.is_text else "accuracy"
     numbers += [
-        (f"{short}, merged", f"{merged:.1f} %", None),
-        (f"{short}, calibrated", f"{calibrated:.1f} %", f"{calibrated - merged:+.1f} points"),
-        (f"{short}, experts", f"{expert:.1f} %", None),
+        (f"{short}, merged", f"{percent(merged / 100)} %", None),
+        (f"{short}, calibrated", f"{percent(calibrated / 100)} %", f"{calibrated - merged:+.1f} points"),
+        (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
 numbers.append(("calibration took", f"{ws.calibrated(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 
 from conftest import BLOCKS, TASKS
 from featcal import cli
+from featcal import suite as suite_module
 from featcal.calibration import calibrate as calibrate_module
+from featcal.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -161,6 +163,36 @@ def test_wrong_input_is_one_message_and_status_1(
     assert message in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_names_in_messages_and_tables_do_not_steer_the_terminal(run: Run, edit_suite: Any) -> None:
+    """Names come from files; a clear-screen sequence in one must be shown, not obeyed."""
+    task = "pets\x1b[2J"
+
+    def rename(content: dict[str, Any]) -> None:
+        content["tasks"][task] = content["tasks"].pop("pets")
+
+    file = edit_suite(rename)
+    code, out, err = run("evaluate", file, "--samples", 4)
+    assert (code, r"pets\x1b[2J" in out) == (0, True), err
+    (file.parent / "experts" / "pets" / "model.safetensors").unlink()
+    for command in ("check", "drift"):
+        code, out, more = run(command, file)
+        assert (code, r"expert 'pets\x1b[2J'" in more) == (1, True)
+        err += out + more
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize("message", ["x" * 20000, "\x1b" * 20000])
+def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise InputError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(suite_module, "load_suite", fail)
+        code, _, err = run("drift", "anything")
+        assert code == 1
+        assert 4000 < len(err) < 4100
 
 
 @pytest.mark.parametrize("arguments", [("drift",), ("drfit", "x"), ("drift", "x", "--nope"), ("merge", "x")])

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save, save_file
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_expert, write_text_suite
 from torch import Tensor
 
-from featcal import preflight
+from conftest import TASKS
+from featcal import cli, preflight
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.models.differences import differences
@@ -39,6 +40,7 @@ from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal
 from featcal.resources import data_path
 from featcal.suite import load_suite
+from featcal.words import some
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 State = dict[str, Tensor]
@@ -196,7 +198,7 @@ def label_by_experts(root: Path, tasks: tuple[str, ...]) -> None:
         features = final_features(family.adapter, model, {}, [inputs], family.compute)
         answers = family.adapter.output(model.read(family.adapter.scoring), features).argmax(1, keepdim=True)
         for name, tensor in {"ids": drawn["ids"], "mask": drawn["mask"], "labels": answers}.items():
-            samples[f"{task}.test.{name}"] = tensor
+            samples[f"{task}.calibration.{name}"] = tensor
     save_file(samples, root / "samples.safetensors")
 
 
@@ -456,6 +458,43 @@ def test_the_diagonal() -> None:
     assert "expert 'a': that of 'b' does its task better (80% against its own expert's 30%" in note
 
 
+@pytest.mark.parametrize(
+    ("removed", "split", "looks"),
+    [
+        ((), "validation", 0),
+        (("validation",), "calibration", 0),
+        (("validation", "labels of calibration"), "test", len(TASKS)),
+    ],
+)
+def test_a_look_at_the_test_split_is_avoided_said_and_counted(
+    edit_suite: Edit, removed: tuple[str, ...], split: str, looks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for task in content["tasks"].values():
+            if "validation" in removed:
+                del task["validation"]
+            if "labels of calibration" in removed:
+                del task["calibration"]["labels"]
+
+    found = check(load_suite(edit_suite(change)), probe=True)
+    samples = 12
+    assert found.to_json()["probe"] == {
+        "samples": samples,
+        "scored_on": dict.fromkeys(TASKS, split),
+        "test_looks": looks,
+    }
+    assert [note for note in found.notes if "a look at the test split" in note] == [
+        f"experts were scored on {samples} test samples of {some(TASKS)}, for want of labels in validation and "
+        "calibration samples: that is a look at the test split; --no-probe leaves it out"
+    ][:looks]
+    cli._show_check(found)
+    assert f"{samples} samples of each, split {split}\n" in capsys.readouterr().out
+
+
+def test_splits_are_named_by_task_where_they_differ() -> None:
+    assert Diagonal({}, 4, {"a": "validation", "b": "test", "c": "test"}).scored_on == "validation (a) and test (b, c)"
+
+
 # ------------------------------------------------------------------------------------------- tokenizers, names, bases
 def test_tokenizers_that_disagree(tmp_path: Path) -> None:
     def write(name: str, vocabulary: Any, **rest: Any) -> Path:
@@ -531,6 +570,17 @@ def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
     assert 0.5 < found.memory_bytes / json.loads(done.stdout)["peak_rss_bytes"] < 2
     assert found.disk_bytes == pytest.approx((tmp_path / "out" / "model.safetensors").stat().st_size, rel=0.1)
     assert found.samples == 32
+
+
+def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running app is spared it: it promised 10 s for what took 1.7."""
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e30)
+    monkeypatch.setattr(estimates, "CALL", 0.0)
+    monkeypatch.setattr(estimates, "DISK_SPEED", 1e30)
+    found = check(load_suite(tiny_suite_file), probe=False).estimates
+    assert found is not None
+    assert found.seconds == pytest.approx(found.start_seconds)
+    assert found.start_seconds == estimates.START
 
 
 def test_time_is_that_of_the_operations(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_no_drift_has_no_shares(tiny: Family) -> None:
 def test_duplicate_keys(tmp_path: Path) -> None:
     file = tmp_path / "suite.yaml"
     file.write_text("name: a\nname: b\n")
-    with pytest.raises(InputError, match="'name' stands twice"):
+    with pytest.raises(InputError, match="a key stands twice, first in line 1 and again, line 2, column 1"):
         load_suite(file)
 
 

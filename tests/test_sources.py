@@ -256,6 +256,18 @@ def test_parquet_that_does_not_fit(tmp_path: Path, labels: list[Any], options: d
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("inside", [("dataset_dict.json",), ("state.json", "dataset_info.json")])
+@pytest.mark.parametrize("source", [{"hub": "set", "split": "test"}, {"parquet": "set"}, {"imagefolder": "set"}])
+def test_a_folder_of_save_to_disk_is_refused_with_the_way_out(
+    tmp_path: Path, inside: tuple[str, ...], source: dict[str, str]
+) -> None:
+    (tmp_path / "set").mkdir()
+    for name in inside:
+        (tmp_path / "set" / name).write_text("{}")
+    with pytest.raises(InputError, match=r"was written by save_to_disk.*load_from_disk.*to_parquet"):
+        open_pool(Source(**source), "test", tmp_path, "t")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_pictures_of_a_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")

@@ -12,7 +12,7 @@ import pytest
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
-from featcal.suite import CalibrationDefaults, MergeRecipe, load_suite
+from featcal.suite import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.tasks.sources import draw
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
@@ -167,6 +167,73 @@ def test_files_that_are_no_suites(tmp_path: Path) -> None:
     assert "is a mapping" in refused(file)
     file.write_bytes(b"\xff\xfe\x00")
     assert "not valid YAML" in refused(file)
+
+
+SECRET = "hunter2"
+FOREIGN = {
+    "a password file": f"root:$y${SECRET}:19000:0:99999:7:::\nbin:*:19000::::::\n",
+    "a list": f"- {SECRET}\n",
+    "another tool's mapping": f"password: {SECRET}\n{SECRET}: 1\nname: web\n",
+    "JSON": f'{{"model_type": "{SECRET}", "{SECRET}": [1]}}',
+    "a line that is no YAML": f"a: b: {SECRET}\n",
+    "an alias": f"password: *{SECRET}\n",
+    "a tag": f"password: !{SECRET} x\n",
+    "an anchor twice": f"a: &{SECRET} 1\nb: &{SECRET} 2\nc: [unclosed",
+    "an escape": f'password: "\\{SECRET}"\n',
+    "a key twice": f"{SECRET}: 1\n{SECRET}: 2\n",
+    "a number that is none": f"password: !!int {SECRET}\n",
+    "a control character": f"password: {SECRET}\x01\n",
+    "an unhashable key": f"? [{SECRET}]\n: 1\n",
+    "two documents": f"password: {SECRET}\n---\n{SECRET}: 1\n",
+    "a quote that stays open": f"password: '{SECRET}\n",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_nothing_of_a_file_that_is_no_suite_is_quoted(tmp_path: Path, content: str) -> None:
+    """A suite may be named in a browser: the message must not read other files of the server to who asks."""
+    file = tmp_path / "secrets.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError) as caught:
+        load_suite(file)
+    said = str(caught.value)
+    assert said.startswith(str(file))
+    assert SECRET not in said
+    assert "root" not in said.removeprefix(str(file))
+    assert "is not a suite file, which is a mapping with base, merged, name, tasks" in said or "not valid YAML" in said
+    assert caught.value.__cause__ is None  # nor does a traceback quote it
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: a\ntasks:\n  b: c: d\n", "mapping values are not allowed here, line 3, column 7"),
+        ("tasks: [unclosed", "while parsing a flow sequence, expected"),
+        ("a: 1\n---\nb: 2\n", "expected a single document in the stream, but found another document, line 2"),
+        ("name: a\x00", "a character at position 7 that YAML does not allow"),
+        (b"name: a\xff", "byte 7 is not UTF-8"),
+    ],
+)
+def test_what_is_no_yaml_is_placed(tmp_path: Path, content: str | bytes, message: str) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert message in refused(file)
+
+
+@pytest.mark.parametrize(
+    "reference", ["~nobody-of-this-name/x", "x" * 5000, "a/" * 3000, "a\0b", "", "\ud800", "/dev/null"]
+)
+def test_whatever_is_typed_as_a_suite_is_answered(reference: str) -> None:
+    with pytest.raises(InputError, match="no suite '") as caught:
+        suite_file(reference)
+    assert len(str(caught.value)) < 600
+    assert refused(reference) == str(caught.value)
+
+
+def test_names_that_are_quoted_are_short(edit_suite: Edit) -> None:
+    message = refused(edit_suite(lambda c: c.update({"k" * 9000: 1})))
+    assert f"{'k' * 60} … (8940 more characters): unknown key." in message
+    assert len(message) < 400
 
 
 def test_yaml_cannot_run_code(tmp_path: Path) -> None:

@@ -16,27 +16,30 @@ from build import HERE, TASKS, load
 from texts import PROMPTS
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
+from featcal.words import percent
+
 Model = T5ForConditionalGeneration
 
 
 def task_arithmetic(base: Model, experts: list[Model], scale: float) -> Model:
-    """The base and ``scale`` times the sum of what the experts changed."""
+    """The base and ``scale`` times the sum of what the experts changed, rounded to fp16 as it would be stored."""
     merged = copy.deepcopy(base)
     others = [dict(expert.named_parameters()) for expert in experts]
     with torch.no_grad():
         for name, weight in merged.named_parameters():
             start = weight.clone()
             weight += scale * sum(other[name] - start for other in others)
+            weight.copy_(weight.half())
     return merged
 
 
 def exact_match(model: Model, tokenizer: PreTrainedTokenizerBase, suite: Path, task: str, split: str) -> float:
-    """Share of greedy answers, in %, that are the label."""
+    """Share of greedy answers that are the label."""
     with gzip.open(suite / f"{task}.jsonl.gz", "rt") as lines:
         rows = [row for row in map(json.loads, lines) if row["split"] == split]
     batch = tokenizer([PROMPTS[task].format(**row) for row in rows], return_tensors="pt", padding=True)
     answers = tokenizer.batch_decode(model.generate(**batch, max_length=10, do_sample=False), skip_special_tokens=True)
-    return 100 * sum(answer == row["label"] for answer, row in zip(answers, rows, strict=True)) / len(rows)
+    return sum(answer == row["label"] for answer, row in zip(answers, rows, strict=True)) / len(rows)
 
 
 def main() -> None:
@@ -58,7 +61,7 @@ def main() -> None:
     print(" | ".join(["model", *TASKS, "average"]))
     for name, models in table.items():
         scores = [exact_match(models[t], tokenizer, arguments.suite, t, arguments.split) for t in TASKS]
-        print(" | ".join([name, *(f"{score:.1f}" for score in [*scores, sum(scores) / len(scores)])]), flush=True)
+        print(" | ".join([name, *(percent(score) for score in [*scores, sum(scores) / len(scores)])]), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,18 @@ from featcal.models.weights import Overlay, Weights
 from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
 from featcal.suite import Suite
 
-_PACKAGES = ("featcal", "torch", "transformers", "safetensors", "numpy")
+_PACKAGES = (
+    "featcal",
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "torchvision",
+    "pillow",
+    "open_clip_torch",
+    "tokenizers",
+)
+"""Whose versions are recorded: all that can move a number, those that make inputs too."""
 
 
 def config_for(family: Family, **options: Any) -> CalibrationConfig:
@@ -52,7 +63,8 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, versions."""
+    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, what prepared
+    the samples, versions."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -244,6 +256,7 @@ def _run(
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": store.spilled,
         "relative_drift": drift,
+        "preparation": family.preparation(),
         "versions": _versions(),
     }
 

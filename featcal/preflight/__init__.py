@@ -66,6 +66,7 @@ class Preflight:
             "estimates": None if self.estimates is None else self.estimates.to_json(),
             "lineage": None if self.lineage is None else self.lineage.to_json(),
             "diagonal": None if self.diagonal is None else dict(self.diagonal.accuracy),
+            "probe": None if self.diagonal is None else self.diagonal.to_json(),
         }
         return document | dict(self.description or {})
 

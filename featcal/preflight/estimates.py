@@ -44,6 +44,9 @@ class Estimates:
     disk_bytes: int
     disk_free_bytes: int
     seconds: float
+    """Of the command, its start included."""
+    start_seconds: float
+    """Of these, what a new process takes until its first forward pass; one that runs already is spared it."""
     samples: int
     """Samples per task, at most."""
 
@@ -82,7 +85,8 @@ def estimate(
         available_bytes(),
         stored,
         shutil.disk_usage(out).free,
-        _seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
+        START + _seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
+        START,
         max((one.samples for one in drawn.values()), default=0),
     )
 
@@ -121,7 +125,7 @@ def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationCo
         double += solve
     calls = FORWARDS * batches * len(adapter.blocks())
     rates = {dtype: EFFICIENCY * gemm_rate(dtype) for dtype in (torch.float32, torch.float64)}
-    return START + single / rates[torch.float32] + double / rates[torch.float64] + calls * CALL
+    return single / rates[torch.float32] + double / rates[torch.float64] + calls * CALL
 
 
 def _operations(block: Block, tokens: float, tasks: int) -> tuple[float, float, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from featcal.drift.heads import CosineHead, Head, language_head
 from featcal.errors import InputError
@@ -15,6 +16,7 @@ from featcal.models.features import final_features
 from featcal.models.language import LanguageModel
 from featcal.preflight.models import expert_role
 from featcal.tasks.sources import Samples
+from featcal.words import some
 
 PROBE_SAMPLES = 64
 DEVIATIONS = 3.0
@@ -30,10 +32,31 @@ class Diagonal:
     accuracy: Mapping[str, Mapping[str, float]]
     """By expert, then by task."""
     samples: int
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """Which split every task's samples are of."""
+
+    @property
+    def test_looks(self) -> int:
+        """Tasks whose test split was scored: each is a look at what the final table is for."""
+        return sum(split == "test" for split in self.splits.values())
+
+    @property
+    def scored_on(self) -> str:
+        """The splits in words, such as "validation", or "validation (cars) and test (dogs)"."""
+        tasks: dict[str, list[str]] = {}
+        for task, split in self.splits.items():
+            tasks.setdefault(split, []).append(task)
+        if len(tasks) == 1:
+            return next(iter(tasks))
+        return " and ".join(f"{split} ({', '.join(names)})" for split, names in tasks.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """On what experts were scored, for the document of `featcal check --json`."""
+        return {"samples": self.samples, "scored_on": dict(self.splits), "test_looks": self.test_looks}
 
     def findings(self) -> tuple[list[str], list[str]]:
         """(problems, notes): experts that stand at each other's tasks, and tasks that another expert does better."""
-        problems, notes, mixed = [], [], set()
+        problems, notes, mixed = list[str](), self._looks(), set[str]()
         for cycle in self._cycles():
             gains = [self._gain(task, expert) for task, expert in cycle.items()]
             if min(gains) > 0 and sum(gains) > self._clearly(len(cycle)):
@@ -47,6 +70,15 @@ class Diagonal:
                     f"{self.samples} samples right); is it the right file?"
                 )
         return problems, notes
+
+    def _looks(self) -> list[str]:
+        looked = [task for task, split in self.splits.items() if split == "test"]
+        if not looked:
+            return []
+        return [
+            f"experts were scored on {self.samples} test samples of {some(looked)}, for want of labels in validation "
+            "and calibration samples: that is a look at the test split; --no-probe leaves it out"
+        ]
 
     def _cycles(self) -> list[dict[str, str]]:
         """Where the assignment of experts that has most right differs from the suite's: {task: expert} of every set of
@@ -103,7 +135,8 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
             right = first_answers(samples) if own is not None else samples.labels
             assert right is not None
             accuracy[expert][task] = float((head.scores(features).argmax(1) == right).double().mean())
-    return Diagonal(accuracy, min(len(one) for one in drawn.values()))
+    splits = {task: one.split for task, one in drawn.items()}
+    return Diagonal(accuracy, min(len(one) for one in drawn.values()), splits)
 
 
 def _zero_shot(family: Family, drawn: Mapping[str, Samples]) -> dict[str, CosineHead]:
@@ -112,8 +145,11 @@ def _zero_shot(family: Family, drawn: Mapping[str, Samples]) -> dict[str, Cosine
 
 
 def _labelled(family: Family, task: str, seed: int) -> Samples | None:
-    """Samples with answers: of a split that calibration never sees where there is one."""
-    for split in ("validation", "test", "calibration"):
+    """Samples with answers; of the test split only where no other has them.
+
+    Experts that calibration has not touched are scored, so samples that calibration sees are as good as others.
+    """
+    for split in ("validation", "calibration", "test"):
         try:
             drawn = family.samples(task, split, PROBE_SAMPLES, seed)
             if isinstance(family.adapter, LanguageModel):

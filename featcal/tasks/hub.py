@@ -9,6 +9,9 @@ from typing import Any
 from featcal.errors import InputError
 from featcal.tasks.arrow import ArrowTable
 
+_SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""What `save_to_disk` leaves: the first of several splits, the others of one."""
+
 
 @lru_cache(maxsize=64)
 def read_hub(name: str, root: Path, config: str | None, split: str, revision: str | None) -> ArrowTable:
@@ -17,16 +20,17 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
     Rows stay on disk, mapped into memory.
 
     Raises:
-        InputError: `datasets` is not installed; no such data set, configuration, split or revision; or the Hub
-            cannot be reached and its cache does not have it.
+        InputError: a folder of `save_to_disk`; `datasets` is not installed; no such data set, configuration, split or
+            revision; or the Hub cannot be reached and its cache does not have it.
     """
+    folder = (root / name).resolve()
+    refuse_saved_to_disk(folder)
     try:
         import datasets
     except ImportError as error:
         raise InputError(
             f"data set '{name}' is read with the package 'datasets': pip install 'featcal[hub]'"
         ) from error
-    folder = (root / name).resolve()
     place = str(folder) if folder.is_dir() else name
     where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
     try:
@@ -43,3 +47,14 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
         return pa.Table.from_batches([batches[chunk]]).select(columns)
 
     return ArrowTable(f"{where}, split '{split}'", table.schema, [len(batch) for batch in batches], read)
+
+
+def refuse_saved_to_disk(folder: Path) -> None:
+    """Raise an InputError that says what to do if a folder was written by the `save_to_disk` of `datasets`."""
+    files = {name for name in _SAVED_TO_DISK if (folder / name).is_file()}
+    if "dataset_dict.json" in files or len(files) == 2:
+        raise InputError(
+            f"{folder} was written by save_to_disk, the cache format of `datasets`; write every split as a file, "
+            "load_from_disk(...)['train'].to_parquet('FOLDER/train.parquet') and so on, and give the source "
+            "{parquet: FOLDER, split: train}"
+        )

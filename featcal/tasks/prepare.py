@@ -20,6 +20,8 @@ from featcal.tasks.pool import Image, TextExample
 Modality = Literal["pixels", "seq2seq", "causal", "tokens"]
 """What an architecture reads: pictures, input and answer apart, one text that goes on, or the token ids of its own
 tokenizer as they are (the text towers of open_clip)."""
+BACKEND = "torchvision"
+"""What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -38,11 +40,30 @@ def prepare_pixels(images: Sequence[Image], folder: Path) -> Tensor:
         InputError: no usable processor, or pictures that it cannot make one batch of.
     """
     writable = [image.copy() for image in images]  # the processor wraps them as tensors
+    options = {
+        "return_tensors": "pt",
+        "input_data_format": "channels_last",
+    }  # else it guesses, wrongly at 1, 3 or 4 rows
     try:
-        pixels: Tensor = _processor(folder)(images=writable, return_tensors="pt")["pixel_values"]
+        pixels: Tensor = _processor(folder)(images=writable, **options)["pixel_values"]
     except ValueError as error:
         raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
     return pixels.float()
+
+
+def preparation(folder: Path, modality: Modality) -> dict[str, str]:
+    """What makes the model's inputs, for the record of a run: class and backend of image processor or tokenizer.
+
+    Raises:
+        InputError: as `prepare_pixels` and `tokenizer_of`.
+    """
+    if modality == "pixels":
+        return {"pictures": _class(_processor(folder)), "backend": BACKEND}
+    return {"text": _class(tokenizer_of(folder))}
+
+
+def _class(one: object) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
 def prepare_seq2seq(
@@ -181,16 +202,23 @@ def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _processor(folder: Path) -> Any:
-    from transformers import CLIPImageProcessor
+    from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
     if not (folder / "preprocessor_config.json").is_file():
         raise InputError(f"base: {folder} has no preprocessor_config.json, which pictures need; use a 'tensors' source")
     try:
-        return CLIPImageProcessor.from_pretrained(folder)
+        processor = CLIPImageProcessor.from_pretrained(folder)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"base: {folder / 'preprocessor_config.json'} is not a usable image processor ({error})"
         ) from error
+    backend = getattr(processor, "backend", "unknown")
+    if backend != BACKEND:
+        raise InputError(
+            f"transformers prepares pictures with the backend '{backend}' here, featcal's pixels are those of "
+            f"'{BACKEND}': install transformers 5.4 or later and torchvision"
+        )
+    return processor
 
 
 @lru_cache(maxsize=8)

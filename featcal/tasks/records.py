@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from featcal.tasks.pool import Image, Pool, TextExample
 from featcal.tasks.schema import Source
 from featcal.tasks.table import Table
 from featcal.tasks.template import fill, template_fields
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
 
 Rows = NDArray[np.int64]
 
@@ -151,11 +154,50 @@ def _decoded(cell: Any, place: str) -> Image:
 
 
 def read_image(file: Path | io.BytesIO, place: str) -> Image:
-    """Any picture that Pillow opens, as RGB."""
+    """Any picture that Pillow opens, upright and as RGB: turned as its EXIF data say, what is transparent over white.
+
+    So `datasets` and transformers' image processors have it; `load_image` of transformers turns it too, but shows the
+    colours under transparency.
+
+    Raises:
+        InputError: it is damaged, or no picture.
+    """
     from PIL import Image as Pillow
 
     try:
         with Pillow.open(file) as picture:
-            return np.asarray(picture.convert("RGB"))
+            return np.asarray(_over_white(_upright(picture)))
     except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
         raise InputError(f"{place} is not a readable picture") from error
+
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of how a camera was held, 1 to 8."""
+
+
+def _upright(picture: PillowImage) -> PillowImage:
+    """Turned and mirrored as its EXIF data say; Pillow's `exif_transpose` writes them anew, which fails on damage."""
+    from PIL.Image import Transpose
+
+    picture.load()  # some formats turn the picture and take the tag away here
+    steps = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    step = steps.get(picture.getexif().get(_ORIENTATION, 1))
+    return picture if step is None else picture.transpose(step)
+
+
+def _over_white(picture: PillowImage) -> PillowImage:
+    """As RGB."""
+    from PIL import Image as Pillow
+
+    if "A" not in picture.getbands() and picture.info.get("transparency") is None:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", layer.size, "white"), layer).convert("RGB")

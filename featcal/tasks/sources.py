@@ -21,7 +21,7 @@ from featcal.errors import InputError
 from featcal.models.weights import check_finite
 from featcal.suite import Suite, Task, did_you_mean
 from featcal.tasks.arrow import read_parquet
-from featcal.tasks.hub import read_hub
+from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
 from featcal.tasks.prepare import Modality, Prepared, prepare_causal, prepare_pixels, prepare_seq2seq, prepare_tokens
@@ -268,6 +268,7 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     path = root / str(getattr(source, source.kind))
     if not path.exists():
         raise InputError(f"{path} does not exist")
+    refuse_saved_to_disk(path)
     if source.tensors is not None:
         return tensors(path, source)
     if source.arrays is not None:
