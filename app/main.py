@@ -24,13 +24,16 @@ PAGES = {
     "suite": ("Suite", ":material/inventory_2:"),
 }
 
-st.set_page_config(page_title="featcal", page_icon=":material/healing:", layout="wide")
 page = st.navigation(
     [
         st.Page(ROOT / "pages" / f"{name}.py", title=title, icon=icon, url_path=name, default=name == "drift")
         for name, (title, icon) in PAGES.items()
     ]
 )
+HERE = ROOT / "app"
+st.set_page_config(page_title=f"{page.title} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
+st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
+st.html(HERE / "style.css")
 
 
 def first_chart() -> None:

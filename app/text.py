@@ -39,7 +39,10 @@ order, no preview:
 
 $$
 W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
-\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}, \qquad
+\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}
+$$
+
+$$
 W_\text{anchor} = \rho\, W_\text{merged} + (1-\rho)\, W_\text{base}
 $$
 

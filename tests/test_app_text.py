@@ -18,7 +18,7 @@ EXPLANATIONS = {
 }
 KATEX = {
     *("alpha", "delta", "Delta", "ell", "eta", "gamma", "lambda", "mu", "omega", "rho", "sigma", "theta", "varepsilon"),
-    *("Big", "cdot", "cdots", "dfrac", "frac", "ge", "infty", "langle", "le", "qquad", "rangle", "sqrt", "sum", "text"),
+    *("Big", "cdot", "cdots", "dfrac", "frac", "ge", "infty", "langle", "le", "rangle", "sqrt", "sum", "text"),
     *("top", ",", "|", "{", "}"),
 }
 """Commands that KaTeX knows, of which a new formula may need more: add it here once it was seen in a browser."""
