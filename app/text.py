@@ -4,7 +4,9 @@ A displayed formula stands between two lines of `$$` alone: with text on the lin
 """
 
 PAPER = "https://arxiv.org/abs/2605.13030"
-SOURCE = f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
+SOURCE = (
+    f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
+)
 """Ends every explanation that names one of them."""
 
 DRIFT = r"""

@@ -102,14 +102,14 @@ def healthy(app: AppTest) -> bool:
     return not app.exception and not app.error
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (5, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (6, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, calibrated="true", lam="0.05", sources="true")
     assert healthy(app)
@@ -217,7 +217,7 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     assert healthy(app)
     assert app.selectbox(key="suite").value == "clip-mini"
     assert app.selectbox(key="suite").options == ["clip-mini", "t5-mini"]
-    assert charts(app) == 5
+    assert charts(app) == 7
 
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:

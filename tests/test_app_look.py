@@ -12,7 +12,6 @@ from featcal.resources import bundle_root
 
 sys.path.insert(0, str(bundle_root()))
 
-from app import theme
 
 APP = bundle_root() / "app"
 LOOK = tomllib.loads((APP / ".streamlit" / "config.toml").read_text(encoding="utf-8"))["theme"]
