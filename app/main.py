@@ -24,14 +24,16 @@ PAGES = {
     "suite": ("Suite", ":material/inventory_2:"),
 }
 
+# The icon is part of the title, which draws it with streamlit's own font: as `icon` it would be fetched from Google.
 page = st.navigation(
     [
-        st.Page(ROOT / "pages" / f"{name}.py", title=title, icon=icon, url_path=name, default=name == "drift")
+        st.Page(ROOT / "pages" / f"{name}.py", title=f"{icon} {title}", url_path=name, default=name == "drift")
         for name, (title, icon) in PAGES.items()
     ]
 )
 HERE = ROOT / "app"
-st.set_page_config(page_title=f"{page.title} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
+title, _ = PAGES[page.url_path or "drift"]
+st.set_page_config(page_title=f"{title} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
 st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
 st.html(HERE / "style.css")
 
@@ -49,7 +51,7 @@ def first_chart() -> None:
 opening = st.empty()
 if not is_warm():
     with opening.container():  # no spinner: drawing one takes a core from the imports
-        if page.title == "Drift":
+        if title == "Drift":
             first_chart()
         st.caption("Loading torch and transformers …")
 wait_until_warm()
