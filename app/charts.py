@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from app.names import label
-from app.theme import COLOUR, SYMBOL, colours, finish, layer_axis
+from app.theme import COLOUR, SYMBOL, colours, finish, layer_axis, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -63,7 +63,7 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
         )
     figure.update_layout(barmode="group", bargroupgap=0.08)
     figure.update_yaxes(title=unit)
-    figure.update_xaxes(title="task")
+    task_axis(figure, frame["task"])
     return finish(figure, 400)
 
 
@@ -207,7 +207,7 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
 
 def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
     axis, form = _UNIT[relative]
-    frames = {model: frame.assign(**{key: frame[key].map(label)}) for model, frame in frames.items()}
+    given, frames = frames, {model: frame.assign(**{key: frame[key].map(label)}) for model, frame in frames.items()}
     figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
     for column, (model, frame) in enumerate(frames.items(), 1):
         for part, pattern in (("mismatch", ""), ("propagation", "/")):
@@ -258,7 +258,7 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     if key == "layer":
         layer_axis(figure, list(next(iter(frames.values()))["layer"]))
     else:
-        figure.update_xaxes(title="task")
+        task_axis(figure, next(iter(given.values()))["task"])
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title=axis, col=1)
     finish(figure, 440)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from app.names import label
-from app.theme import COLOUR, SYMBOL, finish, layer_axis
+from app.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
 
 MANY = 11
 """So many layers that their bars are too narrow for numbers."""
@@ -125,7 +125,7 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
                 hovertemplate="%{x}: %{y:.2f}, tightness %{customdata:.2f}<extra>" + model + "</extra>",
             )
     figure.update_yaxes(title="‖Δz‖", type="log")
-    figure.update_xaxes(title="task")
+    task_axis(figure, next(iter(frames.values()))["task"])
     return _with_rows_of_legend(finish(figure, 400))
 
 
@@ -144,7 +144,7 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
                 hovertemplate=f"%{{x}}: {name} %{{y:.0f}} %, accuracy %{{customdata:.0f}} %<extra>{model}</extra>",
             )
     figure.update_yaxes(title="% of samples", range=[-3, 103])
-    figure.update_xaxes(title="task")
+    task_axis(figure, next(iter(frames.values()))["task"])
     return _with_rows_of_legend(finish(figure, 400))
 
 

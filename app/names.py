@@ -49,6 +49,14 @@ def label(text: str) -> str:
     return " ".join(text.split()).translate(_HTML)
 
 
+def shorten(text: str, most: int) -> str:
+    """
+    >>> shorten("a very long name", 8)
+    'a very …'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def short_path(path: str, most: int = 30) -> str:
     """A path with its end, which tells suites apart, where the whole is too long; a name as it is.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import cos, radians, sin
 
 import plotly.graph_objects as go
+
+from app.names import label, shorten
 
 ROLES = ("base", "merged", "calibrated", "expert")
 
@@ -68,6 +70,12 @@ def finish(figure: go.Figure, height: int, title: str = "") -> go.Figure:
     figure.update_xaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     figure.update_yaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     return figure
+
+
+def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
+    """Horizontal axes over tasks, whose names may be long: the axis shows their beginning, hovering the whole."""
+    names = {label(task): label(shorten(task, 24)) for task in tasks}
+    figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:

@@ -238,6 +238,28 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     assert app.slider(key="alpha").value == 0.6
 
 
+def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: Path) -> None:
+    def drawn(tokens: str) -> dict[str, Any]:
+        app = opened(tiny_suite_file, tokens=tokens)
+        assert healthy(app)
+        shown = [
+            getattr(one, "value", None) if one.type == "subheader" else getattr(one, "label", None) for one in app.main
+        ]
+        assert shown.index("Norms over") == shown.index("Does drift grow on its way?") + 1
+        data = [json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart")]
+        return dict(zip(("layers", "tasks", "attribution", "growth", "response"), data, strict=False))
+
+    everything, alone = drawn("all tokens"), drawn("class token")
+    assert {name for name, data in alone.items() if data != everything[name]} == {"growth", "response"}
+
+
+def test_the_tab_says_page_and_featcal_and_nothing_is_fetched_for_it() -> None:
+    main = (bundle_root() / "app" / "main.py").read_text(encoding="utf-8")
+    assert "· featcal" in main
+    assert 'page_icon=":material' not in main
+    assert "icon=icon" not in main  # a material icon of st.Page becomes a favicon from fonts.gstatic.com
+
+
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="0.5", lam="1")
     assert "--lam 1 --rho 0.5" in app.code[-1].value

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import streamlit as st
 import torch
@@ -22,12 +21,9 @@ from featcal.resources import bundle_root
 
 sys.path.insert(0, str(bundle_root()))
 
-from test_app import InstantMaps, button, go, opened
-from tiny_text import write_text_suite
+from test_app import InstantMaps, button, opened
 
-from app import catalogue, charts, cloud, downloads, flips, names, state, tables, theme
-from featcal.errors import InputError
-from featcal.evaluation.evaluate import Scores, TaskScore
+from app import catalogue, cloud, downloads, names, state, tables, theme
 from featcal.tasks.sources import Samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +47,9 @@ def drawn_as_markdown(app: AppTest) -> list[str]:
     """Every text of a page that the browser reads as Markdown."""
     kinds = ("markdown", "caption", "header", "subheader", "title", "error", "info", "warning", "success")
     texts = [str(one.value) for kind in kinds for one in app.get(kind)]
-    texts += [one.label for kind in ("metric", "expander", "button", "toggle", "download_button") for one in app.get(kind)]
+    texts += [
+        one.label for kind in ("metric", "expander", "button", "toggle", "download_button") for one in app.get(kind)
+    ]
     texts += [str(one.value) for one in app.metric]
     return texts + [image.caption for group in app.get("imgs") for image in group.proto.imgs]
 
@@ -100,18 +98,29 @@ def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> No
     assert any(names.plain(MARKUP) in one or names.label(MARKUP) in one for one in seen)  # it is there, as text
 
 
-def test_no_page_draws_the_markup_of_answers(tmp_path: Path) -> None:
-    data = Samples("t", "test", {}, torch.tensor([0, 1]), (0, 1), (hostile("cat"), hostile("dog")), np.zeros((2, 4, 4, 3)))
-    assert cloud._hover(data) == [names.label(hostile("cat")), names.label(hostile("dog"))]
+def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = (hostile("cat"), hostile("dog"))
+    pictures = np.zeros((2, 4, 4, 3), np.uint8)
+    data = Samples(hostile("t"), "test", {}, torch.tensor([0, 1]), (0, 1), classes, pictures)
+    captions: list[str] = []
+    monkeypatch.setattr(st, "image", lambda *_, caption=(), **__: captions.extend(caption))
+    monkeypatch.setattr(st, "caption", captions.append)
+    cloud.sample_section(data, [0, 1])
+    catalogue._show_pictures({hostile("t"): data})
+    assert len(captions) == 5
+    assert all(names.plain(MARKUP) in one for one in captions)
+    assert cloud._hover(data) == [names.label(one) for one in classes]
 
 
-def test_a_failure_is_drawn_as_text(tiny_suite_file: Path) -> None:
+def test_a_failure_is_drawn_as_text() -> None:
     app = opened(f"/nowhere/{MARKUP}.yaml")
     assert names.plain(MARKUP) in app.error[0].value
     assert_shown_as_text(app)
 
 
-@pytest.mark.parametrize("text", [MARKUP, "a -> b", ":red[x]", ":material/home:", "1. a", "# a", "- a", "~~a~~", "&amp;"])
+@pytest.mark.parametrize(
+    "text", [MARKUP, "a -> b", ":red[x]", ":material/home:", "1. a", "# a", "- a", "~~a~~", "&amp;"]
+)
 def test_plain_text_differs_from_it_only_by_what_is_not_seen(text: str) -> None:
     shown = names.plain(text)
     assert shown != text
