@@ -55,22 +55,3 @@ def shorten(text: str, most: int) -> str:
     'a very …'
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def short_path(path: str, most: int = 30) -> str:
-    """A path with its end, which tells suites apart, where the whole is too long; a name as it is.
-
-    >>> short_path("/home/somebody/experiments/2026/merge/suite.yaml")
-    '…/2026/merge/suite.yaml'
-    >>> short_path("clip-mini")
-    'clip-mini'
-    """
-    if len(path) <= most:
-        return path
-    parts = path.replace("\\", "/").split("/")
-    end = parts[-1]
-    for part in reversed(parts[:-1]):
-        if len(part) + len(end) + 3 > most:
-            break
-        end = f"{part}/{end}"
-    return f"…/{end}"
