@@ -11,6 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from app.files import Stamp, stamp
+from app.names import plain, plain_lines
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.mergers.schema import MergeRecipe
@@ -58,16 +59,16 @@ def verdict(place: DeltaGenerator) -> None:
         found = preflight(load_suite(state.reference()), state.reference())
         lines = [*found.problems, *found.notes]
         if lines:
-            st.warning("\n".join(f"- {line}" for line in lines), icon=":material/rule:")
+            st.warning("\n".join(f"- {plain(line)}" for line in lines), icon=":material/rule:")
             st.page_link("../pages/suite.py", label="What was checked: page Suite", icon=":material/inventory_2:")
 
 
 def findings(found: Preflight) -> None:
     """Problems in red, notes in yellow, or that there are none."""
     for line in found.problems:
-        st.error(line, icon=":material/error:")
+        st.error(plain_lines(line), icon=":material/error:")
     if found.notes:
-        st.warning("\n".join(f"- {note}" for note in found.notes), icon=":material/info:")
+        st.warning("\n".join(f"- {plain(note)}" for note in found.notes), icon=":material/info:")
     if not found.problems:
         what = "Every model fits the base's architecture, every source of samples opens."
         st.success(what, icon=":material/check_circle:")
@@ -169,5 +170,10 @@ def _show_pictures(samples: Mapping[str, Samples]) -> None:
                 continue
             names = [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
             with column:
-                st.caption(f"**{task}**")
-                st.image(list(one.images), caption=names or None, width=72, alt=[f"{task}: {n}" for n in names] or None)
+                st.caption(f"**{plain(str(task))}**")
+                st.image(
+                    list(one.images),
+                    caption=[plain(name) for name in names] or None,
+                    width=72,
+                    alt=[f"{task}: {n}" for n in names] or None,
+                )

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from app.theme import COLOUR, OTHERS, SYMBOL, finish, layer_axis
+from app.names import label
+from app.theme import COLOUR, SYMBOL, colours, finish, layer_axis, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -54,7 +55,7 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
     figure = go.Figure()
     for model in models:
         figure.add_bar(
-            x=frame["task"],
+            x=frame["task"].map(label),
             y=frame[model],
             name=model,
             marker={"color": COLOUR[model]},
@@ -62,7 +63,7 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
         )
     figure.update_layout(barmode="group", bargroupgap=0.08)
     figure.update_yaxes(title=unit)
-    figure.update_xaxes(title="task")
+    task_axis(figure, frame["task"])
     return finish(figure, 400)
 
 
@@ -98,7 +99,7 @@ def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
     figure.add_scatter(
         x=frame["cosine gain"],
         y=frame["score gain"],
-        text=frame["task"],
+        text=frame["task"].map(label),
         mode="markers+text",
         textposition=_text_sides(frame),
         cliponaxis=False,
@@ -124,13 +125,19 @@ def feature_map(
     arrows: bool,
     axes: str,
     answers: Sequence[str] | None = None,
+    selected: Sequence[int] = (),
 ) -> go.Figure:
     """One map of several models' features; row i is sample i in each of them.
 
-    Shapes are models. Colours are models too, or the right answer of every sample where `answers` says it.
+    Shapes are models. Colours are models too, or the right answer of every sample where `answers` says it. Selected
+    samples stay lit in every model.
+
+    Args:
+        labels: what a sample is, as plotly draws it.
     """
     figure = go.Figure()
-    colours = {answer: OTHERS[i % len(OTHERS)] for i, answer in enumerate(sorted(set(answers or ())))}
+    different = sorted(set(answers or ()))
+    coloured = dict(zip(different, colours(len(different)), strict=True))
     if arrows:
         figure.add_scatter(
             x=_segments(points["merged"][:, 0], points["calibrated"][:, 0]),
@@ -151,20 +158,22 @@ def feature_map(
             customdata=list(range(len(flat))),
             text=list(labels),
             marker={
-                "color": COLOUR[model] if answers is None else [colours[answer] for answer in answers],
+                "color": COLOUR[model] if answers is None else [coloured[answer] for answer in answers],
                 "symbol": SYMBOL[model],
                 "size": 8,
                 "opacity": 0.85,
             },
-            unselected={"marker": {"opacity": 0.4}},
+            selectedpoints=list(selected) if selected else None,
+            selected={"marker": {"opacity": 1.0, "size": 13}},
+            unselected={"marker": {"opacity": 0.25}},
             legendgroup=model,
             showlegend=answers is None,
             hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
         )
         if answers is not None:
             _legend_entry(figure, model, COLOUR["base"], SYMBOL[model], model)
-    for answer, colour in colours.items():
-        _legend_entry(figure, answer, colour, "square", None)
+    for answer, colour in coloured.items():
+        _legend_entry(figure, label(answer), colour, "square", None)
     bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
     figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
     figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
@@ -198,6 +207,7 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
 
 def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
     axis, form = _UNIT[relative]
+    given, frames = frames, {model: frame.assign(**{key: frame[key].map(label)}) for model, frame in frames.items()}
     figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=list(frames))
     for column, (model, frame) in enumerate(frames.items(), 1):
         for part, pattern in (("mismatch", ""), ("propagation", "/")):
@@ -248,7 +258,7 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     if key == "layer":
         layer_axis(figure, list(next(iter(frames.values()))["layer"]))
     else:
-        figure.update_xaxes(title="task")
+        task_axis(figure, next(iter(given.values()))["task"])
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title=axis, col=1)
     finish(figure, 440)

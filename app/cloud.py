@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
-from html import escape
+from functools import partial
 from textwrap import shorten, wrap
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from app import charts, maps, state, tables, view
+from app.downloads import Numbers, Origin
+from app.names import label, plain
+from app.theme import OTHERS
 from app.workspace import ModelId, Workspace
 from featcal.tasks.sources import Samples
 
 POLL_SECONDS = 1.0
+_MAP, _SELECTED = "feature-map", "selected samples"
 Job = Future[maps.Map]
 
 
@@ -28,12 +33,15 @@ def features_of(ws: Workspace, models: Mapping[str, ModelId], task: str, n: int,
     return {"expert": found["merged"].expert_features, **{name: one.model_features for name, one in found.items()}}
 
 
-def map_section(ws: Workspace, key: Hashable, task: str, features: Mapping[str, Tensor], data: Samples) -> list[int]:
+def map_section(
+    ws: Workspace, key: Hashable, features: Mapping[str, Tensor], data: Samples, origin: Origin
+) -> list[int]:
     """PCA at once, UMAP when its process is done; returns the ids of selected samples.
 
     Args:
         key: tells these features from others of the workspace.
     """
+    (task,) = origin.counts
     cloud = tables.pooled(features)
     job: Job = ws.once("map", key, lambda: state.map_worker().submit(cloud))
     answers = answers_of(data)
@@ -51,28 +59,62 @@ def map_section(ws: Workspace, key: Hashable, task: str, features: Mapping[str, 
         as_umap = kind == "UMAP" and ready and job.exception() is None
         flat = job.result().points if as_umap else maps.pca_map(cloud)
         points = dict(zip(features, np.split(flat, len(features)), strict=True))
-        event = st.plotly_chart(
+        axes = "UMAP" if as_umap else "PCA"
+        numbers = Numbers(f"map {task}", _coordinates(points, axes, answers), f"coordinates of the {axes} map", origin)
+        st.plotly_chart(
             charts.feature_map(
                 points,
                 _hover(data),
                 "calibrated" in points,
-                "UMAP" if as_umap else "PCA",
+                axes,
                 answers if by_answer else None,
+                selected_samples(origin),
             ),
-            key="feature-map",
-            on_select="rerun",
+            key=_MAP,
+            on_select=partial(_select, origin),
             selection_mode="points",
-            config={**view.PLOTLY, "scrollZoom": True, "modeBarButtons": [["toImage", "resetScale2d"]]},
-            alt=f"{'UMAP' if as_umap else 'PCA'} map of the features of {', '.join(points)} on task {task}",
+            config={**view.plotly(numbers.name), "scrollZoom": True, "modeBarButtons": [["toImage", "resetScale2d"]]},
+            alt=f"{axes} map of {len(data)} samples' features of {', '.join(points)} on task {task}",
         )
         _say_how_far(job, as_umap, kind == "UMAP")
-        return sorted({int(point["customdata"]) for point in event.selection.points if "customdata" in point})
+        if by_answer and answers is not None and len(set(answers)) > len(OTHERS):
+            st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
+        view.fold(numbers)
+        return selected_samples(origin)
 
     waiting = not job.done()
     return st.fragment(draw, run_every=POLL_SECONDS)() if waiting else draw()
 
 
-def distance_section(features: Mapping[str, Tensor]) -> None:
+def selected_samples(origin: Origin) -> list[int]:
+    """The ids of the samples that were last clicked on this map; none on another task's or with other samples."""
+    drawn_for, ids = st.session_state.get(_SELECTED, (None, []))
+    return ids if drawn_for == _drawn_for(origin) else []
+
+
+def _drawn_for(origin: Origin) -> tuple[Hashable, ...]:
+    """Samples are the same ones whichever models are shown and however they are coloured."""
+    return origin.suite, origin.split, *origin.counts.items()
+
+
+def _select(origin: Origin) -> None:
+    """Keep what was clicked: a map that is drawn anew has forgotten its own selection."""
+    points = st.session_state[_MAP].selection.points
+    ids = sorted({int(point["customdata"]) for point in points if "customdata" in point})
+    if ids:
+        st.session_state[_SELECTED] = (_drawn_for(origin), ids)
+
+
+def _coordinates(points: Mapping[str, maps.Points], axes: str, answers: list[str] | None) -> pd.DataFrame:
+    """One row per model and sample."""
+    frames = []
+    for model, flat in points.items():
+        columns = {"sample": range(len(flat)), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1]}
+        frames.append(pd.DataFrame({"model": model, **columns, **({"answer": answers} if answers else {})}))
+    return tables.stacked(frames)
+
+
+def distance_section(features: Mapping[str, Tensor], origin: Origin) -> None:
     """Cosine and distance to the expert in the full space, per model: means and a histogram."""
     expert = normalize(features["expert"].double(), dim=1)
     others = {name: normalize(own.double(), dim=1) for name, own in features.items() if name != "expert"}
@@ -84,7 +126,18 @@ def distance_section(features: Mapping[str, Tensor]) -> None:
     values, axis = (
         (cosines, "cosine to the expert") if what == "cosine" else (distances, "distance to the expert, unit features")
     )
-    view.chart(charts.histograms(values, axis), "distances", f"Histogram of the {axis}, per model")
+    means = ", ".join(f"{name} {one.mean():.3f}" for name, one in values.items())
+    frames = [
+        pd.DataFrame({"model": name, "sample": range(len(one)), "cosine": one, "L2 distance": distances[name]})
+        for name, one in cosines.items()
+    ]
+    units = "cosine, and distance of unit features, to the expert's feature"
+    view.chart(
+        charts.histograms(values, axis),
+        "distances",
+        f"Histogram of the {axis}; means: {means}",
+        numbers=Numbers(f"distances {next(iter(origin.counts))}", tables.stacked(frames), units, origin),
+    )
 
 
 def sample_section(data: Samples, selected: list[int]) -> None:
@@ -95,17 +148,18 @@ def sample_section(data: Samples, selected: list[int]) -> None:
     if not selected:
         st.caption(f"Click a point of the map to see its {'picture' if data.images is not None else 'text'}.")
         return
+    st.button("Clear the selection", on_click=lambda: st.session_state.pop(_SELECTED, None), icon=":material/close:")
     shown = selected[:6]
     answers = answers_of(data) or ["no label"] * len(data)
     if data.texts is not None:
         for i in shown:
-            st.caption(f"sample {i}, answer: {answers[i]}")
+            st.caption(f"sample {i}, answer: {plain(answers[i])}")
             st.text(data.texts[i])
         return
     assert data.images is not None
     st.image(
         [data.images[i] for i in shown],
-        caption=[f"sample {i}: {answers[i]}" for i in shown],
+        caption=[f"sample {i}: {plain(answers[i])}" for i in shown],
         width=110,
         alt=[f"Picture of sample {i}, {answers[i]}" for i in shown],
     )
@@ -126,10 +180,10 @@ def _hover(data: Samples) -> list[str]:
     """What a point is: its class, or its text in lines and its answer."""
     answers = answers_of(data) or ["no label"] * len(data)
     if data.texts is None:
-        return answers
+        return [label(answer) for answer in answers]
     short = [shorten(one, 160, placeholder=" …") for one in data.texts]
-    lines = ["<br>".join(escape(line) for line in wrap(one, 60)) for one in short]
-    return [f"{text}<br>answer: <b>{escape(answer)}</b>" for text, answer in zip(lines, answers, strict=True)]
+    lines = ["<br>".join(label(line) for line in wrap(one, 60)) for one in short]
+    return [f"{text}<br>answer: <b>{label(answer)}</b>" for text, answer in zip(lines, answers, strict=True)]
 
 
 def _say_how_far(job: Job, as_umap: bool, wanted: bool) -> None:

@@ -10,8 +10,9 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state, view
+from app.names import plain
 from app.options import SWITCHES
-from app.selection import exactly
+from app.selection import exactly, made_with
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
@@ -56,13 +57,7 @@ def _folder(place: DeltaGenerator, offered: str) -> str:
 
 def default_name(suite: str, config: CalibrationConfig) -> str:
     """A folder name that says how the model was made: the suite, every option that has a slider, switches turned."""
-    turned = [name for name in SWITCHES if getattr(config, name) != getattr(CalibrationConfig, name)]
-    parts = [
-        re.sub(r"[^\w.-]+", "-", suite),
-        f"lam{exactly(config.lam)}-rho{exactly(config.rho)}-alpha{exactly(config.alpha)}-n{config.samples}",
-        *(f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned),
-    ]
-    return "-".join(parts)
+    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config)])
 
 
 def output_folder(name: str) -> Path:
@@ -95,7 +90,8 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
 
 
 def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
-    st.success(f"Written and verified by reloading: `{folder}` ({', '.join(files)})", icon=":material/check_circle:")
+    said = plain(f"{folder} ({', '.join(files)})")
+    st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
     if ws.family.adapter.family == "open_clip":
         st.code(f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")')
         return

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from app import view
 from app.cloud import answers_of
+from app.downloads import Numbers, Origin
+from app.names import plain
 from app.workspace import Workspace
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.tasks.sources import Samples
@@ -17,7 +19,7 @@ from featcal.tasks.sources import Samples
 MOST_PICTURES = 12
 
 
-def section(ws: Workspace, merged: Scores, calibrated: Scores, task: str) -> None:
+def section(ws: Workspace, merged: Scores, calibrated: Scores, task: str, origin: Origin) -> None:
     """How many samples flipped in every task, and those of one task as a table, with pictures where there are any."""
     st.subheader("What did calibration turn?")
     counted = counts(merged, calibrated)
@@ -27,14 +29,14 @@ def section(ws: Workspace, merged: Scores, calibrated: Scores, task: str) -> Non
     frame = table(data, merged.tasks[task], calibrated.tasks[task])
     st.dataframe(counted, hide_index=True, width=360, alt="Samples that calibration fixed and broke, per task")
     if frame.empty:
-        st.info(f"Nothing flipped in {task}.", icon=":material/info:")
+        st.info(f"Nothing flipped in {plain(task)}.", icon=":material/info:")
         return
-    st.caption(f"The samples of {task} that flipped (choose a task in the sidebar):")
-    view.table(frame, f"flips-{ws.family.suite.name}-{task}.csv")
+    st.caption(f"The samples of {plain(task)} that flipped (choose a task in the sidebar):")
+    view.table(Numbers(f"flips {task}", frame, "right, merged, calibrated: answers", origin.of_task(task)))
     if data.images is not None:
         shown = frame.head(MOST_PICTURES)
-        captions = [f"{row.flip}: {row.merged} → {row.calibrated}" for row in shown.itertuples()]
-        st.image([data.images[i] for i in shown["sample"]], caption=captions, width=96, alt=captions)
+        said = [f"{row.flip}: {row.merged} → {row.calibrated}" for row in shown.itertuples()]
+        st.image([data.images[i] for i in shown["sample"]], caption=[plain(one) for one in said], width=96, alt=said)
 
 
 def counts(merged: Scores, calibrated: Scores) -> pd.DataFrame:

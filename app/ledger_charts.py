@@ -8,7 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.theme import COLOUR, SYMBOL, finish, layer_axis
+from app.names import label
+from app.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
 
 MANY = 11
 """So many layers that their bars are too narrow for numbers."""
@@ -39,10 +40,12 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
                 ),
                 f"{frame['final'][0]:.2f}",
             ],
-            textposition="inside",
+            textposition=[*["inside"] * len(frame), "outside"],
             insidetextanchor="middle",
             textangle=0,
             insidetextfont={"color": "black", "size": 13},
+            constraintext="inside",
+            cliponaxis=False,
             increasing={"marker": {"color": COLOUR["mismatch"]}},
             decreasing={"marker": {"color": COLOUR["expert"]}},
             totals={"marker": {"color": COLOUR[model]}},
@@ -69,89 +72,80 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
     figure.update_yaxes(title="final drift / norm of the expert's feature", col=1)
     layer_axis(figure, [*next(iter(frames.values()))["layer"], "final drift"])
     finish(figure, 420)
-    figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
+    figure.update_layout(legend={"y": 1.1}, margin={"t": 76}, uniformtext={"minsize": 10, "mode": "hide"})
     return figure
 
 
 def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
-    """Left: gamma and eta per block (filled where a model's own line is). Right: response of the residual branch."""
-    figure = make_subplots(
-        1,
-        2,
-        horizontal_spacing=0.1,
-        column_titles=["stretching γ and new mismatch η", "response of the residual branch"],
-    )
+    """Gamma and eta per block, relative to the incoming drift."""
+    figure = go.Figure()
     for model, frame in frames.items():
-        style = {"symbol": SYMBOL[model], "size": 10}
-        for name, dash in (("gamma", "solid"), ("eta", "dot")):
+        for name, letter, dash in (("gamma", "γ", "solid"), ("eta", "η", "dot")):
             figure.add_scatter(
                 x=frame["layer"],
                 y=frame[name],
-                name=f"{'γ' if name == 'gamma' else 'η'}, {model}",
+                name=f"{letter}, {model}",
                 mode="lines+markers",
                 line={"color": COLOUR[model], "dash": dash, "width": 3},
-                marker=style,
+                marker={"symbol": SYMBOL[model], "size": 10},
                 customdata=frame["certified_growth"],
                 hovertemplate=f"%{{x}}: {name} %{{y:.3f}}<br>growth certified for %{{customdata:.0%}} of samples"
                 f"<extra>{model}</extra>",
-                row=1,
-                col=1,
             )
+    return _per_block(figure, frames, chosen, "relative to the incoming drift")
+
+
+def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
+    """Cosine of the residual branch's response and the incoming drift, per block."""
+    figure = go.Figure()
+    for model, frame in frames.items():
         figure.add_bar(
             x=frame["layer"],
             y=frame["response"],
             name=f"cos(r, e), {model}",
             marker={"color": COLOUR[model]},
             hovertemplate=f"%{{x}}: %{{y:+.3f}}<extra>{model}</extra>",
-            row=1,
-            col=2,
         )
-    _mark(figure, list(next(iter(frames.values()))["layer"]), chosen)
     figure.update_layout(barmode="group")
-    figure.update_yaxes(title="relative to the incoming drift", col=1)
-    figure.update_yaxes(title="cosine of r and incoming e", col=2)
-    layer_axis(figure, list(next(iter(frames.values()))["layer"]))
-    finish(figure, 380)
-    figure.update_layout(legend={"y": 1.12}, margin={"t": 80})
-    return figure
+    return _per_block(figure, frames, chosen, "cosine of r and incoming e")
 
 
-def outputs(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Left: score drift and its bound per task, log scale. Right: certified, agreeing and correct decisions."""
-    figure = make_subplots(
-        1, 2, horizontal_spacing=0.1, column_titles=["score drift and its bound", "decisions, % of samples"]
-    )
+def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Score drift and its bound per task, log scale."""
+    figure = go.Figure()
     for model, frame in frames.items():
         for name, symbol in (("score_drift", SYMBOL[model]), ("bound", "line-ew-open")):
             figure.add_scatter(
-                x=frame["task"],
+                x=frame["task"].map(label),
                 y=frame[name],
                 name=f"{'bound' if name == 'bound' else 'score drift'}, {model}",
                 mode="markers",
                 marker={"symbol": symbol, "size": 12, "color": COLOUR[model], "line": {"width": 2}},
                 customdata=frame["tightness"],
                 hovertemplate="%{x}: %{y:.2f}, tightness %{customdata:.2f}<extra>" + model + "</extra>",
-                row=1,
-                col=1,
             )
+    figure.update_yaxes(title="‖Δz‖", type="log")
+    task_axis(figure, next(iter(frames.values()))["task"])
+    return _with_rows_of_legend(finish(figure, 400))
+
+
+def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Decisions that agree with the expert's and certified ones, per task; hover for the accuracy."""
+    figure = go.Figure()
+    for model, frame in frames.items():
         for name, symbol in (("agreement", SYMBOL[model]), ("certified", f"{SYMBOL[model]}-open")):
             figure.add_scatter(
-                x=frame["task"],
+                x=frame["task"].map(label),
                 y=100 * frame[name],
-                name=f"{'certified' if name == 'certified' else 'agrees with the expert'}, {model}",
+                name=f"{'certified' if name == 'certified' else 'agrees'}, {model}",
                 mode="markers",
                 marker={"symbol": symbol, "size": 11, "color": COLOUR[model], "line": {"width": 2}},
                 customdata=100 * frame["accuracy"],
                 hovertemplate=f"%{{x}}: {name} %{{y:.0f}} %, accuracy %{{customdata:.0f}} %<extra>{model}</extra>",
-                row=1,
-                col=2,
             )
-    figure.update_yaxes(title="‖Δz‖", type="log", col=1)
-    figure.update_yaxes(title="% of samples", range=[-3, 103], col=2)
-    figure.update_xaxes(title="task")
-    finish(figure, 400)
-    figure.update_layout(legend={"y": 1.12}, margin={"t": 96})
-    return figure
+    figure.update_yaxes(title="% of samples", range=[-3, 103])
+    task_axis(figure, next(iter(frames.values()))["task"])
+    return _with_rows_of_legend(finish(figure, 400))
 
 
 def sources(frame: pd.DataFrame) -> go.Figure:
@@ -172,8 +166,22 @@ def sources(frame: pd.DataFrame) -> go.Figure:
     return finish(figure, 360)
 
 
+def _per_block(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen: str | None, axis: str) -> go.Figure:
+    layers = list(next(iter(frames.values()))["layer"])
+    _mark(figure, layers, chosen)
+    figure.update_yaxes(title=axis)
+    layer_axis(figure, layers)
+    return _with_rows_of_legend(finish(figure, 360))
+
+
+def _with_rows_of_legend(figure: go.Figure) -> go.Figure:
+    """Room for a legend of two rows above the panel."""
+    return figure.update_layout(margin={"t": 92})
+
+
 def _mark(figure: go.Figure, layers: list[str], chosen: str | None) -> None:
-    """Shade the chosen layer in every panel that has it."""
-    if chosen in layers:
-        place = layers.index(chosen)
-        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
+    """Shade the chosen layer, or its attention and MLP, in every panel that has it."""
+    places = [i for i, one in enumerate(layers) if chosen is not None and f"{one} ".startswith(f"{chosen} ")]
+    if places:
+        grey = {"fillcolor": COLOUR["base"], "opacity": 0.2, "line_width": 0, "layer": "below"}
+        figure.add_vrect(places[0] - 0.5, places[-1] + 0.5, **grey)

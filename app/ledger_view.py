@@ -4,55 +4,118 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pandas as pd
 import streamlit as st
 
-from app import ledger_charts, ledger_tables, state, tables, text, view
+from app import downloads, ledger_charts, ledger_tables, state, tables, text, view
+from app.downloads import Numbers, Origin
+from app.names import plain
 from app.workspace import ModelId, Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 
+DRIFT_UNITS = {
+    True: "norms / norm of the expert's feature, mean over samples; alignment: cosine",
+    False: "norms over the whole token state, mean over samples; alignment: cosine",
+}
+"""Units of the drift tables, relative or not."""
+_SHARES = "contribution and telescoped: norm / norm of the expert's final feature; shares: 1 is the final drift"
+_GROWTH = "gamma, eta: norm / norm of the incoming drift; response: cosine; certified_growth: share of samples"
+_OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement, accuracy: share of samples"
+_SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
+_MARGINS = "margin, score_change: scores; drift: norm; cosine: to the expert"
+
 
 def sections(ws: Workspace, models: Mapping[str, ModelId], n: int, over: str, task: str, layer: str) -> None:
     """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
-    st.subheader("Which layer caused the final drift?")
-    one, two, _ = st.columns([3, 3, 5])
-    fine = view.choice("Layers", ["blocks", "attention and MLP"], "parts", one) != "blocks"
-    class_token = False
-    if ws.family.adapter.class_token:
-        class_token = view.choice("Norms over", ["all tokens", "class token"], "tokens", two) != "all tokens"
-    with state.progress() as report:
+    first, second = st.container(), st.container()
+    with first:
+        st.subheader("Which layer caused the final drift?")
+        fine = view.choice("Layers", ["blocks", "attention and MLP"], "parts") != "blocks"
+    with second:
+        st.subheader("Does drift grow on its way?")
+        class_token = _class_token(ws)
+    with first, state.progress() as report:
         ledgers = {name: ws.ledger(model, n, class_token, fine, report) for name, model in models.items()}
+    origin = downloads.of_samples(ws, n, _calibration(models))
+    if over != tables.ALL_TASKS:
+        origin = origin.of_task(over)
+    with first:
+        _attribution(ledgers, over, layer, origin)
+    with second:
+        _growth(ledgers, over, layer, origin)
+    _decisions(ws, ledgers, task, downloads.of_samples(ws, n, _calibration(models)))
+
+
+def _class_token(ws: Workspace) -> bool:
+    """Whether gamma, eta and r are of the class token alone; asked where there is one."""
+    if not ws.family.adapter.class_token:
+        return False
+    chosen = view.choice("Norms over", ["all tokens", "class token"], "tokens") != "all tokens"
+    st.caption(
+        "Changes γ, η and the response below: over all tokens of a state, or over the class token alone, the one that "
+        "the head reads. The shares above are of the final feature and stay."
+    )
+    return chosen
+
+
+def _attribution(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
     booked = {name: ledger_tables.attribution(ledger, over) for name, ledger in ledgers.items()}
+    shares = {name: one.set_index("layer")["share"] for name, one in booked.items()}
     view.chart(
         ledger_charts.waterfall(booked, layer),
         "attribution",
-        f"Contribution of every layer to the final drift on {over}",
+        f"Contribution of every layer to the final drift on {over}; shares: {tables.spoken(shares)}",
         text.ATTRIBUTION,
+        Numbers("attribution", _of_models(booked), _SHARES, origin),
     )
-    st.subheader("Does drift grow on its way?")
+
+
+def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
     grown = {name: ledger_tables.growth(ledger, over) for name, ledger in ledgers.items()}
-    view.chart(ledger_charts.growth(grown, layer), "growth", f"Growth of drift per block on {over}", text.GROWTH)
-    with st.expander("Table", icon=":material/table:"):
-        joined = [booked[name].merge(grown[name], how="left").assign(model=name) for name in ledgers]
-        view.table(tables.stacked(joined), f"ledger-{ws.family.suite.name}.csv")
-    _decisions(ws, ledgers, task)
+    of_blocks = {name: one.set_index("layer") for name, one in grown.items()}
+    left, right = st.columns(2)
+    with left:
+        stretched = tables.spoken({f"{name}, γ": one["gamma"] for name, one in of_blocks.items()})
+        figure, alt = ledger_charts.growth(grown, layer), f"Stretching and new mismatch per block on {over}"
+        view.chart(figure, "growth", f"{alt}: {stretched}")
+    with right:
+        answered = tables.spoken({name: one["response"] for name, one in of_blocks.items()})
+        figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
+        view.chart(figure, "response", f"{alt}: {answered}")
+    view.explain(text.GROWTH)
+    view.fold(Numbers("growth", _of_models(grown), _GROWTH, origin))
 
 
-def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str) -> None:
+def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str, origin: Origin) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
         needed = "answers ('target')" if ws.is_text else "labels, class names and a base with a text tower"
         st.info(f"Scores need {needed}.", icon=":material/info:")
         return
-    view.chart(
-        ledger_charts.outputs({name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}),
-        "outputs",
-        "Score drift with its bound, and decisions that agree or are certified, per task",
-        text.OUTPUTS_OF_TEXT if ws.is_text else text.OUTPUTS,
-    )
-    with st.expander(f"Every sample of {task}: margin and drift", icon=":material/table:"):
-        rows = [ledger_tables.margins(ledger, task).assign(model=name) for name, ledger in ledgers.items()]
-        view.table(tables.stacked(rows), f"margins-{ws.family.suite.name}-{task}.csv")
+    frames = {name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}
+    per_task = {name: frame.set_index("task") for name, frame in frames.items()}
+    left, right = st.columns(2)
+    with left:
+        drifted = tables.spoken({name: one["score_drift"] for name, one in per_task.items()})
+        view.chart(ledger_charts.score_drift(frames), "outputs", f"Score drift and its bound per task: {drifted}")
+    with right:
+        agreed = tables.spoken({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
+        view.chart(ledger_charts.decisions(frames), "decisions", f"Decisions that agree with the expert's, %: {agreed}")
+    view.explain(text.OUTPUTS_OF_TEXT if ws.is_text else text.OUTPUTS)
+    view.fold(Numbers("decisions", _of_models(frames), _OUTPUTS, origin))
+    rows = {name: ledger_tables.margins(ledger, task) for name, ledger in ledgers.items()}
+    of_samples = Numbers(f"margins {task}", _of_models(rows), _MARGINS, origin.of_task(task))
+    view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
+
+
+def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    return tables.stacked([frame.assign(model=name) for name, frame in frames.items()])
+
+
+def _calibration(models: Mapping[str, ModelId]) -> CalibrationConfig | None:
+    """The options of the calibrated model among those shown."""
+    return next((model for model in models.values() if isinstance(model, CalibrationConfig)), None)
 
 
 def sources(ws: Workspace, config: CalibrationConfig) -> None:
@@ -65,4 +128,16 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
     with state.progress() as report:
         found = ws.sources(config, report)
     frame = ledger_tables.sources(found, ws.block_layers)
-    view.chart(ledger_charts.sources(frame), "sources-chart", "Excess per source", text.SOURCES)
+    largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
+    view.chart(
+        ledger_charts.sources(frame),
+        "sources-chart",
+        f"Excess per source over the deployed minimum: {tables.spoken(largest, 4)}",
+        text.SOURCES,
+        Numbers("feature sources", frame, _SOURCES, _calibrated_on(ws, config), 4),
+    )
+
+
+def _calibrated_on(ws: Workspace, config: CalibrationConfig) -> Origin:
+    drawn = ws.samples("calibration", config.samples)
+    return Origin(ws.family.suite.name, "calibration", {task: len(one) for task, one in drawn.items()}, config)

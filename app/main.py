@@ -25,19 +25,19 @@ PAGES = {
 }
 FIRST, HOME_PAGE = "drift", "home"
 
-st.set_page_config(page_title="featcal", page_icon=":material/healing:", layout="wide")
 files = {name: ROOT / "pages" / f"{name}.py" for name in PAGES}
-(title, icon), *_ = PAGES.values()
-# the page that the app opens on has the app's own address; its name leads there too
-home = st.Page(files[FIRST], title=title, icon=icon, url_path=HOME_PAGE, default=True)
-also = st.Page(files[FIRST], title=title, icon=icon, url_path=FIRST, visibility="hidden")
-others = [
-    st.Page(files[name], title=title, icon=icon, url_path=name)
-    for name, (title, icon) in PAGES.items()
-    if name != FIRST
-]
+# The icon is part of the title, which draws it with streamlit's own font: as `icon` it would be fetched from Google.
+titles = {name: f"{icon} {title}" for name, (title, icon) in PAGES.items()}
+# The page that the app opens on has the app's own address; its name leads there too.
+home = st.Page(files[FIRST], title=titles[FIRST], url_path=HOME_PAGE, default=True)
+also = st.Page(files[FIRST], title=titles[FIRST], url_path=FIRST, visibility="hidden")
+others = [st.Page(files[name], title=titles[name], url_path=name) for name in PAGES if name != FIRST]
 page = st.navigation([home, also, *others])
 name = page.url_path or FIRST
+HERE = ROOT / "app"
+st.set_page_config(page_title=f"{PAGES[name][0]} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
+st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")
+st.html(HERE / "style.css")
 
 
 def first_chart() -> None:

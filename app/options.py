@@ -21,8 +21,14 @@ SAMPLES = (8, 16, 32, 64, 128, 256)
 RHO = 4.0
 """Right end of the anchor's slider, unless a larger one was asked for."""
 SWITCHES = {
-    "biases": ("Calibrate biases", "Eq. 55"),
-    "layernorms": ("Calibrate LayerNorms", "Eq. 59"),
+    "biases": (
+        "Calibrate biases",
+        "Fit each bias to what the new weights leave over on average (Eq. 55). Off: biases stay as merged.",
+    ),
+    "layernorms": (
+        "Calibrate LayerNorms",
+        "Fit scale and shift of every LayerNorm to the experts' (Eq. 59). Off: they stay as merged.",
+    ),
     "rmsnorms": (
         "Calibrate RMSNorms",
         "featcal's extension of Eq. 59 to norms without a shift; the paper leaves them.",

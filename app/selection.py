@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
 
-OPTIONS = ("lam", "rho", "alpha", "samples", "biases", "layernorms", "rmsnorms", "completion_only")
+if TYPE_CHECKING:  # the selection is there before torch is
+    from featcal.calibration.config import CalibrationConfig
+
+TURNED = ("biases", "layernorms", "rmsnorms", "completion_only")
+"""Options of a calibration that are on or off."""
+OPTIONS = ("lam", "rho", "alpha", "samples", *TURNED)
 """The fields that are options of a calibration."""
 OF_A_SUITE = ("task", "layer", *OPTIONS)
 """The fields that mean nothing in another suite."""
@@ -89,6 +94,19 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
 def exactly(value: float) -> str:
     """A number as it was chosen, not rounded for reading."""
     return f"{value:.12g}"
+
+
+def made_with(config: CalibrationConfig) -> str:
+    """How a calibrated model was made, for the name of a file or folder: every number, and switches that are turned.
+
+    >>> from featcal.calibration.config import CalibrationConfig
+    >>> made_with(CalibrationConfig(rho=2.1, samples=64, biases=False))
+    'lam0.05-rho2.1-alpha0.3-n64-no-biases'
+    """
+    numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
+    turned = [name for name in TURNED if getattr(config, name) != getattr(type(config), name)]
+    parts = [f"{name}{exactly(value)}" for name, value in numbers.items()]
+    return "-".join([*parts, *(f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned)])
 
 
 def _written(value: Any) -> str:

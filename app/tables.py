@@ -45,6 +45,11 @@ def relative_drift(features: Features) -> pd.Series:
     return pd.DataFrame(tasks).mean(axis=1)
 
 
+def by_layer(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """Series over layers as one table: layer, then one column per model."""
+    return pd.DataFrame(columns).rename_axis("layer").reset_index()
+
+
 def per_task(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
     """One row per task at one layer."""
     scaled = _in_units(table, relative)
@@ -118,6 +123,15 @@ def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def cosine_table(features: pd.DataFrame, vectors: pd.DataFrame) -> pd.DataFrame:
-    """Feature and task-vector cosines of both models, one row per task."""
-    return features.merge(vectors, on="task", suffixes=(", features", ", task vector"))
+def spoken(values: Mapping[str, pd.Series], digits: int = 2) -> str:
+    """Smallest and largest value of every model with where they are, for those who cannot see a chart.
+
+    >>> spoken({"merged": pd.Series([0.1, 0.73, 0.4], ["block 0", "head", "block 1"])})
+    'merged 0.10 (block 0) to 0.73 (head)'
+    """
+    known = {model: one.dropna() for model, one in values.items()}
+    return "; ".join(
+        f"{model} {one.min():.{digits}f} ({one.idxmin()}) to {one.max():.{digits}f} ({one.idxmax()})"
+        for model, one in known.items()
+        if len(one)
+    )

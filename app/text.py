@@ -1,4 +1,13 @@
-"""What every chart shows, its formula, and when it misleads; shown under the chart."""
+"""What every chart shows, its formula, and when it misleads; shown under the chart.
+
+A displayed formula stands between two lines of `$$` alone: with text on the line, all that follows is a formula.
+"""
+
+PAPER = "https://arxiv.org/abs/2605.13030"
+SOURCE = (
+    f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
+)
+"""Ends every explanation that names one of them."""
 
 DRIFT = r"""
 **What this shows.** For every layer $\ell$ and sample the difference between the model's feature and the task
@@ -29,9 +38,16 @@ CALIBRATE = r"""
 **What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
 tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
 order, no preview:
-$$W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
-\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}, \qquad
-W_\text{anchor} = \rho\, W_\text{merged} + (1-\rho)\, W_\text{base}$$
+
+$$
+W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
+\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}
+$$
+
+$$
+W_\text{anchor} = \rho\, W_\text{merged} + (1-\rho)\, W_\text{base}
+$$
+
 with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the Gram matrix of the deployed inputs.
 
 - $\lambda$: how strongly the anchor holds; large values return to the anchor, small ones trust the samples.

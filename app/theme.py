@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import cos, radians, sin
 
 import plotly.graph_objects as go
+
+from app.names import label, shorten
 
 ROLES = ("base", "merged", "calibrated", "expert")
 
@@ -18,11 +21,37 @@ COLOUR = {
     "propagation": "#E3B23C",
 }
 OTHERS = ("#E3B23C", "#8C6BB1", "#17BECF", "#CC79A7", "#A65628", "#9ACD32", "#F28E8E", "#5C7CFA", "#B8A99A", "#6B8E6B")
-"""Colours of answers and classes, none of them a model's; they come round again after the last."""
+"""Colours of up to ten answers or classes, none of them a model's."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
 """Shapes say the same as the colours, for readers who cannot use those."""
 
 _GRID = "rgba(128, 134, 145, 0.25)"
+
+
+def colours(count: int) -> list[str]:
+    """That many different colours of answers or classes; beyond ten, neighbours are hard to tell apart by eye.
+
+    >>> len(set(colours(100)))
+    100
+    """
+    if count <= len(OTHERS):
+        return list(OTHERS[:count])
+    return [_oklch((0.58, 0.72, 0.46)[i % 3], 0.11 if i % 2 else 0.15, 360 * i / count) for i in range(count)]
+
+
+def _oklch(lightness: float, chroma: float, hue: float) -> str:
+    """A colour of Ottosson's OKLCH (hue in degrees) as "#rrggbb", clipped to what a screen shows."""
+    a, b = chroma * cos(radians(hue)), chroma * sin(radians(hue))
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    shown = (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in linear)
+    return "#" + "".join(f"{round(255 * min(1.0, max(0.0, c))):02X}" for c in shown)
 
 
 def finish(figure: go.Figure, height: int, title: str = "") -> go.Figure:
@@ -41,6 +70,12 @@ def finish(figure: go.Figure, height: int, title: str = "") -> go.Figure:
     figure.update_xaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     figure.update_yaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
     return figure
+
+
+def task_axis(figure: go.Figure, tasks: Iterable[str]) -> None:
+    """Horizontal axes over tasks, whose names may be long: the axis shows their beginning, hovering the whole."""
+    names = {label(task): label(shorten(task, 24)) for task in tasks}
+    figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
 
 
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import state, text
+from app.downloads import Numbers
+from app.names import plain_lines
 from app.preview import HOME_SUITE
 from app.selection import HOME
 from app.workspace import Workspace
@@ -39,7 +40,7 @@ def suite_selector() -> None:
 def left_out() -> None:
     """What the address asked for in vain."""
     for sentence in state.left_out():
-        st.warning(sentence, icon=":material/link_off:")
+        st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
 def open_or_explain() -> Workspace:
@@ -93,28 +94,47 @@ def sample_selector(ws: Workspace) -> int:
     return n
 
 
-def chart(figure: go.Figure, key: str, alt: str, explanation: str = "") -> None:
-    """A chart and, folded below it, what it shows, its formula and when it misleads."""
-    st.plotly_chart(figure, key=key, alt=alt, config=PLOTLY)
+def plotly(name: str) -> dict[str, Any]:
+    """Options of a chart whose camera writes `name`.svg."""
+    return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
+
+
+def chart(figure: go.Figure, key: str, alt: str, explanation: str = "", numbers: Numbers | None = None) -> None:
+    """A chart and, folded below it, what it shows, its formula and when it misleads, and its table."""
+    st.plotly_chart(figure, key=key, alt=alt, config=plotly(numbers.name if numbers else key))
     explain(explanation)
+    fold(numbers)
 
 
-def explain(text: str) -> None:
-    """The folded explanation of a chart."""
-    if text:
+def explain(explanation: str) -> None:
+    """The folded explanation of a chart, and which paper its propositions and equations are of."""
+    if explanation:
         with st.expander("What this shows, formula, when it misleads", icon=":material/help:"):
-            st.markdown(text)
+            named = any(word in explanation for word in ("Prop.", "Eq.", "Algorithm"))
+            st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def table(frame: pd.DataFrame, file_name: str, digits: int = 3) -> None:
-    """A table and its CSV."""
-    formats = {name: st.column_config.NumberColumn(format=f"%.{digits}f") for name in frame.select_dtypes("float")}
-    st.dataframe(frame, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {file_name}")
+def fold(numbers: Numbers | None, title: str = "Table") -> None:
+    """A folded table."""
+    if numbers is not None:
+        with st.expander(title, icon=":material/table:"):
+            table(numbers)
+
+
+def table(numbers: Numbers, rows: slice | None = None) -> None:
+    """A table (some of its rows) and the whole of it as CSV."""
+    frame = numbers.frame
+    formats = {
+        name: st.column_config.NumberColumn(format=f"%.{numbers.digits}f") for name in frame.select_dtypes("float")
+    }
+    shown = frame if rows is None else frame[rows]
+    st.dataframe(shown, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {numbers.what}")
     st.download_button(
         "Download CSV",
-        frame.to_csv(index=False).encode(),
-        file_name,
+        numbers.csv(),
+        f"{numbers.name}.csv",
         "text/csv",
+        key=f"csv-{numbers.name}",
         on_click="ignore",
         icon=":material/download:",
     )
@@ -122,10 +142,10 @@ def table(frame: pd.DataFrame, file_name: str, digits: int = 3) -> None:
 
 def problem(error: FeatcalError) -> None:
     """One red message with the library's own words."""
-    st.error(str(error), icon=":material/error:")
+    st.error(plain_lines(str(error)), icon=":material/error:")
 
 
 def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
-    """A row of numbers: (label, value, difference or None)."""
+    """Cards with numbers: (label, value, difference or None); as many side by side as have room."""
     for column, (label, value, delta) in zip(st.columns(len(values)), values, strict=True):
         column.metric(label, value, delta, border=True, height="stretch")

@@ -51,7 +51,6 @@ SMALL_SPLIT = 2**25
 """Bytes of model inputs of one task's whole split that are worth keeping."""
 _MOST = {
     "samples": 6,
-    "split": 24,
     "seen": 8,
     "passes": 3,
     "result": 6,
@@ -223,13 +222,16 @@ class Workspace:
 
     def _parts(self, task: str, split: str, n: int | None) -> Iterator[Samples]:
         """Samples to be scored. A whole split passes by in parts; one that is small enough stays for the next model."""
-        small = self._kept.get("split", {}).get((task, split))
-        if n is not None or small is not None:
-            yield self.samples(split, n)[task] if n is not None else small
+        if n is not None:
+            yield self.samples(split, n)[task]
+            return
+        small = self._kept.setdefault("split", OrderedDict())
+        if (task, split) in small:
+            yield small[task, split]
             return
         for part in self.family.parts(task, split, None, SEED):
             if len(part) == part.total and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
-                self.once("split", (task, split), lambda part=part: part)
+                small[task, split] = part
             yield part
 
     def seen(self, split: str, task: str) -> Samples:

@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import charts, flips, options, state, tables, text, view
+from app import charts, downloads, flips, options, state, tables, text, view
+from app.downloads import Numbers
 from featcal.errors import FeatcalError
 from featcal.words import percent
 
@@ -40,16 +41,26 @@ metric = tables.metric_name(scores)
 numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
 if "calibrated" in scores:
     gap = average["gap closed, %"]
+    numbers[2] = (*numbers[2][:2], f"{average['calibrated − merged']:+.1f} points")
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
+units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
+origin = downloads.of_scores(scores["merged"], config if "calibrated" in scores else None)
+measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
-view.chart(bars, "test-scores", f"{metric.capitalize()} on the test split per task and model")
+said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
+st.plotly_chart(
+    bars,
+    key="test-scores",
+    alt=f"{metric.capitalize()} on the test split per task and model: {said}",
+    config=view.plotly(measured.name),
+)
 size = tables.how_many(one.n for one in scores["merged"].tasks.values())
 how = "Whole generated answers. " if ws.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
 view.explain(text.ACCURACY_OF_TEXT if ws.is_text else text.ACCURACY)
-view.table(frame, f"accuracy-{ws.family.suite.name}.csv", 1)
+view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if "calibrated" in scores:
-    flips.section(ws, scores["merged"], scores["calibrated"], task)
+    flips.section(ws, scores["merged"], scores["calibrated"], task, origin)

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import charts, export, options, state, tables, text, view
+from app import charts, downloads, export, options, state, tables, text, view
+from app.downloads import Numbers
+from app.names import plain
 from featcal.words import percent
 
 st.header("Repair it in closed form")
@@ -23,20 +25,32 @@ if scores:
 numbers.append(("calibration took", f"{ws.calibrated(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
+origin = downloads.of_samples(ws, n, config)
 left, right = st.columns(2)
 with left:
     st.subheader("Drift per layer")
     drifts = {"merged": tables.relative_drift(before), "calibrated": tables.relative_drift(after)}
-    view.chart(charts.drift_compared(drifts), "compared", "Drift per layer before and after")
+    view.chart(
+        charts.drift_compared(drifts),
+        "compared",
+        f"Drift per layer before and after: {tables.spoken(drifts)}",
+        numbers=Numbers("drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin),
+    )
 with right:
     if scores:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
-        bars = charts.score_bars(tables.score_table(scores), list(scores), f"{metric}, %")
-        view.chart(bars, "quick", f"{metric.capitalize()} per task before and after")
+        frame = tables.score_table(scores)
+        said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
+        view.chart(
+            charts.score_bars(frame, list(scores), f"{metric}, %"),
+            "quick",
+            f"{metric.capitalize()} per task before and after: {said}",
+            numbers=Numbers("scores before and after", frame, f"{metric} in %; difference in points", origin, 1),
+        )
     else:
         st.subheader("Scores per task")
-        st.info(f"No scores here: {missing}", icon=":material/info:")
+        st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 st.caption(
     f"Measured on {tables.measured_on(before)}, which calibration does not see. Choose options here, not on test."
     if ws.split == "validation"
@@ -45,7 +59,7 @@ st.caption(
 fewer = {task: one["samples"] for task, one in ws.calibrated(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
-    counts = ", ".join(f"{task} {count}" for task, count in fewer.items())
+    counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
     st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
 if scores and ws.is_text:
     st.caption(

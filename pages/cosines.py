@@ -3,7 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from app import charts, options, state, tables, text, view
+from app import charts, downloads, options, state, tables, text, view
+from app.downloads import Numbers, Origin
+from app.names import plain
 
 st.header("How close to the experts?")
 ws = view.open_or_explain()
@@ -21,30 +23,49 @@ vectors = pd.DataFrame({"merged": ws.vector_cosines("merged"), "calibrated": ws.
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config}, n)
 
+origin = downloads.of_samples(ws, n, config)
+of_tasks = {
+    name: {model: one.set_index("task")[model] for model in found} for name, one in (("a", features), ("d", vectors))
+}
+
 left, right = st.columns(2)
 with left:
     st.subheader("a. Feature cosine, per task")
+    bars = charts.score_bars(features, list(found), "mean cosine to the expert")
+    means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4)
+    view.chart(bars, "a", f"Mean feature cosine per task: {tables.spoken(of_tasks['a'])}", numbers=means)
+with right:
+    st.subheader(f"b. Per sample of {plain(task)}")
+    merged, calibrated = (one.tasks[task].cosine.numpy() for one in found.values())
+    pairs = pd.DataFrame({"sample": range(len(merged)), "merged": merged, "calibrated": calibrated})
     view.chart(
-        charts.score_bars(features, list(found), "mean cosine to the expert"), "a", "Mean feature cosine per task"
+        charts.cosine_pairs(merged, calibrated),
+        "b",
+        f"Cosine of every sample of {task}: {(calibrated > merged).sum()} of {len(pairs)} came closer to the expert",
+        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4),
     )
+left, right = st.columns(2)
+with left:
     st.subheader("c. Cosine gain and score gain")
     if scores:
         metric = tables.metric_name(scores)
         gained = tables.gain_table(features, tables.score_table(scores))
-        view.chart(charts.gains(gained, metric), "c", f"Gain in cosine against gain in {metric}, per task")
+        said = tables.spoken({name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")})
+        view.chart(
+            charts.gains(gained, metric),
+            "c",
+            f"Gain in cosine against gain in {metric}, per task: {said}",
+            numbers=Numbers("gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin),
+        )
     else:
-        st.info(f"No scores here: {missing}", icon=":material/info:")
+        st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 with right:
-    st.subheader(f"b. Per sample of {task}")
-    merged, calibrated = (one.tasks[task].cosine.numpy() for one in found.values())
-    view.chart(charts.cosine_pairs(merged, calibrated), "b", f"Cosine of every sample of {task}, merged and calibrated")
     st.subheader("d. Task-vector cosine")
-    view.chart(
-        charts.score_bars(vectors, list(found), "cosine of task vectors"), "d", "Task-vector cosine to the expert"
-    )
+    bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
+    without_samples = Origin(origin.suite, origin.split, {}, config)
+    weights = Numbers("task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4)
+    view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.spoken(of_tasks['d'])}", numbers=weights)
 st.caption(
     f"a, b, c on {tables.measured_on(found['merged'])}; gains are taken over the merged model. d needs no samples."
 )
 view.explain(text.COSINES)
-with st.expander("Table", icon=":material/table:"):
-    view.table(tables.cosine_table(features, vectors), f"cosines-{ws.family.suite.name}.csv", 4)

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import charts, ledger_view, options, state, tables, text, view
+from app import charts, downloads, ledger_view, options, state, tables, text, view
+from app.downloads import Numbers
+from app.names import plain
 
 SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}
 
@@ -22,7 +24,7 @@ over = tables.ALL_TASKS if averaged else task
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws)
 
-columns = st.columns(3, vertical_alignment="bottom")
+columns = [st.container(horizontal=True, vertical_alignment="bottom")] * 3
 relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"
 shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config else ("merged",)
 models = {name: config if name == "calibrated" and config else "merged" for name in shown}
@@ -35,30 +37,37 @@ layer = view.one_of(layers, state.selection().layer, -2)
 state.control(columns[2].selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
 
 frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
+measured = downloads.of_samples(ws, n, config if "calibrated" in shown else None)
+units = ledger_view.DRIFT_UNITS[relative]
+rows = tables.stacked([one.assign(model=name) for name, one in frames.items()])
+per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task))
+said = tables.spoken({name: one.set_index("layer")["drift"] for name, one in frames.items()})
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
     on_select=choose_layer,
     selection_mode="points",
-    config=view.PLOTLY,
-    alt=f"Drift per layer on {over}: local mismatch and propagation stacked, drift as a line",
+    config=view.plotly(per_layer.name),
+    alt=f"Drift per layer on {over}, local mismatch and propagation stacked, drift as a line: {said}",
 )
 st.caption(
     f"Mean over {tables.measured_on(ledgers[shown[0]])}. "
     "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
 )
 view.explain(text.DRIFT)
+view.fold(per_layer)
 
-st.subheader(f"{layer}, task by task")
+st.subheader(f"{plain(layer)}, task by task")
+of_tasks = {name: tables.per_task(one, layer, relative) for name, one in drift.items()}
+said = tables.spoken({name: one.set_index("task")["drift"] for name, one in of_tasks.items()})
+rows = tables.stacked([one.assign(model=name) for name, one in of_tasks.items()])
 view.chart(
-    charts.drift_tasks({name: tables.per_task(one, layer, relative) for name, one in drift.items()}, relative),
+    charts.drift_tasks(of_tasks, relative),
     "drift-tasks",
-    f"Drift of every task at {layer}",
+    f"Drift of every task at {layer}: {said}",
     text.DRIFT_TASKS,
+    Numbers(f"drift per task at {layer}", rows, units, measured),
 )
-with st.expander("Table", icon=":material/table:"):
-    numbers = [one.assign(model=name) for name, one in frames.items()]
-    view.table(tables.stacked(numbers), f"drift-{ws.family.suite.name}.csv")
 
 ledger_view.sections(ws, models, n, over, task, layer)
 if config:

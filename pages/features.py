@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cloud, options, state, text, view
+from app import cloud, downloads, options, state, text, view
 
 st.header("Features, before and after")
 ws = view.open_or_explain()
@@ -22,10 +22,12 @@ if not pooled:
 features = cloud.features_of(ws, models, task, n, pooled)
 data = ws.samples(ws.split, n)[task]
 
+origin = downloads.of_samples(ws, n, config).of_task(task)
+
 left, right = st.columns([3, 2])
 with left:
-    selected = cloud.map_section(ws, (tuple(models.items()), task, n, pooled), task, features, data)
+    selected = cloud.map_section(ws, (tuple(models.items()), task, n, pooled), features, data, origin)
 with right:
     cloud.sample_section(data, selected)
-    cloud.distance_section(features)
+    cloud.distance_section(features, origin)
 view.explain(text.FEATURES_OF_TEXT if ws.is_text else text.FEATURES)

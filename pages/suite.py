@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import catalogue, state, view
+from app.names import plain
 from featcal.errors import FeatcalError
 from featcal.suite import load_suite
 
@@ -14,8 +15,8 @@ except FeatcalError as error:
     view.offer_home()
     st.stop()
 
-st.subheader(suite.name)
-st.write(suite.description)
+st.subheader(plain(suite.name))
+st.text(suite.description)
 found = catalogue.preflight(suite, state.reference())
 catalogue.findings(found)
 if found.problems:
@@ -50,7 +51,7 @@ st.dataframe(
     alt="Tasks with classes, samples and the expert's own accuracy",
 )
 if missing:
-    st.info(f"Experts are not scored: {missing}", icon=":material/info:")
+    st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
 else:
     what = "whole generated answers" if ws.is_text else "accuracy"
     st.caption(

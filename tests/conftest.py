@@ -10,7 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,19 @@ def write_suite(root: Path, distance: float = 0.3) -> Path:
 def tiny_suite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Suite file of the tiny models; shared, so never to be changed."""
     return write_suite(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def instant_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The app without its process for maps; what it keeps is forgotten afterwards."""
+    import streamlit
+    from app_pages import InstantMaps
+
+    from app import state
+
+    monkeypatch.setattr(state, "MapWorker", InstantMaps)
+    yield
+    streamlit.cache_resource.clear()
 
 
 @pytest.fixture

@@ -4,49 +4,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import streamlit as st
 import torch
 import yaml
 from app_pages import PAGES, button, charts, control, fields, go, healthy, opened
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import export, flips, maps, state, tables
+from app import export, flips, maps, tables
+from app.names import plain
 from app.workspace import Workspace, open_workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.resources import bundle_root
 from featcal.tasks.sources import Samples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much that is not ours
-
-
-class InstantMaps:
-    """Stands in for the process that runs UMAP, whose compilation takes long."""
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-    start_when_quiet = wait
-
-    def submit(self, features: maps.Points) -> Future[maps.Map]:
-        future: Future[maps.Map] = Future()
-        future.set_result(maps.Map(maps.pca_map(features), 0.9, 0.8))
-        return future
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(state, "MapWorker", InstantMaps)
-    yield
-    st.cache_resource.clear()
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
@@ -69,14 +48,14 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (5, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (6, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, calibrated="true", lam="0.05", sources="true")
     assert healthy(app)
@@ -184,7 +163,7 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
     assert control(app, "suite").options == ["clip-mini", "t5-mini"]
-    assert charts(app) == 5
+    assert charts(app) == 7
 
 
 def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
@@ -203,6 +182,28 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     assert healthy(app)
     assert control(app, "calibrated").value
     assert control(app, "alpha").value == 0.6
+
+
+def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: Path) -> None:
+    def drawn(tokens: str) -> dict[str, Any]:
+        app = opened(tiny_suite_file, tokens=tokens)
+        assert healthy(app)
+        shown = [
+            getattr(one, "value", None) if one.type == "subheader" else getattr(one, "label", None) for one in app.main
+        ]
+        assert shown.index("Norms over") == shown.index("Does drift grow on its way?") + 1
+        data = [json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart")]
+        return dict(zip(("layers", "tasks", "attribution", "growth", "response"), data, strict=False))
+
+    everything, alone = drawn("all tokens"), drawn("class token")
+    assert {name for name, data in alone.items() if data != everything[name]} == {"growth", "response"}
+
+
+def test_the_tab_says_page_and_featcal_and_nothing_is_fetched_for_it() -> None:
+    main = (bundle_root() / "app" / "main.py").read_text(encoding="utf-8")
+    assert "· featcal" in main
+    assert 'page_icon=":material' not in main
+    assert "icon=icon" not in main  # a material icon of st.Page becomes a favicon from fonts.gstatic.com
 
 
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
@@ -269,7 +270,7 @@ def test_export_writes_once_and_says_how_to_load(tiny_suite_file: Path, tmp_path
     button(app, "Write").click().run()
     assert healthy(app)
     assert (out / "model.safetensors").is_file()
-    assert str(out) in app.success[0].value
+    assert plain(str(out)) in app.success[0].value
     assert f'CLIPModel.from_pretrained("{out.as_posix()}")' in app.code[0].value
     button(app, "Write").click().run()
     assert not app.exception

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import numpy as np
 import pandas as pd
 
-from app import charts, ledger_tables, theme
+from app import charts, ledger_charts, ledger_tables, theme
+from app.downloads import Numbers, Origin
+from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import SourceExcess
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
@@ -50,3 +54,68 @@ def test_sources_are_summed_per_layer_of_every_stage() -> None:
     assert sorted(frame["layer"]) == ["decoder block 0", "encoder block 0"]
     assert list(frame["excess"]) == [4.0, 4.0]
     assert list(frame["relative"]) == [0.5, 0.5]
+
+
+def test_classes_beyond_ten_have_colours_of_their_own() -> None:
+    for count in (2, 10, 26, 60):
+        found = theme.colours(count)
+        assert len(set(found)) == count
+        assert not set(found) & {theme.COLOUR[role] for role in theme.ROLES}
+
+
+def test_a_selected_sample_stays_lit_in_every_model() -> None:
+    points = {model: np.zeros((3, 2)) for model in ("expert", "merged", "calibrated")}
+    figure = charts.feature_map(points, ["a", "b", "c"], True, "PCA", selected=[2])
+    clouds = {trace.name: trace for trace in figure.data if trace.name in points}
+    assert {name: list(cloud.selectedpoints) for name, cloud in clouds.items()} == {name: [2] for name in points}
+    untouched = charts.feature_map(points, ["a", "b", "c"], True, "PCA")
+    assert all(trace.selectedpoints is None for trace in untouched.data)
+
+
+def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:
+    parts = ["embeddings", *(f"block {i} {part}" for i in (1, 10) for part in ("attention", "mlp")), "head"]
+    columns = {
+        name: [0.1] * len(parts) for name in ("contribution", "share", "telescoped", "telescoped share", "final")
+    }
+    figure = ledger_charts.waterfall({"merged": pd.DataFrame({"layer": parts, **columns})}, "block 1")
+    (band,) = figure.layout.shapes
+    assert (band.x0, band.x1) == (0.5, 2.5)
+
+
+def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
+    tasks = ["<b>a</b> " + "x" * 40 + end for end in ("1", "2")]
+    figure = charts.score_bars(pd.DataFrame({"task": tasks, "merged": [1.0, 2.0]}), ["merged"])
+    assert list(figure.data[0].x) == list(figure.layout.xaxis.tickvals)
+    assert len(set(figure.data[0].x)) == 2
+    assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt; xxxxxxxxxxxxxx…"] * 2
+
+
+ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, CalibrationConfig(lam=0.0002, rho=1.2, samples=32))
+
+
+def read(numbers: Numbers) -> pd.DataFrame:
+    return pd.read_csv(BytesIO(numbers.csv()))
+
+
+def test_a_table_says_what_was_measured_in_its_name_and_columns() -> None:
+    frame = pd.DataFrame({"model": ["merged", "calibrated"], "task": ["a", "b"], "drift": [0.5, 0.25]})
+    numbers = Numbers("drift per task", frame, "norm / norm", ORIGIN)
+    assert numbers.name == "drift-per-task-my-suite-lam0.0002-rho1.2-alpha0.3-n32-40-to-64-validation"
+    found = read(numbers)
+    assert list(found["drift"]) == [0.5, 0.25]
+    assert list(found["samples_per_task"]) == [64, 40]
+    assert set(found["suite"]) == {"my suite"}
+    assert set(found["split"]) == {"validation"}
+    assert set(found["units"]) == {"norm / norm"}
+    merged, calibrated = (row for _, row in found.iterrows())
+    assert (calibrated["lam"], calibrated["rho"], calibrated["alpha"]) == (0.0002, 1.2, 0.3)
+    assert (calibrated["calibration_samples"], calibrated["seed"]) == (32, 42)
+    assert merged[["lam", "rho", "alpha", "calibration_samples"]].isna().all()
+
+
+def test_a_table_without_a_calibrated_model_has_no_settings() -> None:
+    origin = Origin("s", "validation", {"a": 64, "b": 40})
+    found = read(Numbers("drift", pd.DataFrame({"layer": ["head"], "drift": [1.0]}), "norm", origin))
+    assert "lam" not in found
+    assert list(found["samples_per_task"]) == ["40 to 64"]
+    assert read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", origin.of_task("b")))["samples_per_task"][0] == 40

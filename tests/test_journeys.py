@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit as st
 import torch
 from app_pages import PAGES, button, control, controls, go, healthy, opened, shown_model
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
-from test_app import InstantMaps
 
 from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
@@ -23,18 +21,11 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.preflight import Preflight
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # streamlit warns of much that is not ours
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 OPTIONS = {"lam": "0.0002", "rho": "1.2", "alpha": "0.35", "samples": "8"}
 SHOWN = "λ 0.0002 · ρ 1.2 · α 0.35 · n 8"
 ORDERS = [PAGES, PAGES[::-1], ("calibrate", "drift", "calibrate", "accuracy")]
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(state, "MapWorker", InstantMaps)
-    yield
-    st.cache_resource.clear()
 
 
 def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> None:
@@ -261,7 +252,7 @@ def test_a_whole_split_passes_by_in_parts(tiny_suite_file: Path, monkeypatch: py
     monkeypatch.setattr("featcal.family.PART", 5)
     passing = open_workspace(str(tiny_suite_file))
     assert passing.scores("merged", "test").to_json() == scores
-    assert "split" not in passing._kept
+    assert not passing._kept["split"]
     seen = passing.seen("test", "signs")
     assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
     assert torch.equal(seen.labels, passing.samples("test", None)["signs"].labels)

@@ -1,0 +1,57 @@
+"""Names and messages that others wrote, shown as the text they are: suites, tasks, classes, answers, paths.
+
+Streamlit draws headings, captions and messages as Markdown, plotly draws labels as a little HTML. A name must neither
+be drawn nor make the browser fetch anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ACTIVE = re.compile(r"([\\`*_\[\]<>$&~|]|^[#+=-]|^\d+(?=[.)])(?=.))")
+_JOINER = "\u2060"
+"""Word joiner: no width, and none of the patterns below match across it."""
+_AFTER_PARSING = re.compile(
+    r":(?=\S)"  # :smile:, :material/home:, :red[…], http://…
+    r"|(?i:www)(?=\.)"
+    r"|@"
+    r"|(?<!\S)[-<>~](?=[-=>]+(?!\S))"  # " -> " becomes an arrow
+)
+"""What streamlit's Markdown replaces in text that is already parsed, where a backslash no longer protects."""
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def plain(text: str) -> str:
+    r"""Markdown that shows exactly this text; blanks and line ends become one blank.
+
+    >>> plain("**bold** ![x](http://a.b/c.png) $x$")
+    '\\*\\*bold\\*\\* !\\[x\\](http:\u2060//a.b/c.png) \\$x\\$'
+    >>> plain("1. letters, block 3")
+    '1\\. letters, block 3'
+    >>> plain("digits")
+    'digits'
+    """
+    joined = _AFTER_PARSING.sub(lambda found: found[0] + _JOINER, " ".join(text.split()))
+    return _ACTIVE.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", joined)
+
+
+def plain_lines(text: str) -> str:
+    """The same for a message of several lines, which stay lines."""
+    return "  \n".join(plain(line) for line in text.splitlines() if line.strip())
+
+
+def label(text: str) -> str:
+    """A plotly label that shows exactly this text; line ends become blanks.
+
+    >>> label("<b>a</b> & b")
+    '&lt;b&gt;a&lt;/b&gt; &amp; b'
+    """
+    return " ".join(text.split()).translate(_HTML)
+
+
+def shorten(text: str, most: int) -> str:
+    """
+    >>> shorten("a very long name", 8)
+    'a very …'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
