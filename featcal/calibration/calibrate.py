@@ -52,7 +52,8 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, versions."""
+    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, versions, and the
+    process's peak memory when the calibration ended; a saved record has the peak after writing and verifying."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -62,10 +63,14 @@ class CalibrationResult:
             NumericalError: the folder does not load back to the same model.
         """
         family = self.family
-        record = {**self.record, "inputs": input_hashes(family)}
+        hashes = input_hashes(family)
+
+        def finished_record() -> dict[str, Any]:
+            return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
+
         with OutputFolder(out) as folder:
             card = _card(family, self.config)
-            content = write_model(folder, family.adapter, family.container, self.weights, lambda: record, card)
+            content = write_model(folder, family.adapter, family.container, self.weights, finished_record, card)
         written: list[str] = content["written"]
         return written
 
@@ -157,7 +162,7 @@ def calibrate_to_folder(
         def finished_record() -> dict[str, Any]:
             now = time.perf_counter()
             seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
-            return {**record, "seconds": seconds, "inputs": hashes}
+            return {**record, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
 
         model = Overlay("calibrated model", family.merged, done)
         content = write_model(
