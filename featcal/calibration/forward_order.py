@@ -67,7 +67,8 @@ def calibrate_blocks(
         first: keeps the statistics of the first block from run to run.
 
     Returns:
-        For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream.
+        For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the
+        tokens of the block's own stage (`Stage.own_state`): of a T5 decoder block those of the decoder.
 
     Raises:
         NumericalError: features that are not finite, or a system that cannot be solved; names the block.
@@ -197,7 +198,7 @@ def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[s
     """Run one task's deployed stream through the finished block.
 
     Returns:
-        ||h_cal - h_exp|| / ||h_exp|| over all samples and tokens after the block.
+        ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
 
     Raises:
         NumericalError: it is not finite.
@@ -206,8 +207,8 @@ def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[s
     for position, (call, batch, own) in enumerate(zip(stream, expert.batches, expert.calls(), strict=True)):
         after = stage.advance(call, block.run(deployed, call))
         stream[position] = after
-        target = stage.state(own, batch)
-        drift += (stage.state(after, batch) - target).double().square().sum()
+        target = stage.own_state(own, batch)
+        drift += (stage.own_state(after, batch) - target).double().square().sum()
         scale += target.double().square().sum()
     value = float((drift / scale) ** 0.5)
     if not math.isfinite(value):
