@@ -227,6 +227,8 @@ def calibrate(
     family = open_family(loaded, device)
     config = config_for(family, **options)
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
+    for warning in document["warnings"]:
+        click.echo(f"featcal: warning: {warning}", err=True)
     rows = [
         (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
     ]
