@@ -39,16 +39,14 @@ def margins(ledger: DriftLedger, task: str) -> pd.DataFrame:
 
 
 def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:
-    """One row per block and source: excess over the deployed minimum, summed over the block's linear maps.
+    """One row per block and source: excess over the source's own deployed minimum, both summed over the linear maps.
 
     Args:
         layers: what charts call a block, by the prefix of its tensors.
     """
-    frame = excess_frame(found)
-    minimum = frame["excess"] / frame["relative"].where(frame["relative"] > 0)
-    frame = frame.assign(minimum=minimum.groupby([frame["block"], frame["modules"]]).transform("max"))
-    summed = frame.groupby(["block", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
-    return summed.assign(layer=summed["block"].map(layers), relative=summed["excess"] / summed["minimum"])
+    summed = excess_frame(found).groupby(["block", "source"], sort=False)[["excess", "minimum"]].sum().reset_index()
+    relative = (summed["excess"] / summed["minimum"]).where(summed["minimum"] > 0, 0.0)
+    return summed.assign(layer=summed["block"].map(layers), relative=relative)
 
 
 def _attribution(task: TaskDrift) -> pd.DataFrame:

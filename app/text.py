@@ -23,8 +23,9 @@ expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two 
 **When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line lies at or below the top of the
 stack, and far below where the parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
 tokens, but only one reaches the head: CLIP's class token, a language model's token before the answer. A layer of an
-encoder-decoder's decoder holds its own tokens and the encoder's output, both of which later layers see. Layers differ
-in scale: compare them in relative units. A small drift is not yet a right answer; see Accuracy.
+encoder-decoder's decoder holds its own tokens and the encoder's normed output, both of which later layers see, under
+one norm: it is not the decoder's drift alone. Layers differ in scale: compare them in relative units. A small drift is
+not yet a right answer; see Accuracy.
 """
 
 DRIFT_TASKS = r"""

@@ -20,6 +20,7 @@ from featcal.models.differences import differences
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
+from featcal.models.replay import check_replay
 from featcal.models.weights import FirstRows, InMemory, Weights
 from featcal.suite import Suite
 from featcal.tasks.prepare import preparation
@@ -170,11 +171,12 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
 
     Raises:
         InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
-            misshapen tensors.
+            misshapen tensors. Or an architecture that cannot be run block by block, with the name of the block.
     """
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
     adapter = adapter_for(found.config, found.names, compute.device, "base")
+    check_replay(adapter, compute.device)
     problems: list[str] = []
 
     def checked(ref: str, label: str) -> tuple[Located, Weights] | None:

@@ -6,6 +6,7 @@ from io import BytesIO
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from app import charts, ledger_charts, ledger_tables, theme
 from app.downloads import Numbers, Origin
@@ -44,11 +45,15 @@ def test_answers_never_look_like_a_model() -> None:
     assert not set(theme.OTHERS) & {theme.COLOUR[role] for role in theme.ROLES}
 
 
+def excess_of(block: str, modules: str, source: str, excess: float, minimum: float) -> SourceExcess:
+    return SourceExcess(block, modules, source, excess, excess, 0.0, 0.0, 0.0, minimum, excess / minimum)
+
+
 def test_sources_are_summed_per_layer_of_every_stage() -> None:
     found = [
-        SourceExcess(block, modules, "stale", excess, excess, 0.0, 0.0, 0.0, relative)
+        excess_of(block, modules, "stale", excess, 2 * excess)
         for block in ("encoder.block.0", "decoder.block.0")
-        for modules, excess, relative in (("q", 1.0, 0.5), ("o", 3.0, 0.5))
+        for modules, excess in (("q", 1.0), ("o", 3.0))
     ]
     frame = ledger_tables.sources(found, {"encoder.block.0": LAYERS[1], "decoder.block.0": LAYERS[3]})
     assert sorted(frame["layer"]) == ["decoder block 0", "encoder block 0"]
@@ -119,3 +124,17 @@ def test_a_table_without_a_calibrated_model_has_no_settings() -> None:
     assert "lam" not in found
     assert list(found["samples_per_task"]) == ["40 to 64"]
     assert read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", origin.of_task("b")))["samples_per_task"][0] == 40
+
+
+def test_every_source_is_relative_to_its_own_deployed_minimum() -> None:
+    """`snapshot` has another deployed objective than the others, and so another minimum."""
+    found = [
+        excess_of("b", "q", "prefix", 0.0, 1.0),
+        excess_of("b", "q", "stale", 0.05, 1.0),
+        excess_of("b", "q", "snapshot", 0.45, 1.5),
+        excess_of("b", "o", "prefix", 0.0, 3.0),
+        excess_of("b", "o", "stale", 0.15, 3.0),
+        excess_of("b", "o", "snapshot", 0.0, 3.0),
+    ]
+    frame = ledger_tables.sources(found, {"b": "block 0"}).set_index("source")
+    assert frame["relative"].to_dict() == pytest.approx({"prefix": 0.0, "stale": 0.05, "snapshot": 0.1})

@@ -41,6 +41,26 @@ def result(tiny: Family) -> CalibrationResult:
     return calibrate(tiny, CONFIG)
 
 
+@pytest.mark.parametrize("how", ["calibrate_to_folder", "save"])
+def test_recorded_peak_memory_counts_writing_and_verifying(
+    tiny: Family, result: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The library that verifies loads the whole model: the peak is read after that, not before."""
+    peak = [1]
+
+    def verified(*args: Any) -> None:
+        peak[0] = 2
+        verify_reload(*args)
+
+    monkeypatch.setattr(export, "verify_reload", verified)
+    monkeypatch.setattr("featcal.calibration.calibrate.peak_rss_bytes", lambda: peak[0])
+    if how == "save":
+        result.save(tmp_path / "out")
+    else:
+        assert calibrate_to_folder(tiny, CONFIG, tmp_path / "out")["peak_rss_bytes"] == 2
+    assert json.loads((tmp_path / "out" / "featcal.json").read_text())["peak_rss_bytes"] == 2
+
+
 def test_saved_folder_is_the_calibrated_model(tiny: Family, result: CalibrationResult, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, CLIPModel, CLIPVisionModel
 

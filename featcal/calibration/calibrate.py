@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
+from featcal.calibration.outset import Outset, warnings_of
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
@@ -64,7 +65,8 @@ class CalibrationResult:
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
     """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, what prepared
-    the samples, versions."""
+    the samples, versions, and the process's peak memory when the calibration ended; a saved record has the peak after
+    writing and verifying."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -74,10 +76,14 @@ class CalibrationResult:
             NumericalError: the folder does not load back to the same model.
         """
         family = self.family
-        record = {**self.record, "inputs": input_hashes(family)}
+        hashes = input_hashes(family)
+
+        def finished_record() -> dict[str, Any]:
+            return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
+
         with OutputFolder(out) as folder:
-            card = _card(family, self.config)
-            content = write_model(folder, family.adapter, family.container, self.weights, lambda: record, card)
+            card = _card(family, self.config, self.record.get("warnings", ()))
+            content = write_model(folder, family.adapter, family.container, self.weights, finished_record, card)
         written: list[str] = content["written"]
         return written
 
@@ -161,15 +167,18 @@ def calibrate_to_folder(
         "versions": _versions(),
     }
     with OutputFolder(out, run, resume) as folder:
-        record = _run(family, config, passes, folder.put, folder.finished, progress, store)
-        del passes  # their token states would be in the way of what is written and verified
+        outset = Outset(family.adapter, family.merged, passes, family.compute, store)
+        record = _run(family, config, passes, folder.put, folder.finished, progress, store, outset=outset)
+        final, raised = outset.drift, warnings_of(outset.drift)
+        record |= {"final_drift": {task: asdict(one) for task, one in final.items()}, "warnings": raised}
+        del passes, outset  # their token states would be in the way of what is written and verified
         done = folder.finished_tensors(family.adapter.blocks())
         solved = time.perf_counter()
 
         def finished_record() -> dict[str, Any]:
             now = time.perf_counter()
             seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
-            return {**record, "seconds": seconds, "inputs": hashes}
+            return {**record, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
 
         model = Overlay("calibrated model", family.merged, done)
         content = write_model(
@@ -178,7 +187,7 @@ def calibrate_to_folder(
             family.container,
             model,
             finished_record,
-            _card(family, config),
+            _card(family, config, raised),
             whole=can_reload(family.merged.info, max_memory),
         )
     return {"out": str(folder.out), **content}
@@ -220,6 +229,7 @@ def _run(
     progress: Progress = silent,
     store: ActivationStore | None = None,
     first: FirstBlock | None = None,
+    outset: Outset | None = None,
 ) -> dict[str, Any]:
     """Algorithm 1 and the record of it."""
     store = store or ActivationStore()
@@ -238,6 +248,7 @@ def _run(
         store,
         seconds,
         first,
+        outset,
     )
     return {
         "suite": family.suite.name,
@@ -265,12 +276,13 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
-def _card(family: Family, config: CalibrationConfig) -> str:
+def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:
     return model_card(
         family.suite,
         f"{family.suite.name}, calibrated",
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
-        "its features come closer to those of the task experts. Same architecture, no extra modules.",
+        "its features come closer to those of the task experts. Same architecture, no extra modules."
+        + "".join(f"\n\n**Warning:** {one}." for one in warnings),
         asdict(config),
         family.adapter.library,
     )

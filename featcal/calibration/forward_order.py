@@ -12,6 +12,7 @@ from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments, FirstBlock
+from featcal.calibration.outset import Outset
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
@@ -47,6 +48,7 @@ def calibrate_blocks(
     store: ActivationStore | None = None,
     seconds: Seconds | None = None,
     first: FirstBlock | None = None,
+    outset: Outset | None = None,
 ) -> dict[str, dict[str, float]]:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -63,11 +65,13 @@ def calibrate_blocks(
         finished: tensors of a block that an earlier run completed, which is then only replayed.
         store: holds the student's stream between blocks; in memory without one.
         seconds: where to add up seconds by stage: "first calls", "load", "student forward", "expert forward",
-            "moments", "solve".
+            "moments", "solve", "merged forward".
         first: keeps the statistics of the first block from run to run.
+        outset: the merged model's own stream, to be walked beside the calibration.
 
     Returns:
-        For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream.
+        For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the
+        tokens of the block's own stage (`Stage.own_state`): of a T5 decoder block those of the decoder.
 
     Raises:
         NumericalError: features that are not finite, or a system that cannot be solved; names the block.
@@ -81,16 +85,24 @@ def calibrate_blocks(
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         with seconds("first calls"):
-            _enter(Entrance(stage, merged.read(stage.outer), compute), experts, streams, store)
+            entrance = Entrance(stage, merged.read(stage.outer), compute)
+            _enter(entrance, experts, streams, store)
+            if outset is not None:
+                outset.enter(stage, entrance.placed)
             for task, expert in experts.items():
                 rows[task] = task_rows(stage, streams[task], expert.batches, config)
                 expert.spend(stage)
         for index, block in enumerate(stage.blocks):
             progress("calibrating", len(residuals), total)
             stored = finished(block)
-            if stored is None:
+            if outset is not None or stored is None:
                 with seconds("load"):
-                    stored = merged.read(block.names)
+                    as_merged = merged.read(block.names)
+            if outset is not None:
+                with seconds("merged forward"):
+                    outset.step(stage, block, as_merged)
+            if stored is None:
+                stored = as_merged
                 keeper = first if not residuals else None
                 moments = keeper.take(merged, experts, config) if keeper is not None else None
                 if moments is None:
@@ -111,6 +123,8 @@ def calibrate_blocks(
                 residuals[block.name] = {
                     task: _advance(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
                 }
+    if outset is not None:
+        outset.close(streams)
     progress("calibrating", total, total)
     return residuals
 
@@ -197,7 +211,7 @@ def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[s
     """Run one task's deployed stream through the finished block.
 
     Returns:
-        ||h_cal - h_exp|| / ||h_exp|| over all samples and tokens after the block.
+        ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
 
     Raises:
         NumericalError: it is not finite.
@@ -206,8 +220,8 @@ def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[s
     for position, (call, batch, own) in enumerate(zip(stream, expert.batches, expert.calls(), strict=True)):
         after = stage.advance(call, block.run(deployed, call))
         stream[position] = after
-        target = stage.state(own, batch)
-        drift += (stage.state(after, batch) - target).double().square().sum()
+        target = stage.own_state(own, batch)
+        drift += (stage.own_state(after, batch) - target).double().square().sum()
         scale += target.double().square().sum()
     value = float((drift / scale) ** 0.5)
     if not math.isfinite(value):

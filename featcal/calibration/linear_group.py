@@ -14,7 +14,7 @@ from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.token_rows import Named, TokenRows
-from featcal.errors import NumericalError
+from featcal.errors import InputError, NumericalError
 from featcal.models.expert_pass import BlockTrace
 from featcal.models.weights import all_finite
 
@@ -96,14 +96,17 @@ class LinearSums:
 class LinearGroup:
     """Linear maps with the same input and the same token weighting: one Gram matrix, one Cholesky factor.
 
-    Their m output rows are stacked. The target T_i = W_i C_i of a task (Eqs. 10 and 13) is formed in one of three
-    ways, all the same up to rounding; `route` names the one with the fewest operations.
+    All of them have biases, or none. Their m output rows are stacked. The target T_i = W_i C_i of a task (Eqs. 10 and
+    13) is formed in one of three ways, all the same up to rounding; `route` names the one with the fewest operations.
     """
 
     def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, nn.Linear]) -> None:
         self.names = tuple(names)
         self.weighting = weighting
-        self._biased = all(modules[name].bias is not None for name in names)
+        biased = {name for name in names if modules[name].bias is not None}
+        if biased and len(biased) < len(names):
+            raise InputError(f"{', '.join(names)}: maps with and without bias in one group; featcal solves them apart")
+        self._biased = bool(biased)
         self._rows = [modules[name].out_features for name in names]
         self.inputs = modules[names[0]].in_features
         self.outputs = sum(self._rows)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
-from featcal.calibration.norm_groups import NormGroup, RmsGroup
+from featcal.calibration.norm_groups import NormGroup, RmsGroup, check_norm
 from featcal.calibration.token_rows import Named, TaskRows
+from featcal.errors import InputError
 from featcal.models.adapter import Block, Stage
 from featcal.models.expert_pass import BlockTrace, ExpertPass
 from featcal.models.weights import Weights
@@ -38,12 +39,17 @@ class BlockMoments:
         return bool(self._linears)
 
     def see(self, inputs: Named) -> None:
-        """Find out from the first inputs which linear maps share theirs."""
+        """Find out from the first inputs which linear maps share theirs.
+
+        Raises:
+            InputError: a module whose statistics would be wrong; names it.
+        """
         if self.started:
             return
         self._linears = linear_groups(self.stage, self._index, inputs)
         for name, norm in _calibrated_norms(self.stage, self.block, self._config).items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
+            check_norm(f"{self.block.name}.{name}", norm)
             if isinstance(norm, nn.LayerNorm):
                 self._norms.append(NormGroup(name, weighting, norm, device))
             else:
@@ -133,12 +139,35 @@ def _counted(config: CalibrationConfig) -> Hashable:
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
-    """Linear maps of a block that share a statistic: the same captured input under the same token weighting."""
+    """Linear maps of a block that share a statistic: the same captured input under the same token weighting.
+
+    Maps with a bias and maps without are apart: their targets differ.
+
+    Raises:
+        InputError: as `check_inputs`.
+    """
+    check_inputs(stage.blocks[index], inputs)
     modules = stage.blocks[index].linears
-    shared: dict[tuple[int, str], list[str]] = {}
-    for name in modules:
-        shared.setdefault((id(inputs[name]), stage.weighting(index, name)), []).append(name)
-    return [LinearGroup(names, weighting, modules) for (_, weighting), names in shared.items()]
+    shared: dict[tuple[int, str, bool], list[str]] = {}
+    for name, module in modules.items():
+        key = id(inputs[name]), stage.weighting(index, name), module.bias is not None
+        shared.setdefault(key, []).append(name)
+    return [LinearGroup(names, weighting, modules) for (_, weighting, _), names in shared.items()]
+
+
+def check_inputs(block: Block, inputs: Named) -> None:
+    """Every counted module must be given one row per token: `[batch, tokens, width]`.
+
+    Raises:
+        InputError: one that is not, such as a norm over each head's part of a query; its rows are not the tokens that
+            the weights are made for.
+    """
+    for name, given in inputs.items():
+        if given.ndim != 3:
+            raise InputError(
+                f"{block.name}.{name}: its input has shape {list(given.shape)}, not [batch, tokens, width]; featcal "
+                "cannot calibrate this module"
+            )
 
 
 def _calibrated_norms(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from featcal.calibration import closed_form
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.token_rows import Named, TokenRows
+from featcal.errors import InputError
 
 
 @dataclass
@@ -109,6 +110,36 @@ class RmsGroup:
 
     def _scale(self, tensors: Named) -> Tensor:
         return tensors[f"{self.names[0]}.weight"].double()
+
+
+def check_norm(name: str, module: nn.Module) -> None:
+    """Hold a module of the library against what is solved for, weight * z + bias of a LayerNorm, weight * z of others.
+
+    z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.
+
+    Raises:
+        InputError: another function of its parameters, such as (1 + weight) * z, or other parameters.
+    """
+    shifted = isinstance(module, nn.LayerNorm)
+    shapes = {parameter: tuple(p.shape) for parameter, p in module.named_parameters()}
+    width = shapes.get("weight", ())
+    if shapes.keys() == ({"weight", "bias"} if shifted else {"weight"}) and len(width) == 1:
+        generator = torch.Generator().manual_seed(0)
+        x, own = (
+            torch.randn(3, *width, generator=generator),
+            {n: torch.randn(width, generator=generator) for n in shapes},
+        )
+        z = x - x.mean(1, keepdim=True) if shifted else x
+        expected = own["weight"] * z * z.square().mean(1, keepdim=True).rsqrt() + own.get("bias", torch.zeros(()))
+        found: Tensor = functional_call(module, own, (x,), strict=True)
+        if bool(((found - expected).norm(dim=1) <= _SAME * expected.norm(dim=1)).all()):
+            return
+    kind, option = ("weight * z + bias", "--no-layernorms") if shifted else ("weight * x / rms(x)", "--no-rmsnorms")
+    raise InputError(f"{name}: {type(module).__name__} is not {kind}; featcal cannot calibrate it, give {option}")
+
+
+_SAME = 1e-2
+"""Largest relative difference at which two norms are the same: they differ in the place of a small eps."""
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

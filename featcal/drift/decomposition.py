@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from featcal.drift.heads import judges
 from featcal.drift.ledger import Attribution, DriftLedger, FeatureDrift, LayerDrift, TaskDrift, TaskFeatures
 from featcal.drift.output import output_drift
-from featcal.drift.propagation import Contributions
+from featcal.drift.propagation import TINY, Contributions
+from featcal.drift.second_run import SecondRun, SecondStates
 from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
@@ -100,12 +102,14 @@ def decompose(
     """The measurement behind `measure_drift`, on expert passes at hand.
 
     Each layer runs three times per task: the expert on its own features, the model on its own, and the model
-    on the expert's, which is what separates mismatch from propagation.
+    on the expert's, which is what separates mismatch from propagation. One sample per task does so a second time,
+    in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
     """
     keep_memory()
     records = {task: _Record(class_token, attribution) for task in experts}
+    second = SecondRun(adapter, head, experts, compute.device, sublayers)
     for crossing in cross(adapter, model, head, experts, compute, progress, sublayers):
-        records[crossing.task].add(crossing)
+        records[crossing.task].add(crossing, second.states(crossing) if crossing.position == 0 else None)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
@@ -138,6 +142,23 @@ def follow(
     return found
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Drift through one layer taken apart, one row of float64 per sample."""
+
+    expert: Float[Tensor, "n d"]
+    e: Float[Tensor, "n d"]
+    m: Float[Tensor, "n d"]
+    p: Float[Tensor, "n d"]
+    incoming: Float[Tensor, "n d"] | None
+    """e before the layer; None where the layer has no skip connection."""
+
+    @property
+    def r(self) -> Float[Tensor, "n d"] | None:
+        """What the residual branch answers to the incoming drift (Eq. 28)."""
+        return None if self.incoming is None else self.p - self.incoming
+
+
 @dataclass
 class _Record:
     """Collects one task's layers batch by batch."""
@@ -145,14 +166,24 @@ class _Record:
     class_token: bool
     attribution: bool
     numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     contributions: list[Contributions] = field(default_factory=list)
     final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, crossing: Crossing) -> None:
-        """One batch through one layer. The very first layer has no drift before it: all of its drift is mismatch."""
+    def add(self, crossing: Crossing, second: SecondStates | None) -> None:
+        """One batch through one layer. The very first layer has no drift before it: all of its drift is mismatch.
+
+        Args:
+            second: the same layer computed another way for one sample of the batch.
+        """
         before, (expert, model), on_expert = crossing.before, crossing.after, crossing.on_expert()
-        incoming = before[1] - before[0] if before is not None and crossing.skip else None
-        self._measure(crossing.layer, (expert, on_expert, model), incoming)
+        parts = self._parts((expert, on_expert, model), before if crossing.skip else None)
+        self.numbers.setdefault(crossing.layer, []).append(_measured(parts))
+        if second is not None:
+            again = self._parts(
+                (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
+            )
+            self.residuals[crossing.layer] = _residuals(parts, again, second.row)
         if self.attribution:
             if crossing.run is None or before is None:
                 self.contributions.append(Contributions.first(expert, model))
@@ -161,25 +192,11 @@ class _Record:
         if crossing.layer == LAST_LAYER:
             self.final.append(crossing.after)
 
-    def _measure(self, layer: str, after: tuple[Tensor, Tensor, Tensor], incoming: Tensor | None) -> None:
+    def _parts(self, after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None) -> _Parts:
         """Args: `after` is the expert's state, the model's layer on the expert's state, the model's own state."""
         expert, on_expert, model = (self._state(state) for state in after)
-        e, m, p = model - expert, on_expert - expert, model - on_expert
-        drift, mismatch, propagation = e.norm(dim=1), m.norm(dim=1), p.norm(dim=1)
-        numbers = {
-            "drift": drift,
-            "expert_norm": expert.norm(dim=1),
-            "mismatch": mismatch,
-            "propagation": propagation,
-            "alignment": _cosine(m, p, mismatch * propagation),
-            "residual": _relative(e - (m + p), drift),
-        }
-        if incoming is not None:
-            before = self._state(incoming)
-            r = p - before
-            numbers["response"] = _cosine(r, before, r.norm(dim=1) * before.norm(dim=1))
-            numbers["skip_residual"] = _relative(e - (before + r + m), drift)
-        self.numbers.setdefault(layer, []).append(numbers)
+        incoming = None if before is None else self._state(before[1] - before[0])
+        return _Parts(expert, model - expert, on_expert - expert, model - on_expert, incoming)
 
     def _state(self, state: Tensor) -> Tensor:
         chosen = state[:, :1] if self.class_token and state.ndim == 3 else state
@@ -189,8 +206,8 @@ class _Record:
         layers = []
         for layer, batches in self.numbers.items():
             numbers = dict(zip(batches[0], _joined([tuple(batch.values()) for batch in batches]), strict=True))
-            response, skip_residual = numbers.pop("response", None), numbers.pop("skip_residual", None)
-            layers.append(LayerDrift(layer, **numbers, response=response, skip_residual=skip_residual))
+            response, (residual, skip) = numbers.pop("response", None), self.residuals[layer]
+            layers.append(LayerDrift(layer, **numbers, residual=residual, response=response, skip_residual=skip))
         expert, model = _features(task, self.final)
         booked = None
         if self.attribution:
@@ -200,6 +217,32 @@ class _Record:
             )
             booked = Attribution(inner, norm, telescoped, quality, (model - expert).double().square().sum(1))
         return TaskDrift(task, tuple(layers), expert, model, indices, booked)
+
+
+def _measured(parts: _Parts) -> dict[str, Tensor]:
+    """The numbers of one layer, one per sample."""
+    drift, mismatch, propagation = parts.e.norm(dim=1), parts.m.norm(dim=1), parts.p.norm(dim=1)
+    numbers = {
+        "drift": drift,
+        "expert_norm": parts.expert.norm(dim=1),
+        "mismatch": mismatch,
+        "propagation": propagation,
+        "alignment": _cosine(parts.m, parts.p, mismatch * propagation),
+    }
+    before, r = parts.incoming, parts.r
+    if before is not None and r is not None:
+        numbers["response"] = _cosine(r, before, r.norm(dim=1) * before.norm(dim=1))
+    return numbers
+
+
+def _residuals(parts: _Parts, again: _Parts, row: int) -> tuple[Tensor, Tensor | None]:
+    """How far m or p, and r, of the sample in `row` are from a second computation, relative to its drift."""
+    only = slice(row, row + 1)
+    scale = parts.e[only].norm(dim=1)
+    apart = torch.maximum((parts.m[only] - again.m).norm(dim=1), (parts.p[only] - again.p).norm(dim=1))
+    r, second_r = parts.r, again.r
+    response = None if r is None or second_r is None else _relative((r[only] - second_r).norm(dim=1), scale)
+    return _relative(apart, scale), response
 
 
 def _joined(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -222,5 +265,5 @@ def _cosine(left: Tensor, right: Tensor, norms: Tensor) -> Tensor:
 
 
 def _relative(rest: Tensor, scale: Tensor) -> Tensor:
-    relative: Tensor = rest.norm(dim=1) / scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    return relative
+    """`rest` over `scale` on the CPU: 0 where nothing is left, finite where there is no scale."""
+    return (rest / scale.clamp_min(TINY)).cpu()

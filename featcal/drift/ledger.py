@@ -45,13 +45,14 @@ class LayerDrift(FeatureDrift):
     """||p||, p = h_model - f_model(h_expert before) (Eq. 3); 0 in the first layer."""
     alignment: Float[Tensor, " n"]
     """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
-    residual: Float[Tensor, " n"]
-    """||e - (m + p)|| / ||e||: the identity of Prop. 1 holds up to rounding."""
+    residual: Float[Tensor, " k"]
+    """max(||m - m'||, ||p - p'||) / ||e|| for the samples that were run a second time: m' and p' computed in float64
+    and by other means (`SecondRun`). Rounding, or the parts of Prop. 1 are not what they are called."""
     response: Float[Tensor, " n"] | None
     """Cosine of r = p - e_before and e_before: how the residual branch answers the drift that comes in. Below 0
     it compensates, above 0 it amplifies (Prop. 4). None where the layer has no skip connection."""
-    skip_residual: Float[Tensor, " n"] | None
-    """||e - (e_before + r + m)|| / ||e||, the identity of Eq. (29); None where there is no skip connection."""
+    skip_residual: Float[Tensor, " k"] | None
+    """||r - r'|| / ||e|| for the same samples (Eq. 29); None where there is no skip connection."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class TaskDrift(TaskFeatures):
 
     @property
     def identity_residual(self) -> float:
-        """Largest residual of Prop. 1 over layers and samples."""
+        """Largest residual of Prop. 1 over layers and the samples that were computed a second time."""
         return max(float(layer.residual.max()) for layer in self.layers)
 
     def growth(self) -> dict[str, Growth]:

@@ -62,8 +62,10 @@ class SourceExcess:
     """2 max |J_dep - J_src| over both minimisers, the bound of Eq. (48) on the smallest class; loose."""
     coupling: float
     """Mean distance of (u, y) between the sources, token by token (the coupling of Eq. 49)."""
+    minimum: float
+    """The deployed minimum J_dep(W_dep); `snapshot` has another deployed objective than the other sources."""
     relative: float
-    """Excess over the deployed minimum J_dep(W_dep)."""
+    """Excess over the deployed minimum."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def compare(deployed: Objective, source: Objective) -> dict[str, float]:
         "excess_norm": float(torch.sum(apart @ (deployed.gram + deployed.lam * eye) * apart)),
         "middle": gaps[0] - gaps[1],
         "supremum": 2 * max(abs(gap) for gap in gaps),
+        "minimum": minimum,
         "relative": excess / minimum if minimum > 0 else 0.0,
     }
 

@@ -18,6 +18,17 @@ FIRST_LAYER, LAST_LAYER = "embeddings", "head"
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a model a layer is."""
+
+    stage: Stage
+    block: Block | None
+    """None in front of a stage and after the last one."""
+    tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    """The layer's tensors as they are stored, the expert's and the model's; of a block by names inside it."""
+
+
+@dataclass(frozen=True)
 class Crossing:
     """One batch of one task through one layer, on both streams."""
 
@@ -33,6 +44,7 @@ class Crossing:
     """Their states after it; after the last layer the final features."""
     skip: bool
     """Whether the layer has a skip connection around all of it."""
+    place: Place
 
     def on_expert(self) -> Tensor:
         """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
@@ -62,10 +74,12 @@ def cross(
         yield from _enter(adapter, Entrance(stage, model.read(stage.outer), compute), experts, streams)
         for block in stage.blocks:
             progress("measuring drift", done, total)
-            tensors, layer, done = block.local(compute.place(model.read(block.names))), next(names), done + 1
+            read, layer, done = block.local(model.read(block.names)), next(names), done + 1
+            tensors = compute.place(read)
             for task, expert in experts.items():
                 stored = expert.tensors(block)
                 theirs = compute.place(stored) if sublayers else {}
+                place = Place(stage, block, (stored, read))
                 for position, trace in enumerate(expert.walk(stage, block, stored)):
                     call, batch = streams[task][position], expert.batches[position]
                     states = stage.state(trace.call, batch), stage.state(call, batch)
@@ -73,13 +87,13 @@ def cross(
                     streams[task][position] = following = to_call(states[1])
                     if not sublayers:
                         after = stage.state(trace.after, batch), stage.state(following, batch)
-                        yield Crossing(task, position, layer, to_state, states, after, skip=True)
+                        yield Crossing(task, position, layer, to_state, states, after, True, place)
                         continue
                     own = stage.sublayers(block, theirs, trace.call)
                     for name, part in stage.sublayers(block, tensors, call).items():
                         of_expert, of_model = (_masked(one, stage, call, batch) for one in (own[name], part))
                         after = of_expert(states[0]), of_model(states[1])
-                        yield Crossing(task, position, f"{layer} {name}", of_model, states, after, skip=True)
+                        yield Crossing(task, position, f"{layer} {name}", of_model, states, after, True, place)
                         states = after
     yield from _close(adapter, model, head, experts, compute, streams)
     progress("measuring drift", total, total)
@@ -128,10 +142,11 @@ def _enter(
         own_before, before = list(expert.calls()), streams.get(task)
         expert.start(stage)
         streams[task] = list(expert.enter(entrance, before))
+        place = Place(stage, None, (expert.weights.read(stage.outer), entrance.stored))
         for position, (batch, own, call) in enumerate(zip(expert.batches, expert.calls(), streams[task], strict=True)):
             after = stage.state(own, batch), stage.state(call, batch)
             if before is None:
-                yield Crossing(task, position, layer, None, None, after, skip=False)
+                yield Crossing(task, position, layer, None, None, after, False, place)
                 continue
             upper, ended = adapter.stages[number - 1], before[position]
 
@@ -139,7 +154,7 @@ def _enter(
                 return stage.state(stage.first_call(entrance.placed, batch, upper.with_state(ended, state)), batch)
 
             arrived = upper.state(own_before[position], batch), upper.state(ended, batch)
-            yield Crossing(task, position, layer, lead_over, arrived, after, skip=False)
+            yield Crossing(task, position, layer, lead_over, arrived, after, False, place)
 
 
 def _close(
@@ -152,9 +167,12 @@ def _close(
 ) -> Iterator[Crossing]:
     """The last layer: final norm and projection, which has no skip connection."""
     stage = adapter.stages[-1]
-    closing = compute.place(model.read(adapter.closing)) | dict(head)
+    read = model.read(adapter.closing)
+    closing = compute.place(read) | dict(head)
     for task, expert in experts.items():
-        own = compute.place(expert.weights.read(adapter.closing)) | dict(head)
+        stored = expert.weights.read(adapter.closing)
+        place = Place(stage, None, (stored, read))
+        own = compute.place(stored) | dict(head)
         calls = zip(expert.batches, expert.calls(), streams[task], strict=True)
         for position, (batch, expert_call, call) in enumerate(calls):
 
@@ -163,4 +181,4 @@ def _close(
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
             after = adapter.final(own, expert_call, batch), run(before[1])
-            yield Crossing(task, position, LAST_LAYER, run, before, after, skip=False)
+            yield Crossing(task, position, LAST_LAYER, run, before, after, False, place)

@@ -129,6 +129,10 @@ class Stage(ABC):
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden
 
+    def own_state(self, call: Call, inputs: Batch) -> Tensor:
+        """The part of `state` that this stage's own blocks produce, `[batch, tokens, width]`, with padding zeroed."""
+        return self.state(call, inputs)
+
     def with_state(self, call: Call, state: Tensor) -> Call:
         """The same call on another state."""
         return Call((state, *call.args[1:]), call.kwargs)

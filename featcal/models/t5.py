@@ -111,8 +111,12 @@ class DecoderStage(Stage):
         return as_weights(_encoder_mask(inputs) if weighting == "encoder tokens" else _targets(inputs))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        decoded = masked(call.hidden, _targets(inputs))
-        return torch.cat([decoded, masked(call.args[ENCODER], inputs.get("attention_mask"))], dim=1)
+        encoded = masked(call.args[ENCODER], inputs.get("attention_mask"))
+        return torch.cat([self.own_state(call, inputs), encoded], dim=1)
+
+    def own_state(self, call: Call, inputs: Batch) -> Tensor:
+        """Decoder tokens alone: they are not normed, the encoder's output is, so no one norm over both says much."""
+        return masked(call.hidden, _targets(inputs))
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         tokens = call.hidden.shape[1]
