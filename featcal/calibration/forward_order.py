@@ -15,9 +15,9 @@ from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Adapter, Block, Stage
+from featcal.models.adapter import Adapter, Block, Stage, walking
 from featcal.models.capture import capture_inputs
-from featcal.models.compute import Compute, computing
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
 from featcal.models.weights import Weights
 from featcal.progress import Progress, Seconds, keep_memory, silent
@@ -32,8 +32,7 @@ def nothing_finished(block: Block) -> None:
     """No block was solved before."""
 
 
-@torch.no_grad()
-@computing
+@walking
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,

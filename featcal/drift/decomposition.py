@@ -15,8 +15,8 @@ from featcal.drift.propagation import Contributions
 from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
-from featcal.models.adapter import Adapter
-from featcal.models.compute import Compute, computing
+from featcal.models.adapter import Adapter, walking
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.weights import Weights
 from featcal.progress import Progress, keep_memory, silent
@@ -83,8 +83,7 @@ def measure_drift(
     return DriftLedger(family.suite.name, label, split, tasks)
 
 
-@torch.no_grad()
-@computing
+@walking
 def decompose(
     adapter: Adapter,
     model: Weights,
@@ -109,8 +108,7 @@ def decompose(
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
-@torch.no_grad()
-@computing
+@walking
 def follow(
     adapter: Adapter,
     model: Weights,
