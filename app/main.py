@@ -14,6 +14,7 @@ if str(ROOT) not in sys.path:
 from app import charts, preview, tables  # noqa: E402
 from featcal.errors import FeatcalError  # noqa: E402
 from featcal.launch import is_warm, wait_until_warm  # noqa: E402
+from featcal.progress import keep_memory  # noqa: E402
 
 PAGES = {
     "drift": ("Drift", ":material/stacked_bar_chart:"),
@@ -24,6 +25,7 @@ PAGES = {
     "suite": ("Suite", ":material/inventory_2:"),
 }
 
+keep_memory()
 st.set_page_config(page_title="featcal", page_icon=":material/healing:", layout="wide")
 page = st.navigation(
     [

@@ -20,7 +20,7 @@ from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
 from featcal.models.weights import Weights
-from featcal.progress import Progress, Seconds, keep_memory, silent
+from featcal.progress import Progress, Seconds, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]
 """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
@@ -75,8 +75,6 @@ def calibrate_blocks(
     streams: dict[str, CallList] = {}
     rows: dict[str, TaskRows] = {}
     store, seconds = store or ActivationStore(), Seconds() if seconds is None else seconds
-    if store.budget is None:
-        keep_memory()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         with seconds("first calls"):

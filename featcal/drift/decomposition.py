@@ -19,7 +19,7 @@ from featcal.models.adapter import Adapter, walking
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.weights import Weights
-from featcal.progress import Progress, keep_memory, silent
+from featcal.progress import Progress, silent
 from featcal.suite import Suite
 
 BATCH_SIZE = 64
@@ -101,7 +101,6 @@ def decompose(
     Each layer runs three times per task: the expert on its own features, the model on its own, and the model
     on the expert's, which is what separates mismatch from propagation.
     """
-    keep_memory()
     records = {task: _Record(class_token, attribution) for task in experts}
     for crossing in cross(adapter, model, head, experts, compute, progress, sublayers):
         records[crossing.task].add(crossing)
@@ -119,7 +118,6 @@ def follow(
 ) -> dict[str, TaskFeatures]:
     """How far the features drift, and the final ones, not why: the numbers of `decompose` over all tokens and whole
     blocks, without its run of the model on the expert's features."""
-    keep_memory()
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
     for crossing in cross(adapter, model, head, experts, compute, progress):

@@ -249,7 +249,7 @@ def walking(walk: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatenate[
     """
 
     @wraps(walk)
-    def alone(adapter: Adapter, *args: P.args, **kwargs: P.kwargs) -> R:
+    def alone(adapter: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with adapter.in_use, torch.no_grad(), computing:
             return walk(adapter, *args, **kwargs)
 

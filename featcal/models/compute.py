@@ -149,7 +149,7 @@ def _put_back(before: list[Setting]) -> None:
 @cache
 def _onednn_keeps_float32() -> bool:
     """Whether products under the setting "bf16" are exact where bfloat16 would not be."""
-    if not torch.backends.mkldnn.is_available():
+    if not _C._has_mkldnn:
         return False
     value = 1 + 2.0**-12
     a = torch.full((256, 256), value)
