@@ -78,7 +78,10 @@ def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Pa
     site = tmp_path / "site"
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--offline", "--target", site, *tmp_path.glob("*.whl")]
     subprocess.run(install, check=True, capture_output=True)
-    assert {path.name for path in site.iterdir() if not path.name.endswith((".dist-info", ".lock"))} <= {"featcal", "bin"}
+    assert {path.name for path in site.iterdir() if not path.name.endswith((".dist-info", ".lock"))} <= {
+        "featcal",
+        "bin",
+    }
     theirs = tmp_path / "theirs" / "app"
     theirs.mkdir(parents=True)
     (theirs / "__init__.py").write_text("OWNER = 'another project'")

@@ -20,7 +20,6 @@ from featcal.models.adapter import Block
 from featcal.models.checkpoint import code_of
 from featcal.models.weights import TensorInfo, in_groups
 
-
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""
 _METADATA = {"format": "pt"}
@@ -178,7 +177,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
             for group in in_groups(sizes, STREAMED):
                 tensors = read(group)
                 for name in group:
-                    out.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                    out.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}") from error
 
