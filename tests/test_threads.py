@@ -117,6 +117,25 @@ def test_the_thread_that_entered_first_may_leave_first(setting: Callable[[], Abs
         together(lambda left=left: run(None, left), lambda left=left, last=last: run(left, last))
 
 
+def test_a_run_that_fails_to_begin_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise Planted
+
+    matmul: Any = torch.backends.cuda.matmul
+    matmul.fp32_precision = "tf32"
+    try:
+        with monkeypatch.context() as failing:
+            failing.setattr("featcal.models.compute._onednn_keeps_float32", fail)
+            with pytest.raises(Planted), computing:
+                pass
+        assert matmul.fp32_precision == "tf32"
+        with computing:
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = "none"
+
+
 def test_two_threads_differentiate_through_attention_at_once() -> None:
     """Forward-mode derivatives live in levels of the whole process; attention must have one wherever it is asked."""
     generator = torch.Generator().manual_seed(0)

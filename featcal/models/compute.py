@@ -143,7 +143,8 @@ def _replace(before: list[Setting], backend: str, operation: str, precision: str
 
 def _put_back(before: list[Setting]) -> None:
     while before:
-        _C._set_fp32_precision_setter(*before.pop())
+        _C._set_fp32_precision_setter(*before[-1])
+        before.pop()  # only now: an interrupt in between loses nothing
 
 
 @cache
