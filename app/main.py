@@ -14,6 +14,7 @@ if str(ROOT) not in sys.path:
 from app import charts, preview, tables  # noqa: E402
 from featcal.errors import FeatcalError  # noqa: E402
 from featcal.launch import is_warm, wait_until_warm  # noqa: E402
+from featcal.progress import keep_memory  # noqa: E402
 
 PAGES = {
     "drift": ("Drift", ":material/stacked_bar_chart:"),
@@ -25,6 +26,7 @@ PAGES = {
 }
 FIRST, HOME_PAGE = "drift", "home"
 
+keep_memory()
 files = {name: ROOT / "pages" / f"{name}.py" for name in PAGES}
 # The icon is part of the title, which draws it with streamlit's own font: as `icon` it would be fetched from Google.
 titles = {name: f"{icon} {title}" for name, (title, icon) in PAGES.items()}

@@ -28,7 +28,7 @@ from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
-from featcal.family import Family, batches_of, open_family
+from featcal.family import Family, as_family, batches_of, open_family
 from featcal.models.adapter import Adapter
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass, Kept
@@ -271,10 +271,11 @@ class Workspace:
         return family.adapter, self._weights(model), family.head(), self._measured_passes(n), family.compute
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
-        key = ("calibration", config.samples, config.seed, config.batch_size)
+        key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
+        family = as_family(self.family, precision=config.precision)
 
         def build() -> dict[str, ExpertPass]:
-            return expert_passes(self.family, config, Kept.on(self.family.compute.device))
+            return expert_passes(family, config, Kept.on(family.compute.device))
 
         return self.once("passes", key, build)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.family import Family, open_family
+from featcal.progress import keep_memory
 from featcal.suite import load_suite
 
 Work = Callable[[], tuple[dict[str, Tensor], dict[str, float]]]
@@ -58,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def ours(family: Family, config: CalibrationConfig, device: str) -> Work:
     """featcal's own calibration."""
+    keep_memory()  # as the command line does
     passes = expert_passes(family, config, once=True)
 
     def work() -> tuple[dict[str, Tensor], dict[str, float]]:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from click.core import ParameterSource
 
 from featcal import __version__
 from featcal.errors import FeatcalError, InputError
-from featcal.progress import Progress
+from featcal.progress import Progress, keep_memory
 from featcal.resources import bundle_root, embedded_suites, ready_suites
 from featcal.words import percent, printable, readable
 
@@ -45,10 +46,13 @@ class _Size(click.ParamType[int]):
     _UNITS: Mapping[str, int] = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
     def convert(self, value: Any, param: Any, context: Any) -> int:
-        found = re.fullmatch(r"([0-9.]+)\s*([kmg]?i?)b?", str(value).lower())
-        if found is None or found[1].count(".") > 1 or found[2] not in self._UNITS:
+        found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmg]?i?)b?", str(value).strip().lower())
+        if found is None or found[2] not in self._UNITS:
             self.fail(f"'{value}' is not a size such as 8GiB or 800MB", param, context)
-        return int(float(found[1]) * self._UNITS[found[2]])
+        size = int(Decimal(found[1]) * self._UNITS[found[2]])
+        if size < 1:
+            self.fail(f"'{value}' is less than a byte; give a size such as 8GiB or 800MB", param, context)
+        return size
 
 
 def main() -> None:
@@ -180,6 +184,7 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
     from featcal.drift.decomposition import measure_drift
     from featcal.drift.source import compare_sources
 
+    keep_memory()
     loaded, progress = _load(suite), _progress()
     ledger = measure_drift(loaded, model, output=output or margins, progress=progress, **options)
     document = ledger.to_json()
@@ -233,6 +238,8 @@ def calibrate(
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
     from featcal.family import open_family
 
+    if max_memory is None:
+        keep_memory()
     loaded = _load(suite)
     family = open_family(loaded, device)
     config = config_for(family, **options)

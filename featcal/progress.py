@@ -58,7 +58,8 @@ def keep_memory() -> None:
     """Let the C library keep what is freed for the next allocation, where it would give it back at once (glibc).
 
     Features are tens of megabytes that come and go; a page that is asked for anew costs more than most operations
-    on it. It stays so until the process ends; `release_memory` gives back what is free at a moment.
+    on it. It stays so until the process ends, and there is no way back to the C library's own rule, so this is for the
+    owner of a process: the command line and the app call it, functions of the library never do.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +405,19 @@ def test_the_map_process_maps_and_survives_a_kill() -> None:
     worker._process.wait()
     assert np.array_equal(worker.submit(cloud).result(timeout=120).points, found.points)
     worker.close()
+
+
+def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(tmp_path: Path, tiny_suite_file: Path) -> None:
+    import shutil
+
+    shutil.copytree(tiny_suite_file.parent, tmp_path / "fast")
+    file = tmp_path / "fast" / "suite.yaml"
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
+    ws = open_workspace(str(file))
+    config = ws.defaults
+    assert config.precision == "fast"
+    assert ws.calibrated(config).record["config"]["precision"] == "fast"
+    assert {one.source for one in ws.sources(config)} >= {"prefix", "expert"}
+    exact = ws.calibrated(replace(config, precision="exact"))
+    assert exact.weights.read(ws.family.adapter.tower).keys() == set(ws.family.adapter.tower)

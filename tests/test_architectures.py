@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_text import KINDS, TASKS, write_text_suite
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from conftest import in_float64
@@ -19,7 +20,7 @@ from featcal.drift.decomposition import decompose, follow
 from featcal.family import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
-from featcal.models.compute import computing, plain_attention
+from featcal.models.compute import computing
 from featcal.models.expert_pass import Kept, first_calls
 from featcal.models.features import final_features
 
@@ -38,7 +39,7 @@ def library_output(family: Family, inputs: Any) -> Tensor:
     """Scores at the position of the answer, by the library alone with the kernels that featcal takes."""
     model: Any = family.adapter
     loaded = model.generator(family.base.read(family.adapter.tower), family.base_folder)
-    with torch.no_grad(), computing, plain_attention:
+    with torch.no_grad(), computing, sdpa_kernel(SDPBackend.MATH):
         logits = loaded(**inputs, use_cache=False).logits
     if family.adapter.family == "t5":
         return logits[:, 0]

@@ -246,3 +246,28 @@ def test_help_needs_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "size", [".", "", "GiB", "-1GiB", "nan", "inf", "1e999", "0", "0.1", "1..5G", "1 2G", "8TiB", "٣GiB"]
+)
+def test_a_size_that_is_none_is_a_usage_error(run: Run, tiny_suite_file: Path, tmp_path: Path, size: str) -> None:
+    code, _, err = run("calibrate", tiny_suite_file, "--out", tmp_path / "out", f"--max-memory={size}")
+    assert code == 2
+    assert "size such as 8GiB" in err
+    assert "--max-memory" in err
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("8GiB", 2**33),
+        ("800MB", 8e8),
+        ("8.5G", 8.5e9),
+        (" .5 k", 500),
+        ("7", 7),
+        pytest.param(f"1{400 * '0'}", 10**400, id="huge"),
+    ],
+)
+def test_sizes_are_bytes(size: str, expected: float) -> None:
+    assert cli._Size().convert(size, None, None) == expected

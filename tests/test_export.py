@@ -29,8 +29,8 @@ from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.open_clip import OpenClip
 from featcal.models.open_clip_files import locate_open_clip
-from featcal.models.output import OutputFolder
-from featcal.models.weights import Overlay, Weights
+from featcal.models.output import OutputFolder, stream_tensors
+from featcal.models.weights import Overlay, TensorInfo, Weights
 from featcal.suite import load_suite
 
 CONFIG = CalibrationConfig(samples=8)
@@ -300,6 +300,55 @@ def moved(container: Located) -> tuple[OpenClip, Overlay]:
     adapter = OpenClip(container.config, container.names, torch.device("cpu"))
     base = container.open(adapter.canonical)
     return adapter, Overlay("moved", base, near(base.read(adapter.tower), 1))
+
+
+def test_a_streamed_file_is_the_same_within_its_limit(
+    open_clip_container: Located, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a model may not be in memory whole, neither is what is written of it."""
+    adapter, model = moved(open_clip_container)
+    read = Overlay.read
+    most = [0]
+
+    def counted(self: Overlay, names: Any) -> dict[str, Tensor]:
+        tensors = read(self, names)
+        most[0] = max(most[0], sum(t.numel() * t.element_size() for t in tensors.values()))
+        return tensors
+
+    monkeypatch.setattr(Overlay, "read", counted)
+    monkeypatch.setattr("featcal.models.output.STREAMED", 4096)
+    monkeypatch.setattr(export, "verify_streamed", lambda *_: None)
+    with OutputFolder(tmp_path / "streamed") as folder:
+        write_model(folder, adapter, open_clip_container, model, dict, "card", whole=False)
+    largest = max(info.dtype.itemsize * torch.Size(info.shape).numel() for info in model.info.values())
+    assert most[0] <= max(4096, largest)
+    monkeypatch.undo()
+    with OutputFolder(tmp_path / "whole") as folder:
+        write_model(folder, adapter, open_clip_container, model, dict, "card")
+    streamed, whole = (tmp_path / name / "open_clip_model.safetensors" for name in ("streamed", "whole"))
+    one, other = load_file(streamed), load_file(whole)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_a_streamed_tensor_is_read_back_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "matrix": torch.arange(12).reshape(3, 4).to(dtype),
+        "transposed": torch.arange(12).reshape(3, 4).to(dtype).T,
+        "scalar": torch.ones((), dtype=dtype),
+        "empty": torch.ones(0, 3, dtype=dtype),
+        'ünïcode " name': torch.ones(1, dtype=torch.uint8),
+    }
+    info = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    stream_tensors(info, lambda names: {name: tensors[name] for name in names}, tmp_path / "a.safetensors")
+    back = load_file(tmp_path / "a.safetensors")
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
+    with pytest.raises(InputError, match="cannot write"):
+        stream_tensors(info, lambda names: tensors, tmp_path / "nowhere" / "a.safetensors")
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import BLOCKS
-from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import (
     DEPLOYED,
@@ -20,10 +21,12 @@ from featcal.drift.source import (
     Objective,
     SourceExcess,
     compare,
+    compare_sources,
     excess_frame,
     measure_sources,
 )
-from featcal.family import Family
+from featcal.errors import InputError
+from featcal.family import Family, as_family
 
 CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)
 
@@ -125,3 +128,21 @@ def test_batches_change_nothing(tiny64: Family, found: list[SourceExcess]) -> No
     for one, other in zip(found, again, strict=True):
         assert one.excess == pytest.approx(other.excess, rel=1e-6, abs=1e-9)
         assert one.coupling == pytest.approx(other.coupling, rel=1e-8, abs=1e-12)
+
+
+def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_path: Path) -> None:
+    """A suite that asks for `fast` is measured as it is calibrated, whether from its options or from a folder."""
+    options = tiny.suite.calibration.model_copy(update={"precision": "fast", "batch_size": 4})
+    suite = tiny.suite.model_copy(update={"calibration": options})
+    fast = replace(tiny, suite=suite)
+    found = compare_sources(fast, samples=6)
+    exact = compare_sources(tiny, samples=6)
+    assert [one.source for one in found] == [one.source for one in exact]
+    apart = [abs(one.relative - other.relative) for one, other in zip(found, exact, strict=True)]
+    assert 0 < sum(apart) / len(apart) < 0.05
+    calibrate_to_folder(fast, config_for(fast, samples=6), tmp_path / "out")
+    assert [one.source for one in compare_sources(fast, str(tmp_path / "out"))] == [one.source for one in found]
+    config = config_for(fast, samples=6)
+    passes = expert_passes(as_family(fast, precision="exact"), config)
+    with pytest.raises(InputError, match="another precision"):
+        measure_sources(fast, fast.merged, config, passes)

@@ -19,12 +19,11 @@ from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import Outset, warnings_of
 from featcal.card import model_card
-from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
-from featcal.models.expert_pass import ExpertPass, Kept
+from featcal.models.expert_pass import ExpertPass, Kept, require_same_compute
 from featcal.models.export import write_model
 from featcal.models.output import OutputFolder
 from featcal.models.weights import Overlay, Weights
@@ -113,8 +112,7 @@ def calibrate(
     family = as_family(opened, device, config.precision)
     started = time.perf_counter()
     passes = expert_passes(family, config, once=True) if experts is None else experts
-    if any(one.compute != family.compute for one in passes.values()):
-        raise InputError("the expert passes were made on another device or in another precision; make them anew")
+    require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     done: dict[str, Tensor] = {}
 

@@ -16,12 +16,12 @@ from featcal.calibration.outset import Outset
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Adapter, Block, Stage
+from featcal.models.adapter import Adapter, Block, Stage, walking
 from featcal.models.capture import capture_inputs
-from featcal.models.compute import Compute, computing
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
 from featcal.models.weights import Weights
-from featcal.progress import Progress, Seconds, keep_memory, silent
+from featcal.progress import Progress, Seconds, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]
 """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
@@ -33,8 +33,7 @@ def nothing_finished(block: Block) -> None:
     """No block was solved before."""
 
 
-@torch.no_grad()
-@computing
+@walking
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,
@@ -80,8 +79,6 @@ def calibrate_blocks(
     streams: dict[str, CallList] = {}
     rows: dict[str, TaskRows] = {}
     store, seconds = store or ActivationStore(), Seconds() if seconds is None else seconds
-    if store.budget is None:
-        keep_memory()
     total = sum(len(stage.blocks) for stage in adapter.stages)
     for stage in adapter.stages:
         with seconds("first calls"):

@@ -17,11 +17,11 @@ from featcal.drift.second_run import SecondRun, SecondStates
 from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
-from featcal.models.adapter import Adapter
-from featcal.models.compute import Compute, computing
+from featcal.models.adapter import Adapter, walking
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass
 from featcal.models.weights import Weights
-from featcal.progress import Progress, keep_memory, silent
+from featcal.progress import Progress, silent
 from featcal.suite import Suite
 
 BATCH_SIZE = 64
@@ -85,8 +85,7 @@ def measure_drift(
     return DriftLedger(family.suite.name, label, split, tasks)
 
 
-@torch.no_grad()
-@computing
+@walking
 def decompose(
     adapter: Adapter,
     model: Weights,
@@ -105,7 +104,6 @@ def decompose(
     on the expert's, which is what separates mismatch from propagation. One sample per task does so a second time,
     in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
     """
-    keep_memory()
     records = {task: _Record(class_token, attribution) for task in experts}
     second = SecondRun(adapter, head, experts, compute.device, sublayers)
     for crossing in cross(adapter, model, head, experts, compute, progress, sublayers):
@@ -113,8 +111,7 @@ def decompose(
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
-@torch.no_grad()
-@computing
+@walking
 def follow(
     adapter: Adapter,
     model: Weights,
@@ -125,7 +122,6 @@ def follow(
 ) -> dict[str, TaskFeatures]:
     """How far the features drift, and the final ones, not why: the numbers of `decompose` over all tokens and whole
     blocks, without its run of the model on the expert's features."""
-    keep_memory()
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
     for crossing in cross(adapter, model, head, experts, compute, progress):

@@ -7,6 +7,7 @@ secant correction, so that A_k e_{k-1} = p_k holds exactly and the contributions
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from featcal.drift.output import gauss_legendre
-from featcal.models.compute import plain_attention
+from featcal.models.attention import plain_attention
 
 Layer = Callable[[Tensor], Tensor]
 """One layer of the model on a batch of states, everything else about the call held fixed."""
@@ -106,7 +107,7 @@ def _path_average(
 ) -> Float[Tensor, "parts *after"]:
     """Jacobian-vector products of all tangents, averaged over the segment from `expert` to `expert + drift`."""
     total = torch.zeros(())
-    with plain_attention:  # fused attention has no forward-mode derivative
+    with _differentiating, plain_attention():  # fused attention has no forward-mode derivative
         for t, weight in gauss_legendre(nodes):
             point = expert + t * drift
 
@@ -116,6 +117,10 @@ def _path_average(
 
             total = total + weight * vmap(along)(tangents)
     return total
+
+
+_differentiating = threading.Lock()
+"""torch's levels of forward-mode derivatives belong to the whole process: a second thread would end the first one's."""
 
 
 def _inner(left: Tensor, right: Tensor) -> Float[Tensor, " batch"]:

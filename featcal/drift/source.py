@@ -26,10 +26,9 @@ from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
-from featcal.models.adapter import Block, Call, Stage
+from featcal.models.adapter import Adapter, Block, Call, Stage, walking
 from featcal.models.capture import capture_inputs
-from featcal.models.compute import computing
-from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls
+from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls, require_same_compute
 from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
@@ -104,8 +103,6 @@ def compare(deployed: Objective, source: Objective) -> dict[str, float]:
     }
 
 
-@torch.no_grad()
-@computing
 def measure_sources(
     family: Family,
     calibrated: Weights,
@@ -116,10 +113,27 @@ def measure_sources(
     """Excess of every source for every group of linear maps, blocks in forward order.
 
     Args:
-        calibrated: what Algorithm 1 gave with `config` on the samples of `passes`.
+        calibrated: what Algorithm 1 gave with `config` on the samples of `passes`, in whose precision is measured.
+
+    Raises:
+        InputError: the passes were made on another device or in another precision than `config` has.
     """
+    family = as_family(family, precision=config.precision)
+    require_same_compute(passes, family.compute)
+    return _measure(family.adapter, family, calibrated, config, passes, progress)
+
+
+@walking
+def _measure(
+    adapter: Adapter,
+    family: Family,
+    calibrated: Weights,
+    config: CalibrationConfig,
+    passes: Mapping[str, ExpertPass],
+    progress: Progress,
+) -> list[SourceExcess]:
     found: list[SourceExcess] = []
-    adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
+    compute, total = family.compute, len(adapter.blocks())
     done = 0
     streams: dict[str, dict[str, list[Call]]] = {}
     rows: dict[str, TaskRows] = {}
@@ -179,9 +193,11 @@ def compare_sources(
     family = as_family(suite, device)
     if model == "merged":
         config = config_for(family, samples=samples, seed=seed)
+        family = as_family(family, device, config.precision)
         passes = expert_passes(family, config)
         return measure_sources(family, calibrate(family, config, experts=passes).weights, config, passes, progress)
     config = recorded_config(Path(model))
+    family = as_family(family, device, config.precision)
     return measure_sources(family, family.model(model), config, expert_passes(family, config), progress)
 
 

@@ -6,23 +6,26 @@ adapter never rewrites a forward: block i runs as the library's own module on th
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
-from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
-from featcal.models.compute import plain_attention
+from featcal.models.compute import computing
 
 M = TypeVar("M", bound=nn.Module)
+P = ParamSpec("P")
+R = TypeVar("R")
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
@@ -85,17 +88,13 @@ class Block:
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """The block's own forward with the given tensors (names inside the block, complete: strict)."""
-        with _attention(call.hidden):
-            return functional_call(
-                self.module, dict(local), call.args, dict(call.kwargs), tie_weights=False, strict=True
-            )
+        return functional_call(self.module, dict(local), call.args, dict(call.kwargs), tie_weights=False, strict=True)
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
         """The forward of the module called `part` inside the block, such as its attention."""
         own = {name[len(part) + 1 :]: tensor for name, tensor in local.items() if name.startswith(f"{part}.")}
         module = self.module.get_submodule(part)
-        with _attention(args[0] if args else kwargs["hidden_states"]):
-            return functional_call(module, own, args, kwargs, tie_weights=False, strict=True)
+        return functional_call(module, own, args, kwargs, tie_weights=False, strict=True)
 
 
 class Stage(ABC):
@@ -154,6 +153,14 @@ class Stage(ABC):
 
 class Adapter(ABC):
     """One architecture family at one size."""
+
+    in_use: AbstractContextManager[Any]
+    """Held by the thread that walks through the skeleton, whose modules take the tensors of one model at a time."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Adapter:
+        adapter = super().__new__(cls)
+        adapter.in_use = threading.RLock()
+        return adapter
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
@@ -239,17 +246,18 @@ class Adapter(ABC):
         ]
 
 
-def _attention(hidden: Tensor) -> AbstractContextManager[None]:
-    """On the CPU, attention as plain products and softmax where its scores are small: three times as fast there as
-    the fused kernel, which is made for long sequences."""
-    *batch, tokens, width = hidden.shape
-    scores = prod(batch) * tokens**2 * max(1, width // _HEAD_WIDTH) * hidden.element_size()
-    small = hidden.device.type == "cpu" and hidden.dtype is not torch.bfloat16 and scores <= _SMALL_SCORES
-    return plain_attention if small else nullcontext()
+def walking(walk: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatenate[Adapter, P], R]:
+    """Decorates what walks through an adapter's blocks: without gradients, `computing`, one walk at a time.
 
+    Other threads that want the same adapter wait until this walk ends, however it ends.
+    """
 
-_HEAD_WIDTH, _SMALL_SCORES = 64, 2**25
-"""Usual width of an attention head; bytes of attention scores that count as few."""
+    @wraps(walk)
+    def alone(adapter: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with adapter.in_use, torch.no_grad(), computing:
+            return walk(adapter, *args, **kwargs)
+
+    return alone
 
 
 class _StopForward(Exception):
@@ -272,8 +280,7 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
     parameters = {**dict(model.named_parameters()), **dict(model.named_buffers()), **tensors}
     handle = first_block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a patch embedding in float32 means float32
-            functional_call(model, parameters, (), inputs, strict=True)
+        functional_call(model, parameters, (), inputs, strict=True)
     except _StopForward:
         pass
     finally:

@@ -149,6 +149,11 @@ def dtype_of(code: str, what: str) -> torch.dtype:
     return _DTYPES[code]
 
 
+def code_of(dtype: torch.dtype) -> str:
+    """What a safetensors header calls a dtype that featcal reads."""
+    return next(code for code, known in _DTYPES.items() if known is dtype)
+
+
 def read_config(folder: Path, label: str) -> dict[str, Any]:
     """Content of `config.json` of a checkpoint folder."""
     file = folder / "config.json"

@@ -14,6 +14,7 @@ from transformers import CLIPModel, CLIPVisionConfig, CLIPVisionModel
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.attention import choose_attention
 from featcal.models.checkpoint import read_config
 from featcal.models.pretrained import load_complete
 
@@ -92,6 +93,7 @@ class ClipVision(Adapter):
         self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
         with torch.device("meta"):
             self.model = CLIPVisionModelWithProjection(checked)
+        choose_attention(self.model)
         embeddings = self.model.vision_model.embeddings
         positions = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
         embeddings.register_buffer("position_ids", positions, persistent=False)

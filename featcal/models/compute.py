@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featcal.errors import InputError
 
-_mkldnn: Any = torch.backends.mkldnn  # its settings are made when it is imported
+_C: Any = torch._C
 
 
 @dataclass(frozen=True)
@@ -67,63 +66,98 @@ def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
     return Compute(chosen, PRECISIONS[precision])
 
 
-class _ForAll(ContextDecorator):
-    """A setting of the whole process: the first thread to enter makes it, the last one to leave puts it back."""
+Setting = tuple[str, str, str]
+"""Backend, operation and precision, as torch names them."""
 
-    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._setting = setting
-        self._lock, self._inside, self._made = threading.Lock(), 0, ExitStack()
+
+class _Computing(ContextDecorator):
+    """Settings of the whole process: the first thread to enter makes them, the last one to leave puts them back.
+
+    Nothing in here belongs to a thread, so it does not matter which one is last.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before: list[Setting] = []
 
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._made.enter_context(self._setting())
+                _keep_float32(self._before)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._made.close()
+                _put_back(self._before)
 
 
-@contextmanager
-def _float32_products() -> Iterator[None]:
-    settings = [(torch.backends.cuda.matmul, "ieee")]
-    if _onednn_keeps_float32():
-        settings.append((_mkldnn.matmul, "bf16"))
-    before = [backend.fp32_precision for backend, _ in settings]
-    for backend, precision in settings:
-        backend.fp32_precision = precision
-    try:
-        yield
-    finally:
-        for (backend, _), precision in zip(settings, before, strict=True):
-            backend.fp32_precision = precision
-
-
-computing = _ForAll(_float32_products)
-"""Inside the `with`, float32 matrix products are float32 on every device, by the fastest kernels that are.
+computing = _Computing()
+"""Inside the `with`, float32 products are float32 on every device, by the fastest kernels that are.
 
 On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16": it hands
 float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere has AVX-512
-kernels, twice as fast as MKL's on AMD. Where it would round, the setting stays as it is.
+kernels, twice as fast as MKL's on AMD. Where it would round, no reduced precision that the process has set is in force.
+
+Only torch's newer settings (`fp32_precision`) are read and written, so that it does not matter which ones the process
+itself uses. Meanwhile torch's older functions, such as `torch.get_float32_matmul_precision`, may refuse to answer.
 """
-plain_attention = _ForAll(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Inside the `with`, attention is two products and a softmax: the fused kernels have no forward-mode derivative."""
+
+_FULL = ("none", "ieee")
+_OPERATIONS = ("conv", "matmul")
+
+
+def _precision(backend: str, operation: str) -> str:
+    """The precision in force, which may come from the backend's "all" or from the "generic" one above it."""
+    found: str = _C._get_fp32_precision_getter(backend, operation)
+    return found
+
+
+def _keep_float32(before: list[Setting]) -> None:
+    """Make the settings of `computing`; what puts them back is appended to `before`. After an error nothing is set.
+
+    A backend's "all" is tried first: torch's own default for convolutions on CUDA gives way to it, and could not be
+    named again had it been replaced. Only what the process has set for an operation itself is replaced there.
+    """
+    try:
+        for backend in ("cuda", "mkldnn"):
+            for operation in ("all", *_OPERATIONS):
+                concerned = _OPERATIONS if operation == "all" else (operation,)
+                if any(_precision(backend, one) not in _FULL for one in concerned):
+                    _replace(before, backend, operation, "ieee")
+        if _onednn_keeps_float32():
+            _replace(before, "mkldnn", "matmul", "bf16")
+    except BaseException:
+        _put_back(before)
+        raise
+
+
+def _replace(before: list[Setting], backend: str, operation: str, precision: str) -> None:
+    """Set one precision. One that is in force above it as well is taken to come from there."""
+    own = _precision(backend, operation)
+    above = _precision("generic", "all") if operation == "all" else _precision(backend, "all")
+    before.append((backend, operation, "none" if own == above else own))
+    _C._set_fp32_precision_setter(backend, operation, precision)
+
+
+def _put_back(before: list[Setting]) -> None:
+    while before:
+        _C._set_fp32_precision_setter(*before[-1])
+        before.pop()  # only now: an interrupt in between loses nothing
 
 
 @cache
 def _onednn_keeps_float32() -> bool:
     """Whether products under the setting "bf16" are exact where bfloat16 would not be."""
-    if not _mkldnn.is_available():
+    if not _C._has_mkldnn:
         return False
     value = 1 + 2.0**-12
     a = torch.full((256, 256), value)
-    before = _mkldnn.matmul.fp32_precision
-    _mkldnn.matmul.fp32_precision = "bf16"
+    before: list[Setting] = []
+    _replace(before, "mkldnn", "matmul", "bf16")
     try:
         product = a @ a
     finally:
-        _mkldnn.matmul.fp32_precision = before
+        _put_back(before)
     return bool((product / (256 * value**2) - 1).abs().max() < 1e-6)

@@ -11,6 +11,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from featcal.errors import InputError
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
@@ -195,20 +196,31 @@ class ExpertPass:
         traces: list[BlockTrace] | None = None if self.kept is None else []
         running = self.compute.place(tensors)
         before, after = ({name: block.linears[name] for name in names} for names in (inputs, outputs))
-        for position, call in enumerate(self._calls):
-            with capture_inputs(before) as given, capture_outputs(after) as returned:
-                following = stage.advance(call, block.run(running, call))
-            self._calls[position] = following
-            trace = BlockTrace(call, following, given, returned)
-            if traces is not None and self.kept is not None:
-                if self.kept.take(trace):
-                    traces.append(trace)
-                else:
-                    self.kept.give_back(*traces)
-                    traces = None
-            yield trace
+        try:
+            for position, call in enumerate(self._calls):
+                with capture_inputs(before) as given, capture_outputs(after) as returned:
+                    following = stage.advance(call, block.run(running, call))
+                self._calls[position] = following
+                trace = BlockTrace(call, following, given, returned)
+                if traces is not None and self.kept is not None:
+                    if self.kept.take(trace):
+                        traces.append(trace)
+                    else:
+                        self.kept.give_back(*traces)
+                        traces = None
+                yield trace
+        except BaseException:  # the walk was given up, so what it kept is of no use
+            if traces and self.kept is not None:
+                self.kept.give_back(*traces)
+            raise
         if traces is not None:
             self._traces[block.name] = traces
+
+
+def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
+    """Raise InputError if expert passes were made on another device or in another precision."""
+    if any(one.compute != compute for one in passes.values()):
+        raise InputError("the expert passes were made on another device or in another precision; make them anew")
 
 
 def first_calls(

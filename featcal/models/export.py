@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_config
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
-from featcal.models.output import OutputFolder, save_tensors, save_text
+from featcal.models.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.models.weights import Stored, TensorInfo, Weights, in_groups
 
 SHARD_BYTES = 2 * 2**30
@@ -63,7 +64,10 @@ def write_model(
     """
     source = container.open(adapter.canonical)
     if is_open_clip(container):
-        written = [*_write_open_clip_config(container, folder.partial), _write_single(folder, adapter, source, model)]
+        written = [
+            *_write_open_clip_config(container, folder.partial),
+            _write_single(folder, adapter, source, model, whole),
+        ]
     else:
         written = [
             *_copy_files(container.folder, folder.partial),
@@ -183,11 +187,20 @@ def _content(adapter: Adapter, source: Stored, model: Weights, names: Sequence[s
     return {**rest, **model.read(name for name in names if name in tower)}
 
 
-def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights) -> str:
+def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: Sequence[str], whole: bool) -> None:
+    """One file of these tensors; they are in memory together only if that may be."""
+    if whole:
+        save_tensors(_content(adapter, source, model, names), file)
+        return
+    info = _written_info(adapter, source, model)
+    stream_tensors({name: info[name] for name in names}, partial(_content, adapter, source, model), file)
+
+
+def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
     """One file with everything: open_clip reads no shards."""
     from featcal.models.open_clip_files import WEIGHT_FILE
 
-    save_tensors(_content(adapter, source, model, list(source.info)), folder.partial / WEIGHT_FILE)
+    _save(folder.partial / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
     return WEIGHT_FILE
 
 
@@ -209,7 +222,7 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, (names, block) in zip(files, shards, strict=True):
         if block is None or not folder.adopt(block, file):
-            save_tensors(_content(adapter, source, model, names), folder.partial / file)
+            _save(folder.partial / file, adapter, source, model, names, whole or block is not None)
     places = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
     save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.models.adapter import Adapter, Batch, Call, Stage
-from featcal.models.compute import Compute, computing
+from featcal.models.adapter import Adapter, Batch, Call, Stage, walking
+from featcal.models.compute import Compute
 from featcal.models.expert_pass import first_calls
 from featcal.models.weights import Weights
 
 
-@torch.no_grad()
-@computing
+@walking
 def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
@@ -28,8 +27,7 @@ def final_features(
     return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(calls, batches, strict=True)])
 
 
-@torch.no_grad()
-@computing
+@walking
 def pooled_features(
     adapter: Adapter, model: Weights, batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n d"]:

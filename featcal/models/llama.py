@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.attention import choose_attention
 from featcal.models.language import (
     LanguageModel,
     answer_position,
@@ -97,6 +99,7 @@ class Llama(LanguageModel):
         self._config = LlamaConfig(**{**config, "tie_word_embeddings": tied})
         self._device = device
         self.model = self.fresh()
+        choose_attention(self.model)
         check_buffers(self.model)
         self.settings = {name: getattr(self._config, name, None) for name in _SETTINGS}
         self.stages = (DecoderStage(self.model),)
@@ -108,7 +111,7 @@ class Llama(LanguageModel):
 
     def fresh(self) -> LlamaForCausalLM:
         with torch.device("meta"):
-            model = LlamaForCausalLM(self._config)
+            model = LlamaForCausalLM(copy.deepcopy(self._config))
             if self._config.tie_word_embeddings:
                 model.lm_head.weight = model.model.embed_tokens.weight
         with self._device:

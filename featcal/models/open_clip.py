@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, capture_call, check_buffers
+from featcal.models.attention import attention
 from featcal.models.clip import ClipVision, VisionStage
 
 _TOWER = "visual."
@@ -67,7 +68,7 @@ class SplitAttention(nn.Module):
         projected = self.q_proj(q_x), self.k_proj(k_x), self.v_proj(v_x)
         q, k, v = (part.unflatten(-1, (self._heads, -1)).transpose(1, 2) for part in projected)
         mask = None if attn_mask is None else attn_mask.to(q.dtype)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = attention(q, k, v, mask)
         output = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return (output, None) if self._returns_pair else output
 

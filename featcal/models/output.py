@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.adapter import Block
+from featcal.models.checkpoint import code_of
+from featcal.models.weights import TensorInfo, in_groups
+
+STREAMED = 64 * 2**20
+"""Bytes of tensors that are in memory together where a file is streamed."""
+_METADATA = {"format": "pt"}
+"""What other libraries ask of a safetensors file."""
+Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
 
 
 class OutputFolder:
@@ -139,9 +148,42 @@ class _BlockFiles(Mapping[str, Tensor]):
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses."""
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, _METADATA)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {file}: {error}") from error
+
+
+def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> None:
+    """The same file as `save_tensors` writes, with `STREAMED` bytes of tensors in memory at a time, or one tensor.
+
+    A safetensors file is the length of a header, the header in JSON, and the tensors' bytes one after the other.
+
+    Args:
+        info: shape and dtype of everything that is written.
+        read: gives the tensors of some names.
+
+    Raises:
+        InputError: the disk refuses.
+    """
+    names = sorted(info, key=lambda name: (-info[name].dtype.itemsize, name))  # every tensor is aligned to its dtype
+    sizes = {name: torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in names}
+    header: dict[str, Any] = {"__metadata__": _METADATA}
+    start = 0
+    for name, size in sizes.items():
+        shape, code = list(info[name].shape), code_of(info[name].dtype)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with file.open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for group in in_groups(sizes, STREAMED):
+                tensors = read(group)
+                for name in group:
+                    out.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror}") from error
 
 
 def save_text(text: str, file: Path) -> None:

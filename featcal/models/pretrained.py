@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,24 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
     """
     from transformers.utils import logging
 
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        model, report = model_class.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
+    with _loading:
+        shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        try:
+            model, report = model_class.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        finally:
+            logging.set_verbosity(verbosity)
+            if shown:
+                logging.enable_progress_bar()
     return model.eval(), report
+
+
+_loading = threading.Lock()
+"""While it loads, transformers replaces torch's initialisers for the whole process; of two loads at once, the one that
+ends last would put back what the other had put in their place."""
 
 
 def load_complete(model_class: Any, folder: Path) -> Any:

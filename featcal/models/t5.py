@@ -12,6 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.attention import choose_attention
 from featcal.models.language import (
     IGNORED,
     LanguageModel,
@@ -144,6 +145,7 @@ class T5(LanguageModel):
         self._untied = _HEAD in names
         self.aliases = _ALIASES if self._untied else {**_ALIASES, _HEAD: _SHARED}
         self.model = self.fresh()
+        choose_attention(self.model)
         checked: Any = self.model.config
         check_buffers(self.model)
         self.settings = {name: getattr(checked, name) for name in _SETTINGS}

@@ -1,0 +1,105 @@
+"""Attention whose kernel is chosen call by call, so that no thread sets anything for the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+_NAME = "featcal"
+_SMALL_SCORES = 2**25
+"""Bytes of attention scores that count as few."""
+
+
+class _Thread(threading.local):
+    plain = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Inside the `with`, attention in this thread is two products and a softmax, whatever its size.
+
+    The fused kernels have no forward-mode derivative.
+    """
+    before = _thread.plain
+    _thread.plain = True
+    try:
+        yield
+    finally:
+        _thread.plain = before
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention`, on the CPU as plain products and softmax where its scores are small: three times
+    as fast there as the fused kernel, which is made for long sequences.
+
+    Args:
+        query, key, value: `[batch, heads, tokens, width]`.
+        attn_mask, options: as torch has them.
+    """
+    if _thread.plain or _is_small(query, key):
+        return _plain(query, key, value, attn_mask, **options)
+    return scaled_dot_product_attention(query, key, value, attn_mask, **options)
+
+
+def choose_attention(model: PreTrainedModel) -> None:
+    """Let a skeleton of transformers, of which nobody else has a part, attend by `attention`."""
+    model.set_attn_implementation(_NAME)
+
+
+def _is_small(query: Tensor, key: Tensor) -> bool:
+    scores = query.shape[:-1].numel() * key.shape[-2] * query.element_size()
+    return query.device.type == "cpu" and query.dtype is not torch.bfloat16 and scores <= _SMALL_SCORES
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that torch itself takes where every fused one is switched off; it adds masks, and nothing else."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    mixed: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return mixed
+
+
+class _PlainKernel(TorchFunctionMode):
+    """Inside the `with`, this thread's calls of torch's attention are `_plain`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        called = _plain if func is scaled_dot_product_attention else func
+        return called(*args, **(kwargs or {}))
+
+
+def _forward(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' own attention around torch's kernels, with ours where they are better."""
+    if not (_thread.plain or _is_small(query, key)):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+    with _PlainKernel():
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+
+
+AttentionInterface.register(_NAME, _forward)
+AttentionMaskInterface.register(_NAME, sdpa_mask)

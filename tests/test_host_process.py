@@ -1,0 +1,102 @@
+"""What featcal leaves behind in the process that calls it: nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+MALLOC = """
+import ctypes, sys
+fields = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+Info = type("Info", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in fields]})
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.mallinfo2.restype = ctypes.c_void_p, Info
+
+def mapped():
+    before = libc.mallinfo2().hblks
+    libc.malloc(ctypes.c_size_t(2**27))
+    return libc.mallinfo2().hblks > before
+
+import featcal, torch
+from featcal.progress import keep_memory
+torch.set_num_threads(1)
+suite = featcal.load_suite(sys.argv[1])
+assert mapped()
+result = featcal.calibrate(suite, featcal.CalibrationConfig(samples=4), device="cpu")
+featcal.measure_drift(suite, result, samples=4, device="cpu")
+assert mapped(), "the library changed how the process gives memory back"
+keep_memory()
+assert not mapped(), "this test would see no change"
+"""
+
+
+def python(*arguments: object, **options: object) -> str:
+    """What a Python process prints; fails with its errors if it fails."""
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="every combination needs a fork")
+def test_whatever_precision_the_host_has_set_models_run_and_it_comes_back(tiny_suite_file: Path) -> None:
+    """Torch's older and newer settings in every combination; mixing them makes torch's own readers raise."""
+    assert python(Path(__file__).with_name("host_settings.py"), tiny_suite_file) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is one of glibc")
+def test_a_library_call_leaves_the_memory_allocator_alone(tiny_suite_file: Path) -> None:
+    import ctypes
+
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        pytest.skip("a C library without mallinfo2")
+    python("-c", MALLOC, tiny_suite_file)
+
+
+def test_the_wheel_takes_one_name() -> None:
+    """`app` and `pages` travel inside `featcal`: another project's `app` stays what `import app` finds."""
+    wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["packages"] == ["featcal"]
+    assert all(place.startswith("featcal/_bundle/") for place in wheel["force-include"].values())
+
+
+@pytest.mark.slow
+def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Path) -> None:
+    import shutil
+
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        pytest.skip("uv builds the wheel")
+    built = subprocess.run([uv, "build", "--wheel", "--out-dir", tmp_path, REPOSITORY], capture_output=True, text=True)
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("the build backend is not to be had offline")
+    assert built.returncode == 0, built.stderr
+    site = tmp_path / "site"
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--offline", "--target", site, *tmp_path.glob("*.whl")]
+    subprocess.run(install, check=True, capture_output=True)
+    assert {path.name for path in site.iterdir() if not path.name.endswith((".dist-info", ".lock"))} <= {
+        "featcal",
+        "bin",
+    }
+    theirs = tmp_path / "theirs" / "app"
+    theirs.mkdir(parents=True)
+    (theirs / "__init__.py").write_text("OWNER = 'another project'")
+    paths = f"import sys; sys.path[:0] = [{str(site)!r}, {str(theirs.parent)!r}]\n"
+    python("-c", f"{paths}import featcal, featcal.cli, app; assert app.OWNER == 'another project'", cwd=tmp_path)
+    started = (
+        "from importlib import import_module\n"
+        "from featcal import launch, resources\n"
+        "root = resources.bundle_root()\n"
+        f"assert str(root).startswith({str(site)!r}), root\n"
+        "from streamlit.web import cli\n"
+        "cli.main = lambda *_, **__: 0\n"
+        "launch._warm_up = lambda: None\n"
+        "launch.start_app(root / 'app' / 'main.py', 8501)\n"
+        "for name in launch.FIRST_NEEDED: import_module(name)\n"
+        "import app; assert not hasattr(app, 'OWNER') and app.__file__.startswith(str(root))\n"
+    )
+    python("-c", paths + started, cwd=tmp_path)
