@@ -9,6 +9,7 @@ from text_references import (
     Reference,
     assert_calibrated_alike,
     assert_drift_alike,
+    assert_excesses_alike,
     assert_relative_drift_alike,
     make_reference,
 )
@@ -67,3 +68,7 @@ def test_relative_drift_of_every_block(reference: Reference) -> None:
 
 def test_drift_of_every_layer(reference: Reference) -> None:
     assert_drift_alike(reference, STATES, prompts_last)
+
+
+def test_excess_of_every_feature_source(reference: Reference) -> None:
+    assert_excesses_alike(reference, BLOCKS)

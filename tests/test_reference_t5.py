@@ -8,6 +8,7 @@ from text_references import (
     Reference,
     assert_calibrated_alike,
     assert_drift_alike,
+    assert_excesses_alike,
     assert_relative_drift_alike,
     make_reference,
 )
@@ -54,3 +55,7 @@ def test_relative_drift_of_encoder_blocks(reference: Reference) -> None:
 
 def test_drift_of_every_layer(reference: Reference) -> None:
     assert_drift_alike(reference, STATES, lambda sample: 0)
+
+
+def test_excess_of_every_feature_source(reference: Reference) -> None:
+    assert_excesses_alike(reference, BLOCKS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from reference_calibration import Sample
+from reference_calibration import Options, Sample
 from reference_drift import State, drift, run
+from reference_source import excesses
 from safetensors.torch import load_file
 from tiny_text import ROWS, TASKS, write_text_expert, write_text_suite
 from torch import Tensor
 
 from conftest import in_float64
 from featcal import CalibrationConfig, Family, calibrate, load_suite, measure_drift, open_family
+from featcal.calibration.calibrate import expert_passes
+from featcal.drift.source import measure_sources
 
 COUNT = 10
 """Samples per task."""
@@ -140,3 +143,26 @@ def assert_relative_drift_alike(reference: Reference, states: Mapping[str, State
             calibrated, expert = (torch.cat([pair[i][block][0].flatten() for pair in pairs]) for i in (0, 1))
             expected = float((calibrated - expert).norm() / expert.norm())
             assert result.record["relative_drift"][block][task] == pytest.approx(expected, rel=1e-7), (block, task)
+
+
+def assert_excesses_alike(reference: Reference, blocks: Sequence[str]) -> None:
+    """Every number of Prop. 8 for every group of linear maps and every feature source."""
+    config = CalibrationConfig(lam=0.05, rho=0.5, alpha=0.3, batch_size=4)
+    passes = expert_passes(reference.exact, config)
+    model = calibrate(reference.exact, config, experts=passes).weights
+    ours = measure_sources(reference.exact, model, config, passes)
+    groups = {f"{one.block}: {one.modules}": tuple(f"{one.block}.{n}" for n in one.modules.split(", ")) for one in ours}
+    theirs = excesses(
+        reference.models,
+        reference.experts,
+        reference.samples["calibration"],
+        blocks,
+        model.read(reference.exact.adapter.tower),
+        list(groups.items()),
+        Options(config.lam, config.rho, config.alpha),
+    )
+    assert len(ours) == len(theirs) == 5 * len(groups)
+    for one in ours:
+        expected = theirs[f"{one.block}: {one.modules}", one.source]
+        numbers = {name: getattr(one, name) for name in expected}
+        assert numbers == pytest.approx(expected, rel=1e-6, abs=1e-9), (one.block, one.modules, one.source)
