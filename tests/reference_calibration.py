@@ -120,11 +120,26 @@ def linear(
 def norm(
     name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
 ) -> dict[str, Tensor]:
-    """Eq. (59) for a norm that has a scale alone, x / rms(x): per coordinate a ridge regression of one unknown."""
+    """Eq. (59), per coordinate a ridge regression of scale and shift, or of the scale alone where there is no shift."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
-    top, bottom = o.lam * (o.rho * merged.weight + (1 - o.rho) * base.weight), o.lam
+    anchor = o.rho * affine(merged) + (1 - o.rho) * affine(base)
+    left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
     for task, ((x, w), _) in features.items():
-        z = x / (x.square().mean(1, keepdim=True) + merged.variance_epsilon).sqrt()
-        second = w @ z.square()
-        top, bottom = top + second * experts[task].get_submodule(name).weight, bottom + second
-    return {f"{name}.weight": top / bottom}
+        z = normalised(x, merged)
+        second = torch.einsum("n,ndk,ndl->dkl", w, z, z)
+        left, right = left + second, right + (second @ affine(experts[task].get_submodule(name))[..., None])[..., 0]
+    solved = torch.linalg.solve(left, right)
+    return {f"{name}.{kind}": column for kind, column in zip(("weight", "bias"), solved.T, strict=False)}
+
+
+def affine(module: Any) -> Tensor:
+    """Scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
+    return torch.stack([p for p in (module.weight, getattr(module, "bias", None)) if p is not None], dim=1)
+
+
+def normalised(x: Tensor, module: Any) -> Tensor:
+    """What a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
+    if isinstance(module, nn.LayerNorm):
+        z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
+        return torch.stack([z, torch.ones_like(z)], dim=2)
+    return (x / (x.square().mean(1, keepdim=True) + module.variance_epsilon).sqrt())[..., None]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference_calibration import Options, Sample, calibrate, every_token
-from text_references import (
+from library_references import (
     Reference,
     assert_calibrated_alike,
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
-    make_reference,
+    text_reference,
 )
+from reference_calibration import Options, Sample, calibrate, every_token
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -31,7 +31,7 @@ STATES = {
 
 @pytest.fixture(scope="module", params=["llama-plain", "llama-biased"])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return make_reference(tmp_path_factory.mktemp(request.param), request.param, LlamaForCausalLM)
+    return text_reference(tmp_path_factory.mktemp(request.param), request.param, LlamaForCausalLM)
 
 
 def what_predicts_an_answer(sample: Sample, module: str, tokens: int) -> Tensor:

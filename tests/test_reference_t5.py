@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from reference_calibration import Options, calibrate
-from text_references import (
+from library_references import (
     Reference,
     assert_calibrated_alike,
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
-    make_reference,
+    text_reference,
 )
+from reference_calibration import Options, calibrate
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
@@ -32,7 +32,7 @@ STATES = {
 
 @pytest.fixture(scope="module", params=["t5-gated", "t5-relu"])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return make_reference(tmp_path_factory.mktemp(request.param), request.param, T5ForConditionalGeneration)
+    return text_reference(tmp_path_factory.mktemp(request.param), request.param, T5ForConditionalGeneration)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Language models, their samples and their states as transformers alone has them, in float64 and without padding."""
+"""Suites as featcal opens them and as transformers alone has them, in float64 and without padding; what must agree."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def alone(drawn: Mapping[str, Tensor], prefix: str, decoder_only: bool) -> list[
     return found
 
 
-def make_reference(root: Path, kind: str, loader: Any) -> Reference:
+def text_reference(root: Path, kind: str, loader: Any) -> Reference:
     """A suite whose merged model is a checkpoint near the base like the experts, not a mean of anything."""
     file = write_text_suite(root, kind, samples_of=padded_samples)
     write_text_expert(root / "merged", load_file(root / "base" / "model.safetensors"), kind, seed=9)
@@ -92,7 +92,7 @@ def make_reference(root: Path, kind: str, loader: Any) -> Reference:
 def assert_calibrated_alike(reference: Reference, config: CalibrationConfig, theirs: Mapping[str, Tensor]) -> None:
     """Every tensor of the model is the reference's or, if that left it alone, the merged model's own.
 
-    The norms of these models round to float32 inside, whatever they are given; where they are calibrated that shows.
+    RMSNorms of the library round to float32 inside, whatever they are given; where they are calibrated that shows.
     The message lists the tensors that are too far apart, the furthest first.
     """
     tower = reference.exact.adapter.tower
