@@ -89,6 +89,14 @@ def text_reference(root: Path, kind: str, loader: Any) -> Reference:
     )
 
 
+def calibration_samples(reference: Reference, config: CalibrationConfig) -> dict[str, list[Sample]]:
+    """Those that a run draws."""
+    drawn = {
+        t: reference.exact.samples(t, "calibration", config.samples, config.seed).indices for t in reference.experts
+    }
+    return {task: [reference.samples["calibration"][task][i] for i in indices] for task, indices in drawn.items()}
+
+
 def assert_calibrated_alike(reference: Reference, config: CalibrationConfig, theirs: Mapping[str, Tensor]) -> None:
     """Every tensor of the model is the reference's or, if that left it alone, the merged model's own.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from library_references import Reference, assert_calibrated_alike
+from library_references import Reference, assert_calibrated_alike, calibration_samples
 from reference_calibration import Options, Sample, calibrate
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -66,6 +66,6 @@ def token_weights(sample: Sample, module: str, tokens: int) -> Tensor:
 )
 def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
     options = Options(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
-    samples = reference.samples["calibration"]
+    samples = calibration_samples(reference, config)
     theirs = calibrate(reference.models, reference.experts, samples, NAMES, options, token_weights)
     assert_calibrated_alike(reference, config, theirs)

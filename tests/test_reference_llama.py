@@ -10,6 +10,7 @@ from library_references import (
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
+    calibration_samples,
     text_reference,
 )
 from reference_calibration import Options, Sample, calibrate, every_token
@@ -51,13 +52,13 @@ def prompts_last(sample: Sample) -> int:
         CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.15, batch_size=4),
         CalibrationConfig(lam=0.01, rho=2.0, alpha=0.6, rmsnorms=True, completion_only=True, batch_size=4),
         CalibrationConfig(lam=3.0, rho=0.5, alpha=0.15, rmsnorms=True, batch_size=4),
-        CalibrationConfig(lam=0.05, rho=1.0, alpha=1.0, completion_only=True, batch_size=4),
+        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, completion_only=True, samples=4, batch_size=3),  # few
     ],
 )
 def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
     options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,) if config.rmsnorms else ())
     counted = what_predicts_an_answer if config.completion_only else every_token
-    samples = reference.samples["calibration"]
+    samples = calibration_samples(reference, config)
     theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options, counted)
     assert_calibrated_alike(reference, config, theirs)
 

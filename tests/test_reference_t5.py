@@ -9,6 +9,7 @@ from library_references import (
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
+    calibration_samples,
     text_reference,
 )
 from reference_calibration import Options, calibrate
@@ -41,11 +42,13 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         CalibrationConfig(lam=1e-5, rho=2.0, alpha=0.6, batch_size=4),
         CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
         CalibrationConfig(lam=2.0, rho=1.0, alpha=1.0, rmsnorms=True, batch_size=4),
+        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, samples=4, batch_size=3),  # few: targets token by token
     ],
 )
 def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
     options = Options(config.lam, config.rho, config.alpha, norms=(T5LayerNorm,) if config.rmsnorms else ())
-    theirs = calibrate(reference.models, reference.experts, reference.samples["calibration"], BLOCKS, options)
+    samples = calibration_samples(reference, config)
+    theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options)
     assert_calibrated_alike(reference, config, theirs)
 
 
