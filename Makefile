@@ -17,8 +17,9 @@ $(VENV)/installed: requirements.lock pyproject.toml
 app: $(VENV)/installed
 	$(BIN)/featcal app
 
+# Two processes, each with one thread of torch.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -94,7 +94,7 @@ def test_fast_precision_costs_little(clip_mini: Family) -> None:
     scores = [
         evaluate(
             clip_mini,
-            calibrate(load_suite("clip-mini"), CalibrationConfig(samples=16, precision=p), device="cpu").weights,
+            calibrate(clip_mini, CalibrationConfig(samples=16, precision=p)).weights,
             split="validation",
             samples=128,
         ).average

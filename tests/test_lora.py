@@ -336,94 +336,152 @@ def test_references_that_make_no_sense(ref: str) -> None:
 # ---- refusals ----
 
 
-def refusal(adapt: Adapt, tensors: Mapping[str, Tensor], base: str = "llama", **config: Any) -> str:
+UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {REMEDY}"
+MISSING = "tensors for which the base has none (another model, or a head that is tied)"
+HALF = "updates that are not made of lora_A.weight, "
+A, B = factors(Q).values()
+GATE = "model.layers.0.mlp.down_proj"
+MORE_LAYERS = {name: tensor for i in range(5) for name, tensor in factors(f"model.layers.{i}.mlp.foo").items()}
+TOKENS = "model.embed_tokens"
+
+
+def case(
+    what: str, *expected: str, tensors: Mapping[str, Tensor] | None = None, base: str = "llama", **config: Any
+) -> Any:
+    """An adapter, by default one that is fine, and what its refusal says."""
+    return pytest.param(factors(Q) if tensors is None else tensors, base, config, expected, id=what)
+
+
+def variant(option: str, value: Any) -> Any:
+    said = f"adapter_config.json sets {option} = {json.dumps(value)}, which featcal cannot reproduce exactly; {REMEDY}"
+    return case("variant", said, **{option: value})
+
+
+def invalid(expected: str, **config: Any) -> Any:
+    return case("invalid config", f"adapter_config.json: {expected}", **config)
+
+
+def besides(what: str, expected: str, tensors: Mapping[str, Tensor], **config: Any) -> Any:
+    """Tensors beside a whole update."""
+    return case(what, expected, tensors={**factors(Q), **tensors}, **config)
+
+
+def misshapen(tensors: Mapping[str, Tensor], expected: str) -> Any:
+    return case("shape", "tensors of the wrong shape: ", expected, tensors=tensors)
+
+
+def shared(base: str, tensors: Mapping[str, Tensor]) -> Any:
+    said = f"updates of an embedding that several modules share; {REMEDY}: '{MODEL}{next(iter(tensors))}'"
+    return case("shared embedding", said, tensors=tensors, base=base)
+
+
+REFUSED = [
+    variant("use_dora", True),
+    variant("fan_in_fan_out", True),
+    variant("layer_replication", [[0, 2], [1, 2]]),
+    variant("megatron_config", {"a": 1}),
+    variant("trainable_token_indices", [1]),
+    variant("target_parameters", ["experts"]),
+    variant("use_qalora", True),
+    variant("alora_invocation_tokens", [1]),
+    variant("kasa_config", {"a": 1}),
+    variant("an_option_of_next_year", 0.5),
+    *(
+        variant("init_lora_weights", value)
+        for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")
+    ),
+    case("variants", "2 problems:", use_dora=True, init_lora_weights="pissa"),
+    *(
+        case("method", f"describes an adapter of type {kind}, featcal reads LORA; {REMEDY}", peft_type=kind)
+        for kind in ("IA3", "LOHA", "VERA", "ADALORA", None)
+    ),
+    invalid("r: Input should be greater than 0", r=0),
+    invalid("r: Input should be a valid integer", r=None),
+    invalid("lora_alpha: Input should be a valid number", lora_alpha="16"),
+    invalid("lora_alpha: Input should be a finite number", lora_alpha=float("nan")),
+    invalid("rank_pattern.q_proj: Input should be greater than 0", rank_pattern={"q_proj": -1}),
+    invalid("alpha_pattern: '(q' is not a regular expression", alpha_pattern={"(q": 1}),
+    invalid("target_modules: '(q' is not a regular expression", target_modules="(q"),
+    *(
+        besides(what, f"{UNKNOWN}: '{MODEL}{key}' (", {key: noise(*A.shape)}, bias="all")
+        for what, key in {
+            "bias that peft reads as base_layer.bias": f"{Q}.bias",
+            "weight": f"{Q}.weight",
+            "DoRA that the config does not admit": f"{Q}.lora_magnitude_vector",
+            "base layer without an update": f"{K}.base_layer.bias",
+        }.items()
+    ),
+    besides("factor under two names", f"{UNKNOWN}: '{MODEL}{Q}.lora_A.", {f"{Q}.lora_A.default.weight": A.clone()}),
+    *(
+        besides("not in the base", f"{MISSING}: '{MODEL}{key}' (", {key: noise(WIDTH)})
+        for key in ("model.classifier.weight", "model.rotary.lora_C")
+    ),
+    case(
+        "modules not in the base",
+        f"{MISSING}: '{MODEL}model.layers.0.mlp.foo.lora_A.weight', ",
+        "and 1 more",
+        tensors=MORE_LAYERS,
+    ),
+    case("half", f"{HALF}lora_B.weight: '{Q} (lora_A.weight)'", tensors={f"{Q}.lora_A.weight": A}),
+    case("declared bias that is not there", HALF, lora_bias=True),
+    besides("bias that is not declared", HALF, {f"{Q}.lora_B.bias": noise(WIDTH)}, lora_bias=False),
+    besides(
+        "bias without one in the base",
+        f"{MISSING}: '{MODEL}{GATE}.lora_B.bias'",
+        {**factors(GATE, columns=24), f"{GATE}.lora_B.bias": noise(WIDTH)},
+        lora_bias=True,
+    ),
+    *(
+        case(
+            "outside the targets",
+            f"updates of modules that target_modules in adapter_config.json does not name: '{Q}'",
+            target_modules=targets,
+        )
+        for targets in (["k_proj", "proj"], ".*k_proj", "q_proj")
+    ),
+    misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_A.weight [3, 16], expected [2, 16]'"),
+    misshapen(factors(Q, rank=3), f"'{MODEL}{Q}.lora_B.weight [16, 3], expected [16, 2]'"),
+    misshapen(factors(Q, rows=8), f"'{MODEL}{Q}.lora_B.weight [8, 2], expected [16, 2]'"),
+    misshapen(factors(Q, columns=8), f"'{MODEL}{Q}.lora_A.weight [2, 8], expected [2, 16]'"),
+    misshapen(factors("model.norm"), f"'{MODEL}model.norm.lora_A.weight [2, 16], expected [2]'"),
+    misshapen(embedding_factors("model.norm", 16, 16), f"'{MODEL}model.norm.lora_embedding_B [16, 2], expected [2]'"),
+    misshapen(embedding_factors(TOKENS, 21, 16), "lora_embedding_A [2, 21], expected [2, 20]'"),
+    misshapen({"lm_head.weight": noise(21, 16)}, f"'{MODEL}lm_head.weight [21, 16], expected [20, 16]'"),
+    shared("tied", embedding_factors(TOKENS, VOCABULARY, WIDTH)),
+    shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}),
+    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH)),
+    case(
+        "tied head",
+        f"{MISSING}: '{MODEL}lm_head.lora_A.weight'",
+        tensors=factors("lm_head", rows=VOCABULARY),
+        base="tied",
+    ),
+    besides(
+        "integers",
+        f"adapter tensors that are not floating-point: '{MODEL}{Q}.lora_A.weight (I32)'",
+        {f"{Q}.lora_A.weight": torch.ones(RANK, WIDTH, dtype=torch.int32)},
+    ),
+    case(
+        "all problems at once",
+        "3 problems:",
+        tensors={**factors(Q, rank=3), **factors("model.foo"), f"{K}.lora_A.weight": noise(RANK, WIDTH)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("tensors", "base", "config", "expected"), REFUSED)
+def test_refusal(
+    adapt: Adapt, tensors: Mapping[str, Tensor], base: str, config: Mapping[str, Any], expected: tuple[str, ...]
+) -> None:
     with pytest.raises(InputError) as caught:
         adapt(tensors, base, **config)
-    message = str(caught.value)
     assert all(problem.startswith("expert 'x': ") for problem in caught.value.problems)
-    return message
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "shown"),
-    [
-        ("use_dora", True, "true"),
-        ("fan_in_fan_out", True, "true"),
-        ("layer_replication", [[0, 2], [1, 2]], "[[0, 2], [1, 2]]"),
-        ("megatron_config", {"a": 1}, '{"a": 1}'),
-        ("trainable_token_indices", [1], "[1]"),
-        ("target_parameters", ["experts"], '["experts"]'),
-        ("use_qalora", True, "true"),
-        ("alora_invocation_tokens", [1], "[1]"),
-        ("kasa_config", {"a": 1}, '{"a": 1}'),
-        ("an_option_of_next_year", 0.5, "0.5"),
-        ("init_lora_weights", "pissa", '"pissa"'),
-        ("init_lora_weights", "pissa_niter_4", '"pissa_niter_4"'),
-        ("init_lora_weights", "olora", '"olora"'),
-        ("init_lora_weights", "corda", '"corda"'),
-        ("init_lora_weights", "loftq", '"loftq"'),
-        ("init_lora_weights", "lora_ga", '"lora_ga"'),
-    ],
-)
-def test_variants(adapt: Adapt, option: str, value: Any, shown: str) -> None:
-    message = refusal(adapt, factors(Q), **{option: value})
-    assert f"adapter_config.json sets {option} = {shown}, which featcal cannot reproduce exactly; {REMEDY}" in message
+    assert all(part in str(caught.value) for part in expected), str(caught.value)
 
 
 def test_options_that_are_off_are_no_obstacle(adapt: Adapt) -> None:
     off: dict[str, Any] = {"use_dora": False, "layer_replication": None, "kasa_config": None, "target_parameters": []}
     assert set(adapt(factors(Q), **off).changes) == {f"{Q}.weight"}
-
-
-def test_several_variants_at_once(adapt: Adapt) -> None:
-    message = refusal(adapt, factors(Q), use_dora=True, init_lora_weights="pissa")
-    assert message.startswith("2 problems:")
-
-
-@pytest.mark.parametrize("kind", ["IA3", "LOHA", "VERA", "ADALORA", None])
-def test_other_methods(adapt: Adapt, kind: str | None) -> None:
-    message = refusal(adapt, factors(Q), peft_type=kind)
-    assert f"describes an adapter of type {kind}, featcal reads LORA; {REMEDY}" in message
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"r": 0}, "r: Input should be greater than 0"),
-        ({"r": None}, "r: Input should be a valid integer"),
-        ({"lora_alpha": "16"}, "lora_alpha: Input should be a valid number"),
-        ({"lora_alpha": float("nan")}, "lora_alpha: Input should be a finite number"),
-        ({"rank_pattern": {"q_proj": -1}}, "rank_pattern.q_proj: Input should be greater than 0"),
-        ({"alpha_pattern": {"(q": 1}}, "alpha_pattern: '(q' is not a regular expression"),
-        ({"target_modules": "(q"}, "target_modules: '(q' is not a regular expression"),
-    ],
-)
-def test_invalid_config(adapt: Adapt, config: dict[str, Any], expected: str) -> None:
-    assert f"adapter_config.json: {expected}" in refusal(adapt, factors(Q), **config)
-
-
-UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {REMEDY}"
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        f"{Q}.bias",  # beside a LoRA, peft reads base_layer.bias
-        f"{Q}.weight",
-        f"{Q}.lora_magnitude_vector",  # DoRA that the config does not admit
-        f"{K}.base_layer.bias",
-    ],
-)
-def test_tensors_that_are_not_understood(adapt: Adapt, key: str) -> None:
-    tensors = factors(Q)
-    shape = tensors[f"{Q}.lora_A.weight"].shape
-    assert f"{UNKNOWN}: '{MODEL}{key}' (" in refusal(adapt, {**tensors, key: noise(*shape)}, bias="all")
-
-
-def test_a_factor_under_two_names(adapt: Adapt) -> None:
-    tensors = factors(Q)
-    again = {f"{Q}.lora_A.default.weight": tensors[f"{Q}.lora_A.weight"].clone()}
-    assert f"{UNKNOWN}: '{MODEL}{Q}.lora_A." in refusal(adapt, {**tensors, **again})
 
 
 def test_names_without_the_prefix(adapt: Adapt, tmp_path: Path) -> None:
@@ -434,90 +492,11 @@ def test_names_without_the_prefix(adapt: Adapt, tmp_path: Path) -> None:
     assert f"'{Q}.lora_A.weight', '{Q}.lora_B.weight'" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["model.classifier.weight", "model.rotary.lora_C"])
-def test_tensors_that_the_base_does_not_have(adapt: Adapt, key: str) -> None:
-    message = refusal(adapt, {**factors(Q), key: noise(WIDTH)})
-    assert f"tensors for which the base has none (another model, or a head that is tied): '{MODEL}{key}' (" in message
-
-
-def test_modules_that_the_base_does_not_have(adapt: Adapt) -> None:
-    tensors = {name: tensor for i in range(5) for name, tensor in factors(f"model.layers.{i}.mlp.foo").items()}
-    message = refusal(adapt, tensors)
-    assert f"a head that is tied): '{MODEL}model.layers.0.mlp.foo.lora_A.weight', " in message
-    assert "and 1 more" in message
-
-
 def test_a_module_without_a_place(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) -> None:
     """None from `canonical` is not taken for permission to leave an update out."""
     write_adapter(tmp_path, factors(Q))
     with pytest.raises(InputError, match="tensors for which the base has none"):
         LoraWeights(open_base(bases["llama"]), tmp_path, "x", lambda name: None)
-
-
-def test_halves(adapt: Adapt) -> None:
-    tensors = factors(Q)
-    del tensors[f"{Q}.lora_B.weight"]
-    message = refusal(adapt, tensors)
-    assert f"updates that are not made of lora_A.weight, lora_B.weight: '{Q} (lora_A.weight)'" in message
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_lora_bias_that_is_not_as_declared(adapt: Adapt, declared: bool) -> None:
-    own = {} if declared else {f"{Q}.lora_B.bias": noise(WIDTH)}
-    assert "updates that are not made of lora_A.weight, " in refusal(adapt, {**factors(Q), **own}, lora_bias=declared)
-
-
-def test_lora_bias_without_a_bias_in_the_base(adapt: Adapt) -> None:
-    gate = "model.layers.0.mlp.down_proj"
-    tensors = {**factors(gate, columns=24), f"{gate}.lora_B.bias": noise(WIDTH)}
-    message = refusal(adapt, tensors, lora_bias=True)
-    assert (
-        f"tensors for which the base has none (another model, or a head that is tied): '{MODEL}{gate}.lora_B.bias'"
-        in message
-    )
-
-
-def test_modules_outside_the_targets(adapt: Adapt) -> None:
-    for targets in (["k_proj", "proj"], ".*k_proj", "q_proj"):
-        message = refusal(adapt, factors(Q), target_modules=targets)
-        assert f"updates of modules that target_modules in adapter_config.json does not name: '{Q}'" in message
-
-
-@pytest.mark.parametrize(
-    ("tensors", "expected"),
-    [
-        (factors(Q, rank=3), f"'{MODEL}{Q}.lora_A.weight [3, 16], expected [2, 16]'"),
-        (factors(Q, rank=3), f"'{MODEL}{Q}.lora_B.weight [16, 3], expected [16, 2]'"),
-        (factors(Q, rows=8), f"'{MODEL}{Q}.lora_B.weight [8, 2], expected [16, 2]'"),
-        (factors(Q, columns=8), f"'{MODEL}{Q}.lora_A.weight [2, 8], expected [2, 16]'"),
-        (factors("model.norm"), f"'{MODEL}model.norm.lora_A.weight [2, 16], expected [2]'"),
-        (embedding_factors("model.norm", 16, 16), f"'{MODEL}model.norm.lora_embedding_B [16, 2], expected [2]'"),
-        (embedding_factors("model.embed_tokens", 21, 16), "lora_embedding_A [2, 21], expected [2, 20]'"),
-        ({"lm_head.weight": noise(21, 16)}, f"'{MODEL}lm_head.weight [21, 16], expected [20, 16]'"),
-    ],
-)
-def test_shapes(adapt: Adapt, tensors: Mapping[str, Tensor], expected: str) -> None:
-    message = refusal(adapt, tensors)
-    assert "tensors of the wrong shape: " in message
-    assert expected in message
-
-
-@pytest.mark.parametrize(
-    ("base", "tensors"),
-    [
-        ("tied", embedding_factors("model.embed_tokens", VOCABULARY, WIDTH)),
-        ("tied", {"model.embed_tokens.weight": noise(VOCABULARY, WIDTH)}),
-        ("t5", embedding_factors("shared", VOCABULARY, WIDTH)),
-    ],
-)
-def test_shared_embeddings(adapt: Adapt, base: str, tensors: Mapping[str, Tensor]) -> None:
-    key = f"{MODEL}{next(iter(tensors))}"
-    assert f"updates of an embedding that several modules share; {REMEDY}: '{key}'" in refusal(adapt, tensors, base)
-
-
-def test_tied_head(adapt: Adapt) -> None:
-    message = refusal(adapt, factors("lm_head", rows=VOCABULARY), "tied")
-    assert f"a head that is tied): '{MODEL}lm_head.lora_A.weight'" in message
 
 
 def test_two_names_for_one_tensor(tiny_suite_file: Path, tmp_path: Path) -> None:
@@ -526,12 +505,6 @@ def test_two_names_for_one_tensor(tiny_suite_file: Path, tmp_path: Path) -> None
     base = Checkpoint(tiny_suite_file.parent / "base", "base", ClipVision.canonical)
     with pytest.raises(InputError, match=f"tensors that change 'vision_model.{query}.weight' a second time"):
         LoraWeights(base, tmp_path, "x", ClipVision.canonical)
-
-
-def test_integers(adapt: Adapt, tmp_path: Path) -> None:
-    tensors = {**factors(Q), f"{Q}.lora_A.weight": torch.ones(RANK, WIDTH, dtype=torch.int32)}
-    expected = f"adapter tensors that are not floating-point: '{MODEL}{Q}.lora_A.weight (I32)'"
-    assert expected in refusal(adapt, tensors)
 
 
 def test_quantised_base(tmp_path: Path) -> None:
@@ -572,11 +545,6 @@ def test_missing_files(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) 
     assert message() == f"expert 'x': {folder} has no readable adapter_config.json, so it is no peft adapter"
     (folder / "config.json").touch()
     assert message().endswith("it is a whole model, give it without '+'")
-
-
-def test_all_problems_at_once(adapt: Adapt) -> None:
-    tensors = {**factors(Q, rank=3), **factors("model.foo"), f"{K}.lora_A.weight": noise(RANK, WIDTH)}
-    assert refusal(adapt, tensors).startswith("3 problems:")
 
 
 # ---- parity with peft ----

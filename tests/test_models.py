@@ -37,21 +37,29 @@ def open_error(suite_file: Path) -> str:
     return str(caught.value)
 
 
-def test_missing_tensor(own_suite_file: Path) -> None:
-    message = open_error(change_expert(own_suite_file, lambda t: t.__delitem__(Q)))
-    assert "expert 'pets'" in message
-    assert f"missing tensors: '{Q}'" in message
+def another_architecture(tensors: dict[str, Tensor]) -> None:
+    tensors.clear()
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(2, 2)
 
 
-def test_extra_tensor(own_suite_file: Path) -> None:
-    message = open_error(change_expert(own_suite_file, lambda t: t.update(adapter=torch.ones(1))))
-    assert "expert 'pets'" in message
-    assert "'adapter'" in message
-
-
-def test_misshapen_tensor(own_suite_file: Path) -> None:
-    message = open_error(change_expert(own_suite_file, lambda t: t.update({Q: torch.ones(3, 4)})))
-    assert f"tensor '{Q}' has shape [3, 4], expected [16, 16]" in message
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop(Q), ("expert 'pets'", f"missing tensors: '{Q}'")),
+        (lambda t: t.update(adapter=torch.ones(1)), ("expert 'pets'", "'adapter'")),
+        (
+            lambda t: t.update({Q: torch.ones(3, 4)}),
+            ("expert 'pets'", f"tensor '{Q}' has shape [3, 4], expected [16, 16]"),
+        ),
+        (another_architecture, ("expert 'pets'", "none of the")),
+    ],
+    ids=["missing", "extra", "misshapen", "another architecture"],
+)
+def test_an_expert_that_does_not_fit(
+    own_suite_file: Path, change: Callable[[dict[str, Tensor]], None], expected: tuple[str, ...]
+) -> None:
+    message = open_error(change_expert(own_suite_file, change))
+    assert all(part in message for part in expected)
 
 
 def test_all_problems_at_once(own_suite_file: Path) -> None:
@@ -77,14 +85,6 @@ def test_nan_in_an_expert_names_file_and_tensor(own_suite_file: Path) -> None:
     suite = load_suite(change_expert(own_suite_file, poison))
     with pytest.raises(InputError, match=r"expert 'pets'.*q_proj\.weight.*model\.safetensors.*1 of 256.*NaN"):
         calibrate(suite, CalibrationConfig(samples=4), device="cpu")
-
-
-def test_expert_of_another_architecture(own_suite_file: Path) -> None:
-    def replace_all(tensors: dict[str, Tensor]) -> None:
-        tensors.clear()
-        tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(2, 2)
-
-    assert "none of the" in open_error(change_expert(own_suite_file, replace_all))
 
 
 def test_base_of_an_unknown_architecture(own_suite_file: Path) -> None:
@@ -145,14 +145,16 @@ def test_tower_saved_without_prefix_is_the_same_model(tiny: Family, own_suite_fi
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
-def test_reference_that_is_neither_folder_nor_hub_id(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no folder"):
-        resolve("./nowhere/at/all", tmp_path, "base")
-
-
-def test_hub_id_without_network_names_both_readings(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expert 'x': no folder .*someone/model.*Hub"):
-        resolve("someone/model@main", tmp_path, "expert 'x'")
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("./nowhere/at/all", "expert 'x': no folder"),
+        ("someone/model@main", r"expert 'x': no folder .*someone/model.*Hub"),  # both readings, without a network
+    ],
+)
+def test_references_that_lead_nowhere(tmp_path: Path, reference: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        resolve(reference, tmp_path, "expert 'x'")
 
 
 def test_hub_cache_is_read_in_the_hubs_own_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

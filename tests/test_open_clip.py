@@ -305,16 +305,12 @@ def test_another_function_under_the_same_names_is_refused() -> None:
         ({"add_bias_kv": True}, "bias_k, bias_v"),
         ({"kdim": 8, "vdim": 8}, "k_proj_weight"),
         ({"add_zero_attn": True}, "options"),
+        ({"batch_first": False}, "options"),
     ],
 )
-def test_attention_with_more_to_it_is_refused(options: dict[str, Any], said: str) -> None:
+def test_other_attention_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        SplitAttention(nn.MultiheadAttention(16, 4, batch_first=True, **options))
-
-
-def test_token_axis_first_is_refused() -> None:
-    with pytest.raises(InputError, match="options"):
-        SplitAttention(nn.MultiheadAttention(16, 4, batch_first=False))
+        SplitAttention(nn.MultiheadAttention(16, 4, **{"batch_first": True, **options}))
 
 
 def test_masks_are_additive() -> None:
@@ -336,29 +332,44 @@ def test_masked_attention_is_torchs_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vision", "said"),
+    ("kind", "config", "said"),
     [
-        ({"timm_model_name": "vit_base"}, "image tower of timm"),
-        ({"layers": [1, 1, 1, 1]}, "ResNet image tower"),
-        ({"attentional_pool": True}, "attentional pooling"),
-        ({"pool_type": "avg"}, "pool_type 'avg'"),
-        ({"head_width": 7}, "no multiple of head_width 7"),
-        ({"qk_norm": True}, "ln_k"),
-        ({"scale_heads": True}, "head_scale"),
-        ({"scaled_cosine_attn": True}, "logit_scale"),
-        ({"scale_attn_inner": True}, "ln_inner"),
+        *(
+            (OpenClip, model_cfg(vision=vision), (said,))
+            for vision, said in (
+                ({"timm_model_name": "vit_base"}, "image tower of timm"),
+                ({"layers": [1, 1, 1, 1]}, "ResNet image tower"),
+                ({"attentional_pool": True}, "attentional pooling"),
+                ({"pool_type": "avg"}, "pool_type 'avg'"),
+                ({"head_width": 7}, "no multiple of head_width 7"),
+                ({"qk_norm": True}, "ln_k"),
+                ({"scale_heads": True}, "head_scale"),
+                ({"scaled_cosine_attn": True}, "logit_scale"),
+                ({"scale_attn_inner": True}, "ln_inner"),
+            )
+        ),
+        *(
+            (OpenClipText, model_cfg(**text), (said,))
+            for text, said in (
+                ({"embed_cls": True}, "embedded class token"),
+                ({"no_causal_mask": True}, "later tokens"),
+                ({"pool_type": "last"}, "pool_type 'last'"),
+                ({"proj_type": "none"}, "no plain projection"),
+                ({"heads": 3}, "no multiple of its 3 heads"),
+            )
+        ),
+        (OpenClip, {**model_cfg(), "quick_gelu": "yes"}, ("quick_gelu is true or false, not 'yes'",)),
+        (
+            OpenClip,
+            model_cfg(vision={"timm_model_name": "x", "pool_type": "avg"}, hf_model_name="roberta-base"),
+            ("3 problems", "text tower of transformers"),
+        ),
     ],
 )
-def test_other_towers_are_refused(vision: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        OpenClip({"model_cfg": model_cfg(vision=vision)}, [], CPU)
-
-
-def test_all_that_is_refused_is_listed_at_once() -> None:
-    config = model_cfg(vision={"timm_model_name": "x", "pool_type": "avg"}, hf_model_name="roberta-base")
-    with pytest.raises(InputError, match="3 problems") as caught:
-        OpenClip({"model_cfg": config}, [], CPU)
-    assert "text tower of transformers" in str(caught.value)
+def test_other_towers_are_refused(kind: type[Adapter], config: dict[str, Any], said: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        kind({"model_cfg": config}, [], CPU)
+    assert all(part in str(caught.value) for part in said)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -406,33 +417,32 @@ def test_values_are_read_when_they_are_used(plain: Path, tmp_path: Path) -> None
         weights.read(["nothing"])
 
 
-def test_pickled_objects_are_refused(tmp_path: Path) -> None:
-    torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
-    torch.save({"a": torch.ones(1), "b": 3}, tmp_path / "number.pt")
-    torch.save([torch.ones(1)], tmp_path / "list.pt")
-    (tmp_path / "text.pt").write_text("no model")
-    whole = (tmp_path / "number.pt").read_bytes()
-    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
-    said = {
-        "module": r"no plain state dict.*can run code.*state_dict\(\) as safetensors",
-        "number": "'b' is int",
-        "list": "a list",
-        "text": "damaged, or written by a torch before 1.6",
-        "cut": "damaged",
-    }
-    for name, message in said.items():
-        with pytest.raises(InputError, match=message):
-            state_dict(tmp_path / f"{name}.pt", "expert")
-    (tmp_path / "cut.safetensors").write_bytes(b"\x08")
-    with pytest.raises(InputError, match="not a whole safetensors file"):
-        state_dict(tmp_path / "cut.safetensors", "expert")
+def cut_in_half(file: Path) -> None:
+    torch.save({"a": torch.ones(1)}, file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_torchscript_is_refused(tmp_path: Path) -> None:
-    torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "script.pt")
-    with pytest.raises(InputError, match="TorchScript"):
-        state_dict(tmp_path / "script.pt", "expert")
+@pytest.mark.parametrize(
+    ("name", "write", "said"),
+    [
+        (
+            "module.pt",
+            lambda file: torch.save(nn.Linear(2, 2), file),
+            r"no plain state dict.*can run code.*state_dict\(\) as safetensors",
+        ),
+        ("number.pt", lambda file: torch.save({"a": torch.ones(1), "b": 3}, file), "'b' is int"),
+        ("list.pt", lambda file: torch.save([torch.ones(1)], file), "a list"),
+        ("text.pt", lambda file: file.write_text("no model"), "damaged, or written by a torch before 1.6"),
+        ("cut.pt", cut_in_half, "damaged"),
+        ("cut.safetensors", lambda file: file.write_bytes(b"\x08"), "not a whole safetensors file"),
+        ("script.pt", lambda file: torch.jit.script(nn.Linear(2, 2)).save(file), "TorchScript"),
+    ],
+)
+def test_files_that_are_no_state_dict(tmp_path: Path, name: str, write: Callable[[Path], Any], said: str) -> None:
+    write(tmp_path / name)
+    with pytest.raises(InputError, match=said):
+        state_dict(tmp_path / name, "expert")
 
 
 def test_references_that_lead_nowhere(tmp_path: Path, plain: Path) -> None:
@@ -522,11 +532,6 @@ def test_a_folder_that_does_not_say_gets_a_note(tmp_path: Path) -> None:
     assert set(notes.values()) == {None}
 
 
-def test_quick_gelu_is_true_or_false() -> None:
-    with pytest.raises(InputError, match="quick_gelu is true or false, not 'yes'"):
-        OpenClip({"model_cfg": {**model_cfg(), "quick_gelu": "yes"}}, [], CPU)
-
-
 # --- text tower --------------------------------------------------------------------------------------------------
 
 
@@ -609,33 +614,17 @@ def test_tokens_after_the_end_count_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("kind", "inputs", "said"),
     [
-        ({"embed_cls": True}, "embedded class token"),
-        ({"no_causal_mask": True}, "later tokens"),
-        ({"pool_type": "last"}, "pool_type 'last'"),
-        ({"proj_type": "none"}, "no plain projection"),
-        ({"heads": 3}, "no multiple of its 3 heads"),
+        (OpenClipText, {}, "no input_ids"),
+        (OpenClipText, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, "shape [2, 3]"),
+        (OpenClipText, {"input_ids": torch.tensor([[0, 16, 17, 18, 19, 20]])}, "reach from 0 to 20"),
+        (OpenClip, {}, "no pixel_values"),
+        (OpenClip, {"pixel_values": torch.ones(1, 3, 9, 9)}, "the model takes [3, 12, 12]"),
     ],
 )
-def test_other_text_towers_are_refused(text: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        OpenClipText({"model_cfg": model_cfg(**text)}, [], CPU)
-
-
-def test_token_ids_that_do_not_fit() -> None:
-    adapter = OpenClipText({"model_cfg": model_cfg()}, [], CPU)
-    assert "no input_ids" in str(adapter.misfit({}))
-    assert "shape [2, 3]" in str(adapter.misfit({"input_ids": torch.ones(2, 3, dtype=torch.long)}))
-    assert "reach from 0 to 20" in str(
-        adapter.misfit({"input_ids": torch.arange(15, 21)[None] * torch.tensor([0, 1, 1, 1, 1, 1])})
-    )
-
-
-def test_pictures_that_do_not_fit() -> None:
-    adapter = OpenClip({"model_cfg": model_cfg()}, [], CPU)
-    assert "no pixel_values" in str(adapter.misfit({}))
-    assert "the model takes [3, 12, 12]" in str(adapter.misfit({"pixel_values": torch.ones(1, 3, 9, 9)}))
+def test_inputs_that_do_not_fit(kind: type[Adapter], inputs: dict[str, Tensor], said: str) -> None:
+    assert said in str(kind({"model_cfg": model_cfg()}, [], CPU).misfit(inputs))
 
 
 # --- zero-shot heads ---------------------------------------------------------------------------------------------

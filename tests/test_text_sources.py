@@ -202,48 +202,36 @@ def test_rows_that_do_not_fit(tmp_path: Path, kind: str, source: dict[str, Any],
     assert message in refusal(tmp_path, **{kind: f"x.{kind}"}, **source)
 
 
-def test_no_column_that_tells_the_split(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "x.jsonl", [{"text": "a"}])
-    assert "there is no column 'split' (columns: text)" in refusal(
-        tmp_path, jsonl="x.jsonl", split="test", input="{text}"
-    )
-
-
-def test_negative_labels_are_not_counted_from_the_end(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "x.jsonl", [{"text": "a", "label": -1}])
-    assert "label -1 has no answer" in refusal(tmp_path, jsonl="x.jsonl", **TEXT)
+LABELLED = b'{"text": "a", "label": -1}\n'
+WHOLE = gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode())
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message", "source"),
     [
-        (b'{"text": "a"}\n[1]\n', "line 2 holds a list"),
-        (b'{"text": "a"}\n\n{"text": \n', "line 3 is not valid JSON"),
-        (b'{"text": "a"}\n\xff\xfe\n', "line 2 is not valid JSON"),
-        (b'{"text": "a"}\n\n{"other": "b"}\n', "line 3 has no field 'text'"),
-        (b'{"text": "a"}\n{"text": null}\n', "line 2: field 'text' holds nothing (null)"),
-        (b'{"text": "  "}\n', "line 1: the input is empty"),
+        ("x.jsonl", b'{"text": "a"}\n[1]\n', "line 2 holds a list", {}),
+        ("x.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not valid JSON", {}),
+        ("x.jsonl", b'{"text": "a"}\n\xff\xfe\n', "line 2 is not valid JSON", {}),
+        ("x.jsonl", b'{"text": "a"}\n\n{"other": "b"}\n', "line 3 has no field 'text'", {}),
+        ("x.jsonl", b'{"text": "a"}\n{"text": null}\n', "line 2: field 'text' holds nothing (null)", {}),
+        ("x.jsonl", b'{"text": "  "}\n', "line 1: the input is empty", {}),
+        ("x.jsonl", b'{"text": "a"}\n', "there is no column 'split' (columns: text)", {"split": "test"}),
+        ("x.jsonl", LABELLED, "label -1 has no answer", TEXT),  # not counted from the end
+        ("x.jsonl.gz", WHOLE[:10], "cannot be read to its end", {}),
+        ("x.jsonl.gz", WHOLE[:-5], "cannot be read to its end", {}),
+        ("x.jsonl.gz", b"no gzip at all", "cannot be read to its end", {}),
+        ("x.parquet", b"PAR1 and no more", "not a whole parquet file", {}),
+        ("folder/x.txt", b"", "has no .parquet files", {"parquet": "folder"}),
     ],
 )
-def test_lines_that_are_no_rows(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "x.jsonl").write_bytes(content)
-    assert message in refusal(tmp_path, jsonl="x.jsonl", input="{text}")
-
-
-@pytest.mark.parametrize("keep", [10, -5])
-def test_damaged_gz(tmp_path: Path, keep: int) -> None:
-    whole = write_jsonl(tmp_path / "x.jsonl.gz").read_bytes()
-    (tmp_path / "x.jsonl.gz").write_bytes(whole[:keep])
-    assert "cannot be read to its end" in refusal(tmp_path, jsonl="x.jsonl.gz", input="{text}")
-    (tmp_path / "x.jsonl.gz").write_bytes(b"no gzip at all")
-    assert "cannot be read to its end" in refusal(tmp_path, jsonl="x.jsonl.gz", input="{text}")
-
-
-def test_files_that_are_no_parquet(tmp_path: Path) -> None:
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 and no more")
-    assert "not a whole parquet file" in refusal(tmp_path, parquet="x.parquet", input="{text}")
-    (tmp_path / "empty").mkdir()
-    assert "has no .parquet files" in refusal(tmp_path, parquet="empty", input="{text}")
+def test_files_that_hold_no_rows(
+    tmp_path: Path, name: str, content: bytes, message: str, source: dict[str, Any]
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    where = {} if "parquet" in source else {"parquet" if name.endswith("parquet") else "jsonl": name}
+    assert message in refusal(tmp_path, **{"input": "{text}", **where, **source})
 
 
 def test_a_file_is_parsed_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ CONFIGS["t5-tied"] = {**CONFIGS["t5"], "tie_word_embeddings": True}
 CONFIGS["llama-tied"] = {**CONFIGS["llama"], "tie_word_embeddings": True}
 CONFIGS["t5-lora"] = CONFIGS["t5"]
 KINDS = tuple(CONFIGS)
+"""Kinds of which everything must hold that holds for any architecture; those below are for references alone."""
+CONFIGS["t5-gated"] = {**CONFIGS["t5"], "layer_norm_epsilon": 0.02}
+CONFIGS["t5-relu"] = {**CONFIGS["t5"], "feed_forward_proj": "relu", "layer_norm_epsilon": 0.02}
+CONFIGS["llama-plain"] = {**CONFIGS["llama"], "rms_norm_eps": 0.02}
+CONFIGS["llama-biased"] = {**CONFIGS["llama"], "rms_norm_eps": 0.02, "attention_bias": True, "mlp_bias": True}
 
 
 def library_model(kind: str) -> Any:
@@ -119,7 +125,12 @@ def token_samples(kind: str, seed: int, count: int = 8) -> dict[str, Tensor]:
 
 
 def write_text_suite(
-    root: Path, kind: str, distance: float = 0.3, dtype: torch.dtype = torch.float32, tasks: tuple[str, ...] = TASKS
+    root: Path,
+    kind: str,
+    distance: float = 0.3,
+    dtype: torch.dtype = torch.float32,
+    tasks: tuple[str, ...] = TASKS,
+    samples_of: Callable[[str, int], dict[str, Tensor]] = token_samples,
 ) -> Path:
     """A whole suite folder; returns its suite file."""
     base = write_text_base(root / "base", kind, dtype)
@@ -132,7 +143,7 @@ def write_text_suite(
             write_text_expert(root / "experts" / task, base, kind, seed + 1, distance)
         entry: dict[str, Any] = {"expert": f"base+adapters/{task}" if kind == "t5-lora" else f"experts/{task}"}
         for number, split in enumerate(("calibration", "test")):
-            drawn = token_samples(kind, 10 * seed + number)
+            drawn = samples_of(kind, 10 * seed + number)
             samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}
             options = {"mask": f"{task}.{split}.mask"}
             if "labels" in drawn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -39,9 +40,7 @@ class LinearMoments:
 
     @classmethod
     def zeros(cls, rows: int, inputs: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
-        def zero(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
+        zero = partial(torch.zeros, dtype=dtype, device=device)
         return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
 
     def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
@@ -76,12 +75,9 @@ class LinearSums:
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"]) -> LinearSums:
         """Empty sums for targets like this one; means are summed in float64."""
-
-        def zero(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=target.device)
-
+        zero = partial(torch.zeros, dtype=torch.float64, device=target.device)
         m, d = target.shape
-        return cls(zero(), Gram.zeros(d, target.device, target.dtype), torch.zeros_like(target), zero(d), zero(m))
+        return cls(zero(()), Gram.zeros(d, target.device, target.dtype), torch.zeros_like(target), zero(d), zero(m))
 
     def add(self, omega: Float[Tensor, ""], task: LinearMoments, target: Tensor, target_mean: Tensor) -> None:
         """One task: its sums become means and count omega times."""

@@ -1,0 +1,145 @@
+"""Algorithm 1 of the paper written a second time, for models of transformers: whole models, forward hooks, float64.
+
+Nothing of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
+whole model runs anew for every block, so there is no stream to carry. Equations are those of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Sample = Mapping[str, Tensor]
+"""Keyword inputs of the model for one sample: batch size 1, no padding."""
+Rows = tuple[Tensor, Tensor]
+"""Inputs of one module for all tokens of a task `[n, d]`, and the weights of the tokens `[n]`, which sum to 1."""
+TokenWeights = Callable[[Sample, str, int], Tensor]
+"""Weights `[tokens]` of a sample's tokens in the module of that name."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Hyper-parameters of Algorithm 1; `norms` are the classes of norms to calibrate."""
+
+    lam: float
+    rho: float
+    alpha: float
+    eps: float = 1e-8
+    norms: tuple[type[nn.Module], ...] = ()
+
+
+def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
+    """All count alike."""
+    return torch.ones(tokens, dtype=torch.float64)
+
+
+@torch.no_grad()
+def calibrate(
+    models: Mapping[str, Any],
+    experts: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Sample]],
+    blocks: Sequence[str],
+    options: Options,
+    token_weights: TokenWeights = every_token,
+) -> dict[str, Tensor]:
+    """Every calibrated tensor by its name in the model.
+
+    Args:
+        models: "base" and "merged".
+        experts, samples: by task.
+        blocks: names of the modules that are calibrated one after the other.
+    """
+    student, done = deepcopy(models["merged"]), {}
+    own = {task: inputs(expert, blocks, samples[task], token_weights) for task, expert in experts.items()}
+    for block in blocks:
+        deployed = {task: inputs(student, [block], samples[task], token_weights) for task in experts}
+        new: dict[str, Tensor] = {}
+        for name, module in student.get_submodule(block).named_modules(prefix=block):
+            features = {task: (deployed[task].get(name), own[task].get(name)) for task in experts}
+            if isinstance(module, nn.Linear):
+                new |= linear(name, features, models, experts, options)
+            elif isinstance(module, options.norms):
+                new |= norm(name, features, models, experts, options)
+        for name, tensor in new.items():
+            student.get_parameter(name).copy_(tensor)
+        done |= new
+    return done
+
+
+def inputs(
+    model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights
+) -> dict[str, Rows]:
+    """What every module inside the blocks is given when the whole model runs on every sample."""
+    rows: dict[str, list[Tensor]] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(args[0][0]))
+        for block in blocks
+        for name, module in model.get_submodule(block).named_modules(prefix=block)
+        if list(module.parameters(recurse=False))
+    ]
+    for sample in samples:
+        model(**sample)
+    for handle in handles:
+        handle.remove()
+    found = {}
+    for name, parts in rows.items():
+        weights = torch.cat([token_weights(s, name, len(part)) for s, part in zip(samples, parts, strict=True)])
+        found[name] = torch.cat(parts), weights / weights.sum()
+    return found
+
+
+def linear(
+    name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
+) -> dict[str, Tensor]:
+    """Eqs. (10) to (17), then Eq. (55) where there is a bias."""
+    merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
+    left = (o.lam + o.eps) * torch.eye(merged.in_features, dtype=torch.float64)
+    right = o.lam * (o.rho * merged.weight + (1 - o.rho) * base.weight)
+    shifts = []
+    for task, ((x, w), (x_expert, _)) in features.items():
+        expert = experts[task].get_submodule(name)
+        target = o.alpha * x_expert + (1 - o.alpha) * x
+        gram, cross = x.T @ torch.diag(w) @ x, target.T @ torch.diag(w) @ x
+        omega = 1 / max(float(torch.linalg.matrix_norm(gram)), o.eps)
+        left, right = left + omega * gram, right + omega * expert.weight @ cross
+        shifts.append((omega, w @ x, w @ target, expert))
+    weight = torch.linalg.solve(left.T, right.T).T
+    if merged.bias is None:
+        return {f"{name}.weight": weight}
+    top = o.lam * (o.rho * merged.bias + (1 - o.rho) * base.bias)
+    for omega, mean, target_mean, expert in shifts:
+        top = top + omega * (expert.bias + expert.weight @ target_mean - weight @ mean)
+    return {f"{name}.weight": weight, f"{name}.bias": top / (sum(omega for omega, *_ in shifts) + o.lam)}
+
+
+def norm(
+    name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
+) -> dict[str, Tensor]:
+    """Eq. (59), per coordinate a ridge regression of scale and shift, or of the scale alone where there is no shift."""
+    merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
+    anchor = o.rho * affine(merged) + (1 - o.rho) * affine(base)
+    left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
+    for task, ((x, w), _) in features.items():
+        z = normalised(x, merged)
+        second = torch.einsum("n,ndk,ndl->dkl", w, z, z)
+        left, right = left + second, right + (second @ affine(experts[task].get_submodule(name))[..., None])[..., 0]
+    solved = torch.linalg.solve(left, right)
+    return {f"{name}.{kind}": column for kind, column in zip(("weight", "bias"), solved.T, strict=False)}
+
+
+def affine(module: Any) -> Tensor:
+    """Scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
+    return torch.stack([p for p in (module.weight, getattr(module, "bias", None)) if p is not None], dim=1)
+
+
+def normalised(x: Tensor, module: Any) -> Tensor:
+    """What a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
+    if isinstance(module, nn.LayerNorm):
+        z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
+        return torch.stack([z, torch.ones_like(z)], dim=2)
+    return (x / (x.square().mean(1, keepdim=True) + module.variance_epsilon).sqrt())[..., None]

@@ -1,0 +1,71 @@
+"""CLIP: calibration against a reference that knows transformers and the paper alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from library_references import Reference, assert_calibrated_alike, calibration_samples
+from reference_calibration import Options, Sample, calibrate
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import CLIPConfig, CLIPVisionModelWithProjection
+
+from conftest import BLOCKS, TASKS, in_float64, write_expert, write_suite
+from featcal import CalibrationConfig, load_suite, open_family
+
+NAMES = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
+CONFIG = CalibrationConfig(samples=12, batch_size=5)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """With a LayerNorm epsilon that is not torch's own, and a merged model that is not a mean of anything."""
+    root = tmp_path_factory.mktemp("clip")
+    file = write_suite(root)
+    base = load_file(root / "base" / "model.safetensors")
+    write_expert(root / "merged", base, root / "base", seed=9, distance=0.3)
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "merged": "merged"}))
+    for described in root.rglob("config.json"):
+        content = json.loads(described.read_text())
+        content.get("vision_config", content)["layer_norm_eps"] = 0.02
+        described.write_text(json.dumps(content))
+    config = CLIPConfig.from_pretrained(root / "base")
+    config.vision_config.projection_dim = config.projection_dim
+
+    def load(folder: str) -> Any:
+        model = CLIPVisionModelWithProjection(config.vision_config).double().eval()
+        stored = {**base, **load_file(root / folder / "model.safetensors")}
+        model.load_state_dict({name: stored[name] for name in model.state_dict()})
+        return model
+
+    drawn = load_file(root / "samples.safetensors")
+    pictures = {task: drawn[f"{task}.calibration"].double().split(1) for task in TASKS}
+    family = open_family(load_suite(file), "cpu")
+    return Reference(
+        family,
+        in_float64(family),
+        {name: load(name) for name in ("base", "merged")},
+        {task: load(f"experts/{task}") for task in TASKS},
+        {"calibration": {task: [{"pixel_values": one} for one in own] for task, own in pictures.items()}},
+    )
+
+
+def token_weights(sample: Sample, module: str, tokens: int) -> Tensor:
+    """All count alike, but in the last block patches have 0.01, except where keys and values are made of them."""
+    last = module.startswith(NAMES[-1]) and not module.endswith(("k_proj", "v_proj"))
+    return torch.cat([torch.ones(1), torch.full((tokens - 1,), 0.01 if last else 1.0, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, replace(CONFIG, lam=1e-4, rho=0.5, alpha=1.0), replace(CONFIG, lam=2.0, rho=1.0, alpha=0.0)]
+)
+def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+    options = Options(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
+    samples = calibration_samples(reference, config)
+    theirs = calibrate(reference.models, reference.experts, samples, NAMES, options, token_weights)
+    assert_calibrated_alike(reference, config, theirs)

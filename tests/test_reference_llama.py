@@ -1,0 +1,75 @@
+"""Llama: calibration and drift against references that know transformers and the paper alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from library_references import (
+    Reference,
+    assert_calibrated_alike,
+    assert_drift_alike,
+    assert_excesses_alike,
+    assert_relative_drift_alike,
+    calibration_samples,
+    text_reference,
+)
+from reference_calibration import Options, Sample, calibrate, every_token
+from torch import Tensor
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from featcal import CalibrationConfig
+
+BLOCKS = [f"model.layers.{i}" for i in range(3)]
+STATES = {
+    "embeddings": (("model.layers.0", "in"),),
+    "block 0": (("model.layers.1", "in"),),
+    "block 1": (("model.layers.2", "in"),),
+    "block 2": (("model.norm", "in"),),
+    "head": (("model.norm", "out"),),
+}
+
+
+@pytest.fixture(scope="module", params=["llama-plain", "llama-biased"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return text_reference(tmp_path_factory.mktemp(request.param), request.param, LlamaForCausalLM)
+
+
+def what_predicts_an_answer(sample: Sample, module: str, tokens: int) -> Tensor:
+    """Weight 1 where the next token is one of the answer."""
+    answer = sample["labels"][0] != -100
+    return torch.cat([answer[1:], torch.tensor([False])]).double()
+
+
+def prompts_last(sample: Sample) -> int:
+    """Position that decides the answer's first token."""
+    return int((sample["labels"][0] != -100).nonzero()[0]) - 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.15, batch_size=4),
+        CalibrationConfig(lam=0.01, rho=2.0, alpha=0.6, rmsnorms=True, completion_only=True, batch_size=4),
+        CalibrationConfig(lam=3.0, rho=0.5, alpha=0.15, rmsnorms=True, batch_size=4),
+        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, completion_only=True, samples=4, batch_size=3),  # few
+    ],
+)
+def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,) if config.rmsnorms else ())
+    counted = what_predicts_an_answer if config.completion_only else every_token
+    samples = calibration_samples(reference, config)
+    theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options, counted)
+    assert_calibrated_alike(reference, config, theirs)
+
+
+def test_relative_drift_of_every_block(reference: Reference) -> None:
+    assert_relative_drift_alike(reference, {f"model.layers.{i}": STATES[f"block {i}"] for i in range(3)})
+
+
+def test_drift_of_every_layer(reference: Reference) -> None:
+    assert_drift_alike(reference, STATES, prompts_last)
+
+
+def test_excess_of_every_feature_source(reference: Reference) -> None:
+    assert_excesses_alike(reference, BLOCKS)

@@ -1,0 +1,64 @@
+"""T5: calibration and drift against references that know transformers and the paper alone."""
+
+from __future__ import annotations
+
+import pytest
+from library_references import (
+    Reference,
+    assert_calibrated_alike,
+    assert_drift_alike,
+    assert_excesses_alike,
+    assert_relative_drift_alike,
+    calibration_samples,
+    text_reference,
+)
+from reference_calibration import Options, calibrate
+from transformers import T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from featcal import CalibrationConfig
+
+BLOCKS = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
+ENCODED = ("encoder.final_layer_norm", "out")
+STATES = {
+    "encoder embeddings": (("encoder.block.0", "in"),),
+    "encoder block 0": (("encoder.block.1", "in"),),
+    "encoder block 1": (("encoder.final_layer_norm", "in"),),
+    "decoder embeddings": (("decoder.block.0", "in"), ENCODED),
+    "decoder block 0": (("decoder.block.1", "in"), ENCODED),
+    "decoder block 1": (("decoder.final_layer_norm", "in"), ENCODED),
+    "head": (("decoder.final_layer_norm", "out"),),
+}
+
+
+@pytest.fixture(scope="module", params=["t5-gated", "t5-relu"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return text_reference(tmp_path_factory.mktemp(request.param), request.param, T5ForConditionalGeneration)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CalibrationConfig(lam=1e-5, rho=2.0, alpha=0.6, batch_size=4),
+        CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
+        CalibrationConfig(lam=2.0, rho=1.0, alpha=1.0, rmsnorms=True, batch_size=4),
+        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, samples=4, batch_size=3),  # few: targets token by token
+    ],
+)
+def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+    options = Options(config.lam, config.rho, config.alpha, norms=(T5LayerNorm,) if config.rmsnorms else ())
+    samples = calibration_samples(reference, config)
+    theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options)
+    assert_calibrated_alike(reference, config, theirs)
+
+
+def test_relative_drift_of_encoder_blocks(reference: Reference) -> None:
+    assert_relative_drift_alike(reference, {f"encoder.block.{i}": STATES[f"encoder block {i}"] for i in range(2)})
+
+
+def test_drift_of_every_layer(reference: Reference) -> None:
+    assert_drift_alike(reference, STATES, lambda sample: 0)
+
+
+def test_excess_of_every_feature_source(reference: Reference) -> None:
+    assert_excesses_alike(reference, BLOCKS)
