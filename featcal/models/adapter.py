@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from featcal.errors import InputError
 from featcal.models.compute import plain_attention
+from featcal.models.weights import Weights
 
 M = TypeVar("M", bound=nn.Module)
 Batch = Mapping[str, Tensor]
@@ -175,6 +176,8 @@ class Adapter(ABC):
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
     class_token = False
     """Whether the first token is a class token."""
+    kept_float32: tuple[str, ...] = ()
+    """Parts of the names of tensors that transformers keeps in float32 when it loads a float16 model."""
     defaults: Mapping[str, Any]
     """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
@@ -220,6 +223,15 @@ class Adapter(ABC):
     @abstractmethod
     def carried(name: str) -> bool:
         """Whether a tensor outside `tower` and `head` is a known part of the checkpoint (such as a text tower)."""
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """A `config.json` that transformers 4 (4.57) and 5 read alike, and notes on what version 4 cannot be told.
+
+        Args:
+            config: as the origin of the files has it; its settings are those of this adapter.
+            model: the one that is written.
+        """
+        return dict(config), []
 
     def blocks(self) -> list[Block]:
         """Every block of every stage in forward order."""
