@@ -212,6 +212,14 @@ def task_catalogue() -> dict[str, dict[str, Any]]:
 def read_yaml(file: Path) -> Any:
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except yaml.composer.ComposerError as error:
+        if error.context != "expected a single document in the stream":
+            raise InputError(f"{file}: not valid YAML: {error}") from error
+        line = error.problem_mark.line + 1
+        raise InputError(
+            f"{file}: a second document begins in line {line}; featcal reads one, so give each a file of its own (a "
+            "recipe that merges the output of another one needs that output first: run it, and name its folder)"
+        ) from error
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{file}: not valid YAML: {error}") from error
     except OSError as error:
