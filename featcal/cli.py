@@ -280,8 +280,9 @@ def evaluate(
 def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
     """Write a model for the library that will load it, and verify it there.
 
-    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder for `local-dir:`. FOLDER is any model
-    reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is the same command.
+    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder
+    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
+    the same command.
     """
     from featcal.convert import convert
 

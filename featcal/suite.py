@@ -215,9 +215,9 @@ def read_yaml(file: Path) -> Any:
     except yaml.composer.ComposerError as error:
         if error.context != "expected a single document in the stream":
             raise InputError(f"{file}: not valid YAML: {error}") from error
-        line = error.problem_mark.line + 1
+        where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
         raise InputError(
-            f"{file}: a second document begins in line {line}; featcal reads one, so give each a file of its own (a "
+            f"{file}: a second document begins{where}; featcal reads one, so give each a file of its own (a "
             "recipe that merges the output of another one needs that output first: run it, and name its folder)"
         ) from error
     except (yaml.YAMLError, ValueError) as error:

@@ -129,6 +129,27 @@ class Llama(LanguageModel):
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         return library_logits(LlamaForCausalLM, folder, **inputs)[:, -1]
 
+    def misfit(self, inputs: Batch) -> str | None:
+        return super().misfit(inputs) or self._mixed_ropes(inputs)
+
+    def _mixed_ropes(self, inputs: Batch) -> str | None:
+        """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""
+        kind = self._config.rope_parameters["rope_type"]
+        if kind not in ("dynamic", "longrope"):
+            return None
+        limit: int = self._config.max_position_embeddings
+        if kind == "longrope":
+            limit = self._config.rope_parameters["original_max_position_embeddings"]
+        lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if longest <= limit or (kind == "longrope" and shortest > limit):
+            return None
+        return (
+            f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and these texts reach from "
+            f"{shortest} to {longest} tokens: what one gives would depend on the others; cut them to at most {limit} "
+            "('max_length' of the task)"
+        )
+
     def canonical(self, stored: str) -> str | None:
         return None if stored in self.aliases or stored.endswith("rotary_emb.inv_freq") else stored
 
