@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_text import CONFIGS, ROWS, TASKS, write_text_suite
+from tiny_text import CONFIGS, TASKS, write_text_suite
 from version5 import ROPES
 
 from featcal import calibrate, load_suite, open_family
@@ -42,8 +43,6 @@ def texts(*lengths: int) -> Batch:
     ],
 )
 def test_texts_whose_rope_would_depend_on_the_batch(rope: str, lengths: tuple[int, ...], says: str | None) -> None:
-    import re
-
     adapter = llama(rope, max_position_embeddings=16 if rope == "dynamic" else 64)
     found = adapter.misfit(texts(*lengths))
     assert (found is None) if says is None else re.search(says, str(found))
@@ -68,7 +67,6 @@ def test_dynamic_rope_beyond_its_length_is_refused(tmp_path: Path) -> None:
 
 def test_dynamic_rope_within_its_length_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     family = suite(tmp_path / "s", 8)
-    assert ROWS == family.adapter.shapes()[family.adapter.vocabulary[0]][0]
     names = [name for block in family.adapter.blocks() for name in block.names]
     whole, apart = (calibrate(family, config_for(family, lam=0.05, batch_size=n)).weights.read(names) for n in (8, 3))
     for name in names:

@@ -159,6 +159,8 @@ class Adapter(ABC):
     family: str
     library = "transformers"
     """Package that loads the written model."""
+    classes: tuple[str, ...] = ()
+    """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
     modality: Literal["pixels", "seq2seq", "causal", "tokens"]
     """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "tokens" (ids alone)."""
     stages: tuple[Stage, ...]
@@ -322,7 +324,13 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
     """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
     kind = config.get("model_type")
     if kind not in _HOMES:
-        raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads {', '.join(_HOMES)}")
+        if kind is not None:
+            what = f"architecture '{kind}' is not supported"
+        elif "pretrained_cfg" in config or "num_classes" in config:
+            what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
+        else:
+            what = "its config.json names no model_type, so it is no model of transformers"
+        raise InputError(f"{label}: {what}; featcal reads {', '.join(_HOMES)}")
     module, name = _HOMES[kind]
     adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
     return adapter

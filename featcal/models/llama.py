@@ -91,6 +91,7 @@ class Llama(LanguageModel):
 
     family = "llama"
     modality = "causal"
+    classes = ("LlamaForCausalLM",)
     defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}
     head = ()
 
@@ -145,7 +146,7 @@ class Llama(LanguageModel):
         if longest <= limit or (kind == "longrope" and shortest > limit):
             return None
         return (
-            f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and these texts reach from "
+            f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and texts reach from "
             f"{shortest} to {longest} tokens: what one gives would depend on the others; cut them to at most {limit} "
             "('max_length' of the task)"
         )

@@ -133,6 +133,7 @@ class T5(LanguageModel):
 
     family = "t5"
     modality = "seq2seq"
+    classes = ("T5ForConditionalGeneration",)
     defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
     head = ()
     kept_float32 = ("wo",)
