@@ -33,7 +33,7 @@ from featcal.models.locate import locate
 from featcal.models.weights import InMemory
 from featcal.preflight import check, describe, estimates
 from featcal.preflight import places as places_module
-from featcal.preflight.lineage import UNRELATED, measure_lineage
+from featcal.lineage import UNRELATED, measure_lineage
 from featcal.preflight.models import tokenizer_disagreement
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal

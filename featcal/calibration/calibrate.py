@@ -20,6 +20,8 @@ from featcal.calibration.moments import FirstBlock
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.left_out import left_out
+from featcal.lineage import check_lineage
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
@@ -62,7 +64,7 @@ class CalibrationResult:
             NumericalError: the folder does not load back to the same model.
         """
         family = self.family
-        record = {**self.record, "inputs": input_hashes(family)}
+        record = {**self.record, "inputs": input_hashes(family), "notes": _left_out(family)}
         with OutputFolder(out) as folder:
             card = _card(family, self.config)
             content = write_model(folder, family.adapter, family.container, self.weights, lambda: record, card)
@@ -128,11 +130,14 @@ def calibrate_to_folder(
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder.
 
     Raises:
-        InputError, NumericalError: as `calibrate`, and what `OutputFolder` says of the folder.
+        InputError, NumericalError: as `calibrate`, what `check_lineage` says of the models and `OutputFolder` of the
+            folder.
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
+    recipe = isinstance(family.suite.merged, MergeRecipe)
+    notes = [*check_lineage(family, None if recipe else family.merged), *_left_out(family)]
     store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
     passes = expert_passes(family, config, once=True, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
@@ -157,7 +162,7 @@ def calibrate_to_folder(
         def finished_record() -> dict[str, Any]:
             now = time.perf_counter()
             seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
-            return {**record, "seconds": seconds, "inputs": hashes}
+            return {**record, "seconds": seconds, "inputs": hashes, "notes": notes}
 
         model = Overlay("calibrated model", family.merged, done)
         content = write_model(
@@ -246,6 +251,11 @@ def _run(
         "relative_drift": drift,
         "versions": _versions(),
     }
+
+
+def _left_out(family: Family) -> list[str]:
+    """What the suite's recipe, if it has one, left out of the experts."""
+    return list(left_out(family).values()) if isinstance(family.suite.merged, MergeRecipe) else []
 
 
 def _versions() -> dict[str, str]:
