@@ -59,7 +59,8 @@ def say_tokenizer(target: Path) -> None:
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
     config = read_json(file, "tokenizer configuration")
-    if "backend" not in config and config.get("tokenizer_class") != "TokenizersBackend":
+    saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
+    if not saved_by_5 or "auto_map" in config:  # code of its own
         return
     said = dict(config)
     if isinstance(said.get("extra_special_tokens"), list):
