@@ -26,11 +26,11 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The exported checkpoint under the previous major version of transformers, in an environment of its own.
+# Exported checkpoints of every family under the previous major version of transformers, in an environment of its own.
 compat: $(VENV)/installed
 	rm -rf build/compat && mkdir -p build
 	$(BIN)/uv venv --quiet build/compat/venv
-	$(BIN)/uv pip install --quiet --python build/compat/venv torch "transformers==4.57.*"
+	$(BIN)/uv pip install --quiet --python build/compat/venv torch pillow "transformers==4.57.*"
 	$(BIN)/python tests/compat_transformers4.py write build/compat/model
 	build/compat/venv/bin/python tests/compat_transformers4.py read build/compat/model
 

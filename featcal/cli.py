@@ -160,6 +160,7 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
     from featcal.merging import merge_to_folder
 
     document = merge_to_folder(_load(suite), method, scale, out)
+    _say_notes(document)
     _show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 
 
@@ -244,8 +245,7 @@ def calibrate(
     family = open_family(loaded, device)
     config = config_for(family, **options)
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
-    for warning in document["warnings"]:
-        click.echo(f"featcal: warning: {warning}", err=True)
+    _say_notes(document)
     rows = [
         (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
     ]
@@ -301,18 +301,18 @@ def evaluate(
 def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
     """Write a model for the library that will load it, and verify it there.
 
-    hf: a folder that both transformers 4 and 5 read. open_clip: a folder for `local-dir:`. FOLDER is any model
-    reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is the same command.
+    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder
+    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
+    the same command.
     """
     from featcal.convert import convert
 
     document = convert(folder, out, layout)
+    _say_notes(document)
     rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
     if as_json or rows:
         _show(document, as_json, rows, ("compared in both libraries", "largest difference"))
     if not as_json:
-        for note in document.get("notes", ()):
-            _say(f"note: {note}")
         _say(f"written to {document['out']}")
 
 
@@ -408,6 +408,13 @@ def _show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: S
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _say_notes(document: Mapping[str, Any]) -> None:
+    """What should be known of a written model, on stderr."""
+    for kind in ("warning", "note"):
+        for one in document.get(f"{kind}s", ()):
+            _say(f"{kind}: {one}", err=True)
 
 
 def _show_more(document: Mapping[str, Any]) -> None:

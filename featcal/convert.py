@@ -32,9 +32,10 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         layout: "hf" or "open_clip".
 
     Returns:
-        The document of `featcal convert --json`: `out`, `format`, `written`; after a conversion also `notes` (what
-        the other layout cannot hold) and `parity`, the largest absolute difference of image features, text features
-        and logit scale between source and result on fixed random inputs, each computed by its own library.
+        The document of `featcal convert --json`: `out`, `format`, `written` and `notes` (what the other layout cannot
+        hold, or transformers 4 cannot be told); after a conversion also `parity`, the largest absolute difference of
+        image features, text features and logit scale between source and result on fixed random inputs, each computed
+        by its own library.
 
     Raises:
         InputError: not a model that the other layout can hold; lists everything that stands in the way.

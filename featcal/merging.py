@@ -12,6 +12,8 @@ from featcal.calibration.memory import can_reload
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.left_out import left_out
+from featcal.lineage import check_lineage
 from featcal.mergers import task_arithmetic, ties
 from featcal.mergers.recipe import RecipeWeights
 from featcal.mergers.schema import METHODS, MergeRecipe
@@ -32,7 +34,8 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
         The document of `featcal merge --json`.
 
     Raises:
-        InputError: unknown method, an option that the method does not have, or an output that cannot be written.
+        InputError: unknown method, an option that the method does not have, an expert that does not descend from the
+            base, or an output that cannot be written.
     """
     family = as_family(suite, "cpu")
     recipe = _recipe(family.suite, method, scale)
@@ -40,7 +43,8 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
     settings = {**recipe.model_dump(exclude_none=True)}
     if recipe.method in DEFAULT_SCALES:
         settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
-    record = {"suite": family.suite.name, **settings}
+    notes = [*check_lineage(family), *left_out(family).values()]
+    record = {"suite": family.suite.name, **settings, "notes": notes}
     with OutputFolder(out) as folder:
         card = model_card(
             family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, family.adapter.library

@@ -233,7 +233,7 @@ def read_yaml(file: Path) -> Any:
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise InputError(f"{file}: not valid YAML: {_yaml_problem(error)}") from None  # the cause quotes a line
+        raise InputError(f"{file}: {_yaml_problem(error)}") from None  # the cause quotes a line
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not valid YAML: byte {error.start} is not UTF-8") from None
     except ValueError:
@@ -245,10 +245,16 @@ def read_yaml(file: Path) -> Any:
 def _yaml_problem(error: yaml.YAMLError) -> str:
     """What is wrong and where, without the words of the file that PyYAML puts between quotes."""
     if not isinstance(error, yaml.MarkedYAMLError):
-        return f"a character at position {getattr(error, 'position', 0)} that YAML does not allow"
+        return f"not valid YAML: a character at position {getattr(error, 'position', 0)} that YAML does not allow"
+    if error.context == "expected a single document in the stream":
+        where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        return (
+            f"a second document begins{where}; featcal reads one, so give each a file of its own (a recipe that merges "
+            "the output of another one needs that output first: run it, and name its folder)"
+        )
     said = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
     mark = error.problem_mark or error.context_mark
-    return ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+    return "not valid YAML: " + ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

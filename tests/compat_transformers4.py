@@ -1,47 +1,105 @@
 """Does an exported folder mean the same model to transformers 4.57? Run by `make compat`, in an environment of its own.
 
-python tests/compat_transformers4.py write FOLDER    # with featcal installed: export, and save the features
-python tests/compat_transformers4.py read FOLDER     # with any transformers: load, compare
+python tests/compat_transformers4.py write FOLDER    # with featcal installed: export, and save what version 5 computes
+python tests/compat_transformers4.py read FOLDER     # with any transformers: load, compute, compare
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from transformers import CLIPModel, CLIPVisionModel
+from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPVisionModel
+
+TEXT = "yes w3 no yes w26 what </s>"
 
 
-def features(folder: Path) -> dict[str, torch.Tensor]:
-    """Pooled features of fixed noise by both classes; exits if a weight would be re-initialised."""
-    found = {}
+def outputs(folder: Path) -> dict[str, Any]:
+    """What a model computes on fixed inputs, and what its tokenizer and its image processor make of theirs."""
+    family = folder.name.split("-")[0]
+    found: dict[str, Any] = images(folder) if family == "clip" else logits(folder, family)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer([TEXT, "yes"], padding=tokenizer.pad_token is not None)
+    return found | {f"tokens {name}": list(ids) for name, ids in encoded.items()}
+
+
+def images(folder: Path) -> dict[str, Any]:
+    """Pooled features of noise by both classes of CLIP, and the settings of the image processor."""
+    processor = CLIPImageProcessor.from_pretrained(folder)
+    crop, side = processor.crop_size["height"], getattr(processor.size, "shortest_edge", None)
+    found: dict[str, Any] = {"processor": (list(processor.image_mean), int(processor.resample), crop)}
+    assert side is None or side == processor.size["shortest_edge"]
     for loader in (CLIPModel, CLIPVisionModel):
-        model, report = loader.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
-        if report["missing_keys"] or report["mismatched_keys"]:
-            sys.exit(f"transformers {transformers.__version__} re-initialises {sorted(report['missing_keys'])[:4]}")
-        tower = getattr(model, "vision_model", model).eval()
-        pixels = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        model = complete(loader, folder, torch.float32)
+        tower = getattr(model, "vision_model", model)
+        pixels = torch.randn(4, 3, crop, crop, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             found[loader.__name__] = tower(pixel_values=pixels).pooler_output
     return found
 
 
-def main() -> None:
-    action, folder = sys.argv[1], Path(sys.argv[2])
-    if action == "write":
-        import featcal
+def logits(folder: Path, family: str) -> dict[str, Any]:
+    """Scores on fixed token ids beyond every length that a rope setting names; tensors in the dtype that is loaded."""
+    loader = {"t5": "T5ForConditionalGeneration", "llama": "LlamaForCausalLM"}[family]
+    ids = torch.randint(3, 32, (2, 70), generator=torch.Generator().manual_seed(0))
+    answers = {"labels": ids[:, :5].contiguous()} if family == "t5" else {}
+    model = complete(getattr(transformers, loader), folder, torch.float32)
+    with torch.no_grad():
+        scores = model(input_ids=ids, attention_mask=torch.ones_like(ids), **answers).logits
+    loaded = complete(getattr(transformers, loader), folder, "auto").state_dict()
+    return {"logits": scores, "stored": {name: loaded[name] for name in sorted(loaded)}}
 
-        featcal.calibrate(featcal.load_suite("clip-mini"), featcal.CalibrationConfig(samples=16)).save(folder)
-        torch.save(features(folder), folder / "features.pt")
+
+def complete(loader: Any, folder: Path, dtype: Any) -> Any:
+    """The model; exits if a weight would be re-initialised."""
+    model, report = loader.from_pretrained(folder, output_loading_info=True, dtype=dtype)
+    if report["missing_keys"] or report["mismatched_keys"]:
+        sys.exit(f"{folder}: {transformers.__version__} re-initialises {sorted(report['missing_keys'])[:4]}")
+    return model.eval()
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """Largest difference of tensors, relative to their largest value; infinite where anything else is not equal."""
+    if isinstance(ours, dict):
+        return max((difference(ours[name], theirs.get(name)) for name in ours), default=0.0)
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor) and ours.dtype == theirs.dtype:
+        return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+    return 0.0 if type(ours) is type(theirs) and ours == theirs else float("inf")
+
+
+def write(root: Path) -> None:
+    """Export every kind of model that version 5 saves, and a calibrated one."""
+    from version5 import KINDS, write_saved_by_5
+
+    import featcal
+    from featcal.models.export import rewrite
+
+    for kind in KINDS:
+        write_saved_by_5(root / "saved" / kind, kind)
+        rewrite(root / "saved" / kind, root / kind)
+    featcal.calibrate(featcal.load_suite("clip-mini"), featcal.CalibrationConfig(samples=16)).save(root / "clip-mini")
+    featcal.calibrate(featcal.load_suite("t5-mini"), featcal.CalibrationConfig(samples=4)).save(root / "t5-mini")
+    for folder in (*(root / kind for kind in KINDS), root / "clip-mini", root / "t5-mini"):
+        torch.save(outputs(folder), folder / "outputs.pt")
+
+
+def main() -> None:
+    action, root = sys.argv[1], Path(sys.argv[2])
+    if action == "write":
+        write(root)
         return
-    written = torch.load(folder / "features.pt", weights_only=True)
-    for name, ours in features(folder).items():
-        difference = float((ours - written[name]).abs().max())
-        print(f"transformers {transformers.__version__}, {name}: largest difference {difference:.1e}")
-        if difference > 1e-5:
-            sys.exit("the features differ")
+    differ = []
+    for file in sorted(root.glob("*/outputs.pt")):
+        ours, theirs = outputs(file.parent), torch.load(file, weights_only=True)
+        found = {name: difference(ours.get(name), theirs[name]) for name in theirs}
+        print(f"{file.parent.name}: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
+        differ += [f"{file.parent.name} ({name})" for name, value in found.items() if not value <= 1e-5]
+    if differ:
+        sys.exit(f"transformers {transformers.__version__} computes something else: {', '.join(differ)}")
+    print(f"transformers {transformers.__version__} computes the same")
 
 
 if __name__ == "__main__":

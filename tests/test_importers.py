@@ -385,6 +385,17 @@ def test_a_missing_file(tmp_path: Path) -> None:
         import_recipe(tmp_path / "nothing.yml")
 
 
+def test_several_documents_in_one_file(tmp_path: Path) -> None:
+    """mergekit's own multi-merge files hold a recipe per document."""
+    file = tmp_path / "several.yml"
+    file.write_text("merge_method: linear\nmodels: []\n---\nmerge_method: slerp\n")
+    with pytest.raises(InputError, match=r"a second document begins in line 3.*give each a file of its own"):
+        import_recipe(file)
+    file.write_text("a: *nothing\n")
+    with pytest.raises(InputError, match="not valid YAML"):
+        import_recipe(file)
+
+
 def test_the_file_says_what_to_fill_in_and_is_never_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "suite.yaml"
     document = import_to_file(written(tmp_path, mergekit(dtype="float16")), None, out)
@@ -429,6 +440,8 @@ def test_a_pool_that_was_exported_is_the_same_suite(tmp_path: Path, name: str) -
     suite = suite_on_disk(tmp_path, CONFIGS[name]["model_type"])
     content = export_fusion_bench(suite)
     assert content["_target_"] == f"fusion_bench.modelpool.{name}"
+    for model in (*content["models"].values(), content.get("tokenizer", {"_target_": ""})):
+        assert isinstance(model, dict) or name != "Seq2SeqLMPool"  # which takes no plain references
     again = taken_over(tmp_path, content, "expert")
     assert again.suite["base"] == str(tmp_path / "base")
     one, two = suite.tasks["one"], again.suite["tasks"]["two"]
@@ -440,6 +453,18 @@ def test_a_pool_that_was_exported_is_the_same_suite(tmp_path: Path, name: str) -
     expected = f"{tmp_path / 'base'}+a/lora" if name != "CausalLMPool" else "a/plain@v1"
     assert two == {"expert": expected}
     assert any(line.startswith("calibration samples of two") for line in again.missing)
+
+
+def test_a_pool_of_encoder_decoders_names_functions(tmp_path: Path) -> None:
+    """FusionBench's Seq2SeqLMPool instantiates what it is given, and asks for a tokenizer."""
+    suite = suite_on_disk(tmp_path, "t5")
+    base = str(tmp_path / "base")
+    loader = "transformers.AutoModelForSeq2SeqLM.from_pretrained"
+    content = export_fusion_bench(suite)
+    assert content["models"]["_pretrained_"] == {"_target_": loader, "pretrained_model_name_or_path": base}
+    tokenizer = {"_target_": "transformers.AutoTokenizer.from_pretrained", "pretrained_model_name_or_path": base}
+    assert content["tokenizer"] == tokenizer
+    assert not any("tokenizer" in note for note in taken_over(tmp_path, content, "expert").notes)
 
 
 def test_a_pool_is_written_once_and_reads_back(tmp_path: Path) -> None:

@@ -242,3 +242,49 @@ def test_family_with_open_samples_of_the_wrong_size_is_refused(own_suite_file: P
     change_samples(own_suite_file, lambda c: c.update({"pets.validation": torch.zeros(12, 3, 8, 8)}))
     with pytest.raises(InputError, match=r"\[3, 8, 8\]"):
         measure_drift(open_family(load_suite(own_suite_file), device="cpu"))
+
+
+KINDS = [
+    ("llama", "LlamaForSequenceClassification", "a classifier", "give the LlamaForCausalLM it was made from"),
+    ("llama", "LlamaModel", "a bare model, its head is missing", "save the whole LlamaForCausalLM"),
+    ("t5", "T5EncoderModel", "a bare encoder, its decoder and", "give the T5ForConditionalGeneration it was made from"),
+    ("t5", "T5ForSequenceClassification", "a classifier", "give the T5ForConditionalGeneration it was made from"),
+    ("clip", "CLIPForImageClassification", "a classifier", r"CLIPVisionModel\.from_pretrained\(…\)\.save_pretrained"),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "kind", "remedy"), KINDS)
+@pytest.mark.parametrize("role", ["base", "expert"])
+def test_a_model_of_another_kind_is_called_by_its_name(
+    tmp_path: Path, own_suite_file: Path, family: str, name: str, kind: str, remedy: str, role: str
+) -> None:
+    """Right family, other head: `architectures` says what it is, whether it is the base or an expert."""
+    import transformers
+    from tiny_text import TASKS, write_text_suite
+
+    file = own_suite_file if family == "clip" else write_text_suite(tmp_path / "s", family)
+    task = "pets" if family == "clip" else TASKS[0]
+    folder = file.parent / ("base" if role == "base" else f"experts/{task}")
+    config = transformers.AutoConfig.from_pretrained(file.parent / "base")
+    model = getattr(transformers, name)(config)
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    model.save_pretrained(folder)
+    label = "base" if role == "base" else f"expert '{task}'"
+    said = f"{label}: config.json calls it {name}: {kind}.*{remedy}"
+    with pytest.raises(InputError, match=said):
+        open_family(load_suite(file), "cpu")
+    assert any(one.startswith(f"{label}: config.json calls it {name}") for one in check(load_suite(file)).problems)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, r"a model of timm \('vit_base_patch16_224'\)"),
+        ({"hidden_size": 4}, "names no model_type"),
+    ],
+)
+def test_configs_without_a_model_type(own_suite_file: Path, config: dict[str, Any], says: str) -> None:
+    (own_suite_file.parent / "base" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=says):
+        open_family(load_suite(own_suite_file), "cpu")

@@ -39,12 +39,16 @@ CONFIGS["llama-plain"] = {**CONFIGS["llama"], "rms_norm_eps": 0.02}
 CONFIGS["llama-biased"] = {**CONFIGS["llama"], "rms_norm_eps": 0.02, "attention_bias": True, "mlp_bias": True}
 
 
-def library_model(kind: str) -> Any:
-    """The library's own model with random weights of a size that makes every layer matter."""
+def library_model(kind: str, **options: Any) -> Any:
+    """The library's own model with random weights of a size that makes every layer matter.
+
+    Args:
+        options: what its configuration has besides, or instead of, that of the kind.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(3)
-    config = CONFIGS[kind]
+    config = CONFIGS[kind] | options
     if kind.startswith("t5"):
         model: Any = T5ForConditionalGeneration(T5Config(**config))
         if not config["tie_word_embeddings"]:

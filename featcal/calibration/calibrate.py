@@ -20,6 +20,8 @@ from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import Outset, warnings_of
 from featcal.card import model_card
 from featcal.family import Family, as_family
+from featcal.left_out import left_out
+from featcal.lineage import check_lineage
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
@@ -75,10 +77,10 @@ class CalibrationResult:
             NumericalError: the folder does not load back to the same model.
         """
         family = self.family
-        hashes = input_hashes(family)
+        hashes, notes = input_hashes(family), _left_out(family)
 
         def finished_record() -> dict[str, Any]:
-            return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
+            return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes, "notes": notes}
 
         with OutputFolder(out) as folder:
             card = _card(family, self.config, self.record.get("warnings", ()))
@@ -144,11 +146,14 @@ def calibrate_to_folder(
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder.
 
     Raises:
-        InputError, NumericalError: as `calibrate`, and what `OutputFolder` says of the folder.
+        InputError, NumericalError: as `calibrate`, what `check_lineage` says of the models and `OutputFolder` of the
+            folder.
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
+    recipe = isinstance(family.suite.merged, MergeRecipe)
+    notes = [*check_lineage(family, None if recipe else family.merged), *_left_out(family)]
     store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
     passes = expert_passes(family, config, once=True, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
@@ -176,7 +181,8 @@ def calibrate_to_folder(
         def finished_record() -> dict[str, Any]:
             now = time.perf_counter()
             seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
-            return {**record, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes}
+            memory = {"peak_rss_bytes": peak_rss_bytes()}
+            return {**record, "seconds": seconds, **memory, "inputs": hashes, "notes": notes}
 
         model = Overlay("calibrated model", family.merged, done)
         content = write_model(
@@ -268,6 +274,11 @@ def _run(
         "preparation": family.preparation(),
         "versions": _versions(),
     }
+
+
+def _left_out(family: Family) -> list[str]:
+    """What the suite's recipe, if it has one, left out of the experts."""
+    return list(left_out(family).values()) if isinstance(family.suite.merged, MergeRecipe) else []
 
 
 def _versions() -> dict[str, str]:

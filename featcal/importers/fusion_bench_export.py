@@ -38,32 +38,40 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     modality = architecture_for(locate(suite.base, suite.root, "base").config, "base").modality
     pool = next(pool for pool, takes in POOLS.items() if takes == modality)
     loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
-    tokenizer = "processor" if modality == "pixels" else "tokenizer"
     return {
         "_target_": f"fusion_bench.modelpool.{pool}",
         "_recursive_": False,
         "models": loaded,
-        **({tokenizer: loaded[BASE]} if isinstance(loaded[BASE], str) else {}),
+        **_tokenizer(loaded[BASE], modality),
         **{key: _data_sets(suite, split) for split, key in DATA.items()},
     }
 
 
 def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
-    """How FusionBench loads a model: a folder or Hub id alone, or a function with its arguments."""
+    """How FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
+    arguments."""
     from featcal.models.lora import split_lora
 
     under, adapter = split_lora(ref, root)
     path, revision = _place(under, root)
     if adapter is None:
-        if revision is None:
+        if revision is None and modality != "seq2seq":
             return path
-        return {"_target_": _LOADERS[modality], "pretrained_model_name_or_path": path, "revision": revision}
+        pinned = {} if revision is None else {"revision": revision}
+        return {"_target_": _LOADERS[modality], "pretrained_model_name_or_path": path, **pinned}
     adapter_path, adapter_revision = _place(adapter, root)
     target = _LORA_LOADERS.get(modality)
     if target is None or revision or adapter_revision:
         raise InputError(f"{label}: FusionBench has no place for '{ref}'; write base and adapter as one model first")
     model_key, adapter_key = ARGUMENTS[target.rpartition(".")[2]]
     return {"_target_": target, model_key: path, str(adapter_key): adapter_path}
+
+
+def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
+    """What reads the samples, where the pool takes the base's: a pool of encoder-decoders asks for it."""
+    if modality == "seq2seq" and not isinstance(base, str):
+        return {"tokenizer": {**base, "_target_": "transformers.AutoTokenizer.from_pretrained"}}
+    return {"processor" if modality == "pixels" else "tokenizer": base} if isinstance(base, str) else {}
 
 
 def _place(ref: str, root: Path) -> tuple[str, str | None]:

@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from featcal.errors import InputError
 from featcal.models.compute import computing
+from featcal.models.weights import Weights
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")
@@ -169,6 +170,8 @@ class Adapter(ABC):
     family: str
     library = "transformers"
     """Package that loads the written model."""
+    classes: tuple[str, ...] = ()
+    """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
     modality: Literal["pixels", "seq2seq", "causal", "tokens"]
     """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "tokens" (ids alone)."""
     stages: tuple[Stage, ...]
@@ -186,6 +189,8 @@ class Adapter(ABC):
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
     class_token = False
     """Whether the first token is a class token."""
+    kept_float32: tuple[str, ...] = ()
+    """Parts of the names of tensors that transformers keeps in float32 when it loads a float16 model."""
     defaults: Mapping[str, Any]
     """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
@@ -231,6 +236,15 @@ class Adapter(ABC):
     @abstractmethod
     def carried(name: str) -> bool:
         """Whether a tensor outside `tower` and `head` is a known part of the checkpoint (such as a text tower)."""
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """A `config.json` that transformers 4 (4.57) and 5 read alike, and notes on what version 4 cannot be told.
+
+        Args:
+            config: as the origin of the files has it; its settings are those of this adapter.
+            model: the one that is written.
+        """
+        return dict(config), []
 
     def blocks(self) -> list[Block]:
         """Every block of every stage in forward order."""
@@ -321,7 +335,13 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
     """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
     kind = config.get("model_type")
     if kind not in _HOMES:
-        raise InputError(f"{label}: architecture '{kind}' is not supported; featcal reads {', '.join(_HOMES)}")
+        if kind is not None:
+            what = f"architecture '{kind}' is not supported"
+        elif "pretrained_cfg" in config or "num_classes" in config:
+            what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
+        else:
+            what = "its config.json names no model_type, so it is no model of transformers"
+        raise InputError(f"{label}: {what}; featcal reads {', '.join(_HOMES)}")
     module, name = _HOMES[kind]
     adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
     return adapter

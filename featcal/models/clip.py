@@ -82,6 +82,7 @@ class ClipVision(Adapter):
     family = "clip"
     modality = "pixels"
     class_token = True
+    classes = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
     defaults: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:

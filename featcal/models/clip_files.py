@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
+from featcal.models.config_files import PREPROCESSOR_FILE, image_processor_settings, read_json
 from featcal.models.convert import BPE_ROWS
 from featcal.models.export import copy_tokenizer
 from featcal.models.locate import Located
 
-_PROCESSOR_FILE = "preprocessor_config.json"
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """open_clip's word and Pillow's number."""
 
@@ -34,14 +32,14 @@ def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
     }
     mode, words = settings["resize_mode"], settings["interpolation"]
     if mode not in sizes:
-        return [], [f"no {_PROCESSOR_FILE}: transformers' CLIP cannot resize as '{mode}' does"]
+        return [], [f"no {PREPROCESSOR_FILE}: transformers' CLIP cannot resize as '{mode}' does"]
     CLIPImageProcessor(
         **sizes[mode],
         resample=_RESAMPLING.get(words, _RESAMPLING["bicubic"]),
         image_mean=list(settings["mean"]),
         image_std=list(settings["std"]),
     ).save_pretrained(target)
-    return [_PROCESSOR_FILE], []
+    return [PREPROCESSOR_FILE], []
 
 
 def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], list[str]]:
@@ -50,15 +48,12 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
     Args:
         side: pixels of the model's pictures in each direction.
     """
-    file = folder / _PROCESSOR_FILE
-    if not file.is_file():
-        return {}, [f"the source has no {_PROCESSOR_FILE}; open_clip's default preprocessing (OpenAI's) is used"]
-    try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        size, crop = given.get("size"), given.get("do_center_crop", True)
-        edges = dict(size) if isinstance(size, dict) else {"shortest_edge": size}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{file} is not a usable image processor ({error})") from error
+    found = image_processor_settings(folder)
+    if found is None:
+        return {}, [f"the source has no {PREPROCESSOR_FILE}; open_clip's default preprocessing (OpenAI's) is used"]
+    given = found[1]
+    size, crop = given.get("size"), given.get("do_center_crop", True)
+    edges = dict(size) if isinstance(size, dict) else {"shortest_edge": size}
     notes = []
     settings: dict[str, Any] = {}
     if not given.get("do_rescale", True):
@@ -110,10 +105,7 @@ def _write_bpe(target: Path, length: int) -> list[str]:
 def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path) -> Written:
     """Tokenizer of a transformers folder; `text_cfg` says so where it is not CLIP's, which open_clip has itself."""
     file = folder / "tokenizer_config.json"
-    try:
-        own = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class", "") if file.is_file() else "CLIP"
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{file} is not a usable tokenizer configuration ({error})") from error
+    own = read_json(file, "tokenizer configuration").get("tokenizer_class", "") if file.is_file() else "CLIP"
     if text_cfg["vocab_size"] == BPE_ROWS and own.startswith("CLIP"):
         return copy_tokenizer(folder, target), []
     copied = copy_tokenizer(folder, target)

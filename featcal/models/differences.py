@@ -15,6 +15,13 @@ _QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "ab
 """Parts of names that quantisers (GPTQ, AWQ, bitsandbytes, compressed-tensors) give their tensors."""
 _ALIKE = 0.7
 """Similarity (difflib) from which on one tensor alone is taken for a renamed one."""
+_KINDS = {
+    "Classification": ("a classifier", "its head is that of one task, and the models of a suite share theirs"),
+    "QuestionAnswering": ("a model that marks answers", "its head is that of one task"),
+    "EncoderModel": ("a bare encoder", "its decoder and its head are missing"),
+    "Model": ("a bare model", "its head is missing"),
+}
+"""How names in `architectures` end, the first that fits: what such a model is, and what keeps it out."""
 _UNQUANTISED = "give the checkpoint that it was quantised from"
 
 
@@ -31,6 +38,9 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
         return [f"{label}: quantised weights ({quantised}); {_UNQUANTISED}"]
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected and not adapter.carried(name)]
+    another = _another_kind(adapter, config or {}) if missing or extra else ""
+    if another:
+        return [f"{label}: {another}"]
     renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
     problems = [f"{label}: {sentence}" for sentence in sentences]
     missing = [name for name in missing if name not in renamed.values()]
@@ -40,7 +50,8 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     if missing:
         problems.append(f"{label}: missing tensors: {some(missing)}")
     if extra:
-        problems.append(f"{label}: tensors that the base's architecture does not have: {some(extra)}")
+        whose = f"a model of type {adapter.family}" if label == "base" else "the base's architecture"
+        problems.append(f"{label}: tensors that {whose} does not have: {some(extra)}")
     rows, sentence = _vocabulary(adapter, found, expected)
     if rows:
         problems.append(f"{label}: {sentence}")
@@ -55,6 +66,21 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
         if name in found and not found[name].dtype.is_floating_point
     ]
     return problems
+
+
+def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
+    """What a `config.json` calls the model, where that is no class with the adapter's tensors; else empty."""
+    named = next(iter(config.get("architectures") or ()), None)
+    kind = next((kind for end, kind in _KINDS.items() if str(named).endswith(end)), None)
+    if named in adapter.classes or kind is None or not adapter.classes:
+        return ""
+    wanted = adapter.classes[0]
+    remedy = f"give the {wanted} it was made from"
+    if named == "CLIPForImageClassification":
+        remedy = f"{wanted}.from_pretrained(…).save_pretrained(…) keeps its image tower alone"
+    elif kind[0] == "a bare model":
+        remedy = f"save the whole {wanted}"
+    return f"config.json calls it {named}: {kind[0]}, {kind[1]}; {remedy}"
 
 
 def _quantised(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:

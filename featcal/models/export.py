@@ -13,8 +13,9 @@ import torch
 
 from featcal.errors import InputError, NumericalError
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
-from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_config
+from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.models.compute import Compute
+from featcal.models.config_files import say_model, say_processor, say_tokenizer
 from featcal.models.features import final_features
 from featcal.models.locate import Located, locate
 from featcal.models.output import OutputFolder, save_tensors, save_text, stream_tensors
@@ -55,14 +56,15 @@ def write_model(
             otherwise from the headers, and by outputs with one block in memory at a time.
 
     Returns:
-        The content of `featcal.json`: the record, how the folder was verified ("reloaded" or "streamed") and the
-        names of all files.
+        The content of `featcal.json`: the record, its notes and those on what transformers 4 cannot be told, how the
+        folder was verified ("reloaded" or "streamed") and the names of all files.
 
     Raises:
         NumericalError: the written model is not the one in memory.
         InputError: the disk refuses.
     """
     source = container.open(adapter.canonical)
+    notes: list[str] = []
     if is_open_clip(container):
         written = [
             *_write_open_clip_config(container, folder.partial),
@@ -73,19 +75,21 @@ def write_model(
             *_copy_files(container.folder, folder.partial),
             *_write_shards(folder, adapter, source, model, whole),
         ]
-        info = model.info
-        _say_dtype(folder.partial, [info[name].dtype for name in adapter.tower])
+        written += say_processor(folder.partial)
+        say_tokenizer(folder.partial)
+        notes = say_model(folder.partial, adapter, model)
     back = locate(str(folder.partial), Path.cwd(), "written model")
     own = adapter_for(back.config, back.names, torch.device("cpu"), back.label)  # as whoever loads it will have it
     if whole:
         verify_reload(folder.partial, own, model)
     else:
         verify_streamed(back.open(own.canonical), own, _written_info(adapter, source, model), model)
-    save_text(card, folder.partial / CARD_FILE)
-    content = {
-        **record(),
+    content = dict(record())
+    content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
+    save_text(with_notes(card, content["notes"]), folder.partial / CARD_FILE)
+    content |= {
         "verified": "reloaded" if whole else "streamed",
-        "written": sorted([*written, CARD_FILE, RECORD_FILE]),
+        "written": sorted({*written, CARD_FILE, RECORD_FILE}),
     }
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
     folder.commit()
@@ -108,8 +112,8 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
     model = container.open(adapter.canonical)
     text, record = carried_text(container, layout)
     with OutputFolder(out) as folder:
-        written = write_model(folder, adapter, container, model, lambda: record, text)["written"]
-    return {"out": str(folder.out), "format": layout, "written": written}
+        content = write_model(folder, adapter, container, model, lambda: record, text)
+    return {"out": str(folder.out), "format": layout, "written": content["written"], "notes": content["notes"]}
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
@@ -122,6 +126,12 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     except ValueError as error:
         raise InputError(f"{record_file} is not valid JSON ({error}); repair or remove it") from error
     return text, record
+
+
+def with_notes(card: str, notes: Sequence[str]) -> str:
+    """The card with a list of those notes that it does not hold yet."""
+    new = [f"- {note}\n" for note in notes if note not in card]
+    return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
 
 
 def is_open_clip(container: Located) -> bool:
@@ -242,18 +252,11 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     return [CONFIG_FILE, *copy_tokenizer(container.folder, target)]
 
 
-def _say_dtype(target: Path, dtypes: Sequence[torch.dtype]) -> None:
-    """Name the widest dtype of the tower in `config.json`: transformers rounds what it loads to that one."""
-    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    config = read_config(target, "written model")
-    named = {key: str(widest).removeprefix("torch.") for key in ("dtype", "torch_dtype") if config.get(key) is not None}
-    if any(config[key] != value for key, value in named.items()):
-        save_text(json.dumps(config | named, indent=2) + "\n", target / "config.json")
-
-
 def copy_tokenizer(container: Path, target: Path) -> list[str]:
-    """Copy the tokenizer files of a folder; returns their names."""
-    return _copy(target, [file for file in sorted(container.iterdir()) if file.name in _TOKENIZER_FILES])
+    """Copy the tokenizer files of a folder, so that transformers 4 and 5 read them; returns their names."""
+    copied = _copy(target, [file for file in sorted(container.iterdir()) if file.name in _TOKENIZER_FILES])
+    say_tokenizer(target)
+    return copied
 
 
 def _copy_files(container: Path, target: Path) -> list[str]:

@@ -25,12 +25,14 @@ from featcal.models.language import (
     run_norm,
     without_cache,
 )
+from featcal.models.weights import Weights
 
 _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _SETTINGS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "rope_parameters",
     "attention_bias", "mlp_bias",
 )  # fmt: skip
+_ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
 class DecoderStage(Stage):
@@ -91,6 +93,7 @@ class Llama(LanguageModel):
 
     family = "llama"
     modality = "causal"
+    classes = ("LlamaForCausalLM",)
     defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}
     head = ()
 
@@ -130,5 +133,41 @@ class Llama(LanguageModel):
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         return library_logits(LlamaForCausalLM, folder, **inputs)[:, -1]
 
+    def misfit(self, inputs: Batch) -> str | None:
+        return super().misfit(inputs) or self._mixed_ropes(inputs)
+
+    def _mixed_ropes(self, inputs: Batch) -> str | None:
+        """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""
+        kind = self._config.rope_parameters["rope_type"]
+        if kind not in ("dynamic", "longrope"):
+            return None
+        limit: int = self._config.max_position_embeddings
+        if kind == "longrope":
+            limit = self._config.rope_parameters["original_max_position_embeddings"]
+        lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if longest <= limit or (kind == "longrope" and shortest > limit):
+            return None
+        return (
+            f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and texts reach from "
+            f"{shortest} to {longest} tokens: what one gives would depend on the others; cut them to at most {limit} "
+            "('max_length' of the task)"
+        )
+
     def canonical(self, stored: str) -> str | None:
         return None if stored in self.aliases or stored.endswith("rotary_emb.inv_freq") else stored
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """transformers 4 reads `rope_theta` and `rope_scaling`, not the `rope_parameters` of version 5."""
+        if config.get("rope_parameters") is None:
+            return dict(config), []
+        rope = dict(self._config.rope_parameters)
+        kind, said = rope["rope_type"], {**config, "rope_theta": rope.pop("rope_theta")}
+        said["rope_scaling"] = None if kind == "default" else rope
+        why = "" if kind in _ROPES_OF_4 else f"version 4 has no rope type '{kind}'"
+        if kind == "longrope":  # version 4 looks for the length beside the scaling, and divides by it
+            original = said["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+            ratio = config.get("max_position_embeddings", self._config.max_position_embeddings) / original
+            if rope.get("attention_factor") is None and rope.get("factor") not in (None, ratio):
+                why = f"version 4 replaces the factor {rope['factor']:g} of this longrope by {ratio:g}"
+        return said, [f"needs transformers 5: {why}"] if why else []

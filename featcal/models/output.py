@@ -146,9 +146,15 @@ class _BlockFiles(Mapping[str, Tensor]):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses."""
+    """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses.
+
+    It has the permissions of any new file, where safetensors gives it to its owner alone.
+    """
     try:
+        file.touch()
+        mode = file.stat().st_mode
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, _METADATA)
+        file.chmod(mode)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {file}: {error}") from error
 

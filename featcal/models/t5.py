@@ -23,6 +23,7 @@ from featcal.models.language import (
     run_norm,
     without_cache,
 )
+from featcal.models.weights import Weights
 
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}
@@ -137,8 +138,10 @@ class T5(LanguageModel):
 
     family = "t5"
     modality = "seq2seq"
+    classes = ("T5ForConditionalGeneration",)
     defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
     head = ()
+    kept_float32 = ("wo",)
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         self._config = {**config, "tie_word_embeddings": config.get("tie_word_embeddings", True)}
@@ -181,6 +184,20 @@ class T5(LanguageModel):
 
     def canonical(self, stored: str) -> str | None:
         return None if stored in self.aliases or stored == _UNUSED else stored
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """transformers 4 ties the head and scales its inputs where `tie_word_embeddings` is true, and does neither
+        where it is false. Version 5 says true whatever the head is, and `scale_decoder_outputs` beside it."""
+        scaled = bool(self.model.config.scale_decoder_outputs)
+        said = dict(config)
+        if said.get("tie_word_embeddings", True) != scaled:
+            said["tie_word_embeddings"] = scaled
+        if not self._untied:
+            alone = "" if scaled else "the head is the embedding and its inputs are not scaled"
+        else:
+            apart = scaled and not torch.equal(*model.read([_HEAD, _SHARED]).values())
+            alone = "the head has values of its own and its inputs are scaled" if apart else ""
+        return said, [f"needs transformers 5: {alone}, which no config.json says to version 4"] if alone else []
 
 
 def shift_right(labels: Tensor, start: int) -> Tensor:

@@ -12,11 +12,13 @@ import torch
 from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.errors import FeatcalError, InputError
 from featcal.family import Family
+from featcal.left_out import left_out
+from featcal.lineage import Lineages, judge, measure_lineage
 from featcal.mergers.recipe import RecipeWeights
+from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter
 from featcal.models.weights import TensorInfo, Weights
 from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
-from featcal.preflight.lineage import Lineages, judge, measure_lineage
 from featcal.preflight.models import Opened, Report, add_notes, expert_role, open_models, usable_family
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
@@ -87,6 +89,7 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     family = usable_family(suite, opened, places)
     config, general = _config(suite, opened.adapter)
     lineage = _lineage(family, opened)
+    _note_left_out(suite, family, opened)
     tasks, drawn = check_samples(suite, family, places, config)
     estimates = None
     if opened.adapter is not None and "base" in opened.weights:
@@ -175,6 +178,14 @@ def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
         opened.reports[role].problems += [*damaged.get(role, ()), *problems.get(role, ())]
         opened.reports[role].notes += notes.get(role, ())
     return lineage
+
+
+def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
+    """What a recipe leaves out of experts whose values can be read is added to their reports."""
+    sound = _sound(family, opened)
+    if sound is not None and isinstance(suite.merged, MergeRecipe):
+        for task, note in left_out(sound).items():
+            opened.reports[expert_role(task)].notes.append(note)
 
 
 def _sound(family: Family | None, opened: Opened) -> Family | None:

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.errors import InputError
 from featcal.models.checkpoint import read_config
+from featcal.models.config_files import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.models.language import IGNORED
 from featcal.tasks.pool import Image, TextExample
 
@@ -204,14 +205,16 @@ def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
 def _processor(folder: Path) -> Any:
     from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
-    if not (folder / "preprocessor_config.json").is_file():
-        raise InputError(f"base: {folder} has no preprocessor_config.json, which pictures need; use a 'tensors' source")
+    found = image_processor_settings(folder)
+    if found is None:
+        raise InputError(
+            f"base: {folder} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a 'tensors' "
+            "source"
+        )
     try:
         processor = CLIPImageProcessor.from_pretrained(folder)
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"base: {folder / 'preprocessor_config.json'} is not a usable image processor ({error})"
-        ) from error
+        raise InputError(f"base: {found[0]} is not a usable image processor ({error})") from error
     backend = getattr(processor, "backend", "unknown")
     if backend != BACKEND:
         raise InputError(

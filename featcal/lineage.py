@@ -94,8 +94,26 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
     return Lineages(tuple(layers), found, whole), problems
 
 
+def check_lineage(family: Family, merged: Weights | None = None) -> list[str]:
+    """Notes on where the experts of a family, and a merged model, come from: what `featcal check` says of it too.
+
+    Raises:
+        InputError: a model does not descend from the base in any layer, or has values that no training gives.
+    """
+    models = {f"expert '{task}'": expert for task, expert in family.experts.items()}
+    lineages, damaged = measure_lineage(family, models if merged is None else {"merged": merged, **models})
+    problems, notes = judge(lineages)
+    wrong = [problem for found in (damaged, problems) for own in found.values() for problem in own]
+    if wrong:
+        raise InputError(*wrong)
+    return [note for own in notes.values() for note in own]
+
+
 def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """What the distances mean: (problems, notes) by model."""
+    """What the distances mean: (problems, notes) by model.
+
+    A model that is a stranger in every layer is a problem; in some layers it may have been trained far, or anew.
+    """
     problems: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
     sampled = "" if lineages.whole else ", one matrix of each layer"
@@ -105,11 +123,12 @@ def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]
         usual = statistics.median(others) if others else own.mean
         twins = [name for name, one in lineages.models.items() if name != role and one == own and own.mean > 0]
         if foreign:
-            where = "every layer" if len(foreign) == len(lineages.layers) else ", ".join(foreign)
-            problems[role] = [
-                f"{role}: different base lineage in {where}: distance to the base {own.mean:.2f} of its norm, lowest "
-                f"cosine {min(own.cosine):.2f} (descendants have {UNRELATED} at least{sampled}); give a model that was "
-                "trained from this base"
+            whole = len(foreign) == len(lineages.layers)
+            (problems if whole else notes)[role] = [
+                f"{role}: different base lineage in {'every layer' if whole else ', '.join(foreign)}: distance to the "
+                f"base {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have {UNRELATED} "
+                f"at least{sampled}); "
+                + ("give a model that was trained from this base" if whole else "was it trained from this base?")
             ]
         elif own.mean == 0 and role != "merged":
             notes[role] = [f"{role}: its weights are the base's own; is it the right file?"]

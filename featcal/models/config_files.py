@@ -1,0 +1,110 @@
+"""What lies beside transformers' weights, so written that versions 4 (4.57) and 5 read the same model.
+
+Version 5 writes files that version 4 takes for something else without a word (`rope_parameters`, the tied head of
+T5), or cannot read at all (its tokenizer classes). Where no file means the same to both, a note says which is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.errors import InputError
+from featcal.models.adapter import Adapter
+from featcal.models.checkpoint import read_config
+from featcal.models.output import save_text
+from featcal.models.weights import TensorInfo, Weights
+
+PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
+TOKENIZER_FILE = "tokenizer_config.json"
+_OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")
+"""Tokenizers of version 5 whose `tokenizer.json` the class of the same name in version 4 takes as it is."""
+
+
+def say_model(target: Path, adapter: Adapter, model: Weights) -> list[str]:
+    """Rewrite the copied `config.json` of a written model where it must say more or other than its origin's.
+
+    Returns:
+        Notes on what version 4 cannot be told.
+    """
+    config = read_config(target, "written model")
+    said, notes = adapter.portable(config, model)
+    dtype = str(named_dtype(adapter, model.info)).removeprefix("torch.")
+    said |= {key: dtype for key in ("dtype", "torch_dtype") if config.get(key) is not None}
+    if said != config:
+        save_text(json.dumps(said, indent=2) + "\n", target / "config.json")
+    return notes
+
+
+def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype:
+    """The dtype for `config.json`: the widest of the tower, since transformers rounds what it loads to that one.
+
+    In a float16 model the modules that transformers itself keeps in float32 do not count.
+    """
+    dtypes = {name: info[name].dtype for name in adapter.tower}
+    rest = {dtype for name, dtype in dtypes.items() if not set(name.split(".")) & set(adapter.kept_float32)}
+    if rest == {torch.float16} and set(dtypes.values()) <= {torch.float16, torch.float32}:
+        return torch.float16
+    return max(dtypes.values(), key=lambda dtype: dtype.itemsize)
+
+
+def say_tokenizer(target: Path) -> None:
+    """Rewrite a `tokenizer_config.json` of version 5: the class that both have, its defaults and special tokens in
+    words. The tokens themselves are all in `tokenizer.json`."""
+    file = target / TOKENIZER_FILE
+    if not file.is_file() or not (target / "tokenizer.json").is_file():
+        return
+    config = read_json(file, "tokenizer configuration")
+    saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
+    if not saved_by_5 or "auto_map" in config:  # code of its own
+        return
+    said = dict(config)
+    if isinstance(said.get("extra_special_tokens"), list):
+        said["additional_special_tokens"] = said.pop("extra_special_tokens")
+    own = str(said.get("tokenizer_class"))
+    if own not in _OWN_CLASS:
+        said["tokenizer_class"] = "PreTrainedTokenizerFast"
+        said.setdefault("model_input_names", ["input_ids", "attention_mask"])
+        said.setdefault("padding_side", "left" if own.startswith("LlamaTokenizer") else "right")
+    if said != config:
+        save_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n", file)
+
+
+def say_processor(target: Path) -> list[str]:
+    """Write `preprocessor_config.json` where the settings lie in a `processor_config.json`; returns its name."""
+    found = image_processor_settings(target)
+    if found is None or found[0].name == PREPROCESSOR_FILE:
+        return []
+    save_text(json.dumps(found[1], indent=2) + "\n", target / PREPROCESSOR_FILE)
+    return [PREPROCESSOR_FILE]
+
+
+def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The file that sets up the image processor of a folder, and its settings; None where there is none.
+
+    `CLIPProcessor` of version 5 puts them into `processor_config.json`, which is then read first.
+
+    Raises:
+        InputError: a file that holds no settings.
+    """
+    processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
+    if processor.is_file():
+        settings = read_json(processor, "processor").get("image_processor")
+        if isinstance(settings, dict):
+            return processor, settings
+    return (own, read_json(own, "image processor")) if own.is_file() else None
+
+
+def read_json(file: Path, what: str) -> dict[str, Any]:
+    """A mapping in a JSON file; InputError if it is not a usable `what`."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is not a usable {what} ({error})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file} is not a usable {what} (it holds no mapping)")
+    return content
