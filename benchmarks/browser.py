@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
@@ -50,12 +50,17 @@ class Server:
     pid: int
 
 
+def control(page: Page, key: str) -> Locator:
+    """The place of a widget by its key; one that many pages have bears the page's name before it."""
+    return page.locator(", ".join(f".st-key-{before}{key}" for before in ("", *(f"{name}-" for name in PAGES))))
+
+
 class Slider:
-    """One slider of the page, by the key that the app gives it."""
+    """One slider of the page, by its key."""
 
     def __init__(self, page: Page, key: str) -> None:
         self._page = page
-        self._place = page.locator(f".st-key-{key}")
+        self._place = control(page, key)
         self._input = self._place.locator("input[type=range]")
 
     @property
