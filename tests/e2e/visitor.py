@@ -13,7 +13,8 @@ from playwright.sync_api import Page
 ERRORS = '[data-testid="stException"], [data-testid="stAlertContentError"]'
 TRACES = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._fullData.map(
   trace => [trace.name, Array.from(trace.y || [])]))"""
-CUT_OFF = """() => [...document.querySelectorAll('[data-testid="stMetric"] *')]
+CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
+  .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
   .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
   .map(e => e.innerText)"""
 UNFORMATTED = r"""() => [...document.querySelectorAll('[data-testid="stExpanderDetails"]')].flatMap(place => {
@@ -160,7 +161,7 @@ class Visitor:
         return float(card.get_by_test_id("stMetricValue").inner_text().split()[0])
 
     def cut_off(self, width: int) -> list[str]:
-        """Texts of cards that are not wholly to be seen in a window of this width."""
+        """Texts of cards and buttons that are not wholly to be seen in a window of this width."""
         self.page.set_viewport_size({"width": width, "height": 900})
         self.settle()
         found: list[str] = self.page.evaluate(CUT_OFF)
