@@ -102,8 +102,8 @@ class Visitor:
 
     def unfold(self) -> None:
         """Open everything that is folded."""
-        for place in self.page.get_by_test_id("stExpander").locator("details:not([open]) > summary").all():
-            place.click()
+        self.page.evaluate("document.querySelectorAll('details:not([open]) > summary').forEach(e => e.click())")
+        self.page.wait_for_function("!document.querySelector('details:not([open])')")
         self.settle()
 
     def settle(self) -> None:
