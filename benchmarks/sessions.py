@@ -78,6 +78,7 @@ class Log:
     errors: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
     """Seconds from a move to the end of its run, of moves that were not overtaken."""
+    moves: int = 0
     overtaken: int = 0
     compared: int = 0
     """Runs whose options another run had before."""
@@ -98,6 +99,10 @@ class Log:
         with self._lock:
             self.errors[what] += 1
 
+    def asked(self) -> None:
+        with self._lock:
+            self.moves += 1
+
     def overtook(self) -> None:
         with self._lock:
             self.overtaken += 1
@@ -109,9 +114,9 @@ class Log:
 
     def document(self) -> dict[str, Any]:
         """Counts and waiting times."""
-        waits = sorted(self.waits) or [math.nan]
+        waits = sorted(self.waits)
         return {
-            "moves": len(self.waits) + self.overtaken + sum(self.errors.values()),
+            "moves": self.moves,
             "overtaken": self.overtaken,
             "errors": dict(self.errors.most_common()),
             "compared": self.compared,
@@ -179,8 +184,8 @@ class Session:
                     raise
                 return False
             kind = message.WhichOneof("type")
-            if kind == "delta" and message.delta.WhichOneof("type") == "new_element":
-                self._draw(tuple(message.metadata.delta_path), message.delta.new_element)
+            if kind == "delta":
+                self._draw(tuple(message.metadata.delta_path), message.delta)
             elif kind == "navigation":
                 self.pages = {one.page_name.lower(): one.page_script_hash for one in message.navigation.app_pages}
             elif kind == "script_finished":
@@ -222,8 +227,12 @@ class Session:
         wait = min(PATIENCE, max(0.0, until - time.monotonic()))
         return ForwardMsg.FromString(self._socket.recv(timeout=wait))
 
-    def _draw(self, path: tuple[int, ...], element: Any) -> None:
-        self._elements[path] = element
+    def _draw(self, path: tuple[int, ...], delta: Any) -> None:
+        for inside in [one for one in self._elements if one[: len(path)] == path]:
+            del self._elements[inside]  # what was there is replaced, with all that it held
+        if delta.WhichOneof("type") != "new_element":
+            return
+        element = self._elements[path] = delta.new_element
         kind = element.WhichOneof("type")
         if kind in ("slider", "checkbox", "selectbox", "button_group"):
             widget = getattr(element, kind)
@@ -284,6 +293,7 @@ def visit(address: str, suites: Sequence[str], until: float, dice: random.Random
         session.open(dice.choice([*VISITS]), f"suite={dice.choice(suites)}&{START}")
         while True:
             asked = time.monotonic()
+            log.asked()
             session.wait_for_start()
             hasty = asked < until and dice.random() < OVERTAKEN
             if session.wait_for_end(asked + dice.uniform(0.05, 1.5) if hasty else math.inf):
