@@ -33,11 +33,13 @@ READY = """(() => {
     && !document.querySelector('[data-testid="stSkeleton"]');
 })()"""
 """Streamlit has finished running and every chart is drawn."""
-STEADY = f"""steady => {{
-  if (!{READY}) window.readySince = undefined;
-  else window.readySince ??= performance.now();
-  return window.readySince !== undefined && performance.now() - window.readySince >= 1000 * steady;
+STEADY = f"""([steady, asked]) => {{
+  const ready = window.ready?.asked === asked ? window.ready : (window.ready = {{asked}});
+  if (!{READY}) ready.since = undefined;
+  else ready.since ??= performance.now();
+  return ready.since !== undefined && performance.now() - ready.since >= 1000 * steady;
 }}"""
+"""Ready, and for so many seconds since this was first asked."""
 SETTLED = 0.5
 """Seconds without a change after which a page counts as finished; not part of any figure."""
 
@@ -133,7 +135,7 @@ def chromium(executable: str) -> Iterator[Browser]:
 
 def settle(page: Page, seconds: float = 300, steady: float = SETTLED) -> None:
     """Wait until the page has finished and stays so."""
-    page.wait_for_function(STEADY, arg=steady, polling=50, timeout=1000 * seconds)
+    page.wait_for_function(STEADY, arg=[steady, time.monotonic()], polling=50, timeout=1000 * seconds)
 
 
 def go(page: Page, name: str, seconds: float = 300, steady: float = SETTLED) -> None:
