@@ -109,7 +109,7 @@ def running_app(folder: Path | None = None) -> Iterator[Server]:
     places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "featcal", "app", "--port", str(port)],
-        stdout=subprocess.DEVNULL,
+        stdout=sys.__stderr__,  # the programs print JSON; what went wrong in the app is said there too
         cwd=folder,
         env={**os.environ, "PYTHONPATH": places},
     )
