@@ -54,7 +54,9 @@ class Server:
 
 def control(page: Page, key: str) -> Locator:
     """The place of a widget by its key; one that many pages have bears the page's name before it."""
-    return page.locator(", ".join(f".st-key-{before}{key}" for before in ("", *(f"{name}-" for name in PAGES))))
+    return page.locator(
+        ", ".join(f".st-key-{before}{key}" for before in ("", "home-", *(f"{name}-" for name in PAGES)))
+    )
 
 
 class Slider:
