@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app test check compat screenshots lock clean
+.PHONY: app test e2e check compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -20,6 +20,10 @@ app: $(VENV)/installed
 # Two processes, each with one thread of torch.
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Journeys through the app in a real browser, and many sessions at once; skipped, with the reason, without a Chromium.
+e2e: $(VENV)/installed
+	$(BIN)/python -m pytest -m e2e -rs tests/e2e
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

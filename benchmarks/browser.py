@@ -1,32 +1,161 @@
-"""The app in headless Chromium: what `docs/screenshots.py` has, and what moments look like from inside the page."""
+"""The app in a real browser: one way to start it, to open it and to wait for it. Tests and pictures take it from here.
+
+The browser is the Chromium that the machine has (`CHROMIUM` names another one); Playwright drives it, downloads none.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from screenshots import READY, Browser, chromium, running_app
-
-__all__ = ["CHART", "READY", "Browser", "arguments", "chromium", "running_app", "settle"]
-
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHART = '[data-testid="stPlotlyChart"]'
+READY = """(() => {
+  const app = document.querySelector('[data-testid="stApp"]');
+  if (!app || app.dataset.testScriptState !== 'notRunning') return false;
+  const charts = [...document.querySelectorAll('[data-testid="stPlotlyChart"]')];
+  return charts.every(chart => chart.querySelector('.main-svg')) && !document.querySelector('[data-stale="true"]')
+    && !document.querySelector('[data-testid="stSkeleton"]');
+})()"""
+"""Streamlit has finished running and every chart is drawn."""
+STEADY = f"""([steady, asked]) => {{
+  const ready = window.ready?.asked === asked ? window.ready : (window.ready = {{asked}});
+  if (!{READY}) ready.since = undefined;
+  else ready.since ??= performance.now();
+  return ready.since !== undefined && performance.now() - ready.since >= 1000 * steady;
+}}"""
+"""Ready, and for so many seconds since this was first asked."""
 SETTLED = 0.5
 """Seconds without a change after which a page counts as finished; not part of any figure."""
 
 
+@dataclass(frozen=True)
+class Server:
+    """A running app."""
+
+    address: str
+    pid: int
+
+
+def control(page: Page, key: str) -> Locator:
+    """The place of a widget by its key; one that many pages have bears the page's name before it."""
+    return page.locator(
+        ", ".join(f".st-key-{before}{key}" for before in ("", "home-", *(f"{name}-" for name in PAGES)))
+    )
+
+
+class Slider:
+    """One slider of the page, by its key."""
+
+    def __init__(self, page: Page, key: str) -> None:
+        self._page = page
+        self._place = control(page, key)
+        self._input = self._place.locator("input[type=range]")
+
+    @property
+    def value(self) -> str:
+        """What it shows."""
+        return str(self._input.get_attribute("aria-valuetext"))
+
+    def step(self, key: str = "ArrowRight") -> None:
+        """One value up (or what another key does), by the keyboard."""
+        self._input.press(key)
+
+    def drag(self, share: float) -> None:
+        """Take the thumb to a share of the track and let it go."""
+        self._place.scroll_into_view_if_needed()
+        x, y, left, width = self._input.evaluate(
+            "input => { const thumb = input.closest('[style*=\"left\"]').getBoundingClientRect();"
+            "const track = input.closest('[role=group]').firstElementChild.getBoundingClientRect();"
+            "return [thumb.x + thumb.width / 2, thumb.y + thumb.height / 2, track.x, track.width]; }"
+        )
+        mouse, target = self._page.mouse, left + share * width
+        mouse.move(x, y)
+        mouse.down()
+        mouse.move((x + target) / 2, y)
+        mouse.move(target, y)
+        mouse.up()
+
+
+def program() -> str | None:
+    """The Chromium of this machine; None where there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that all browser benchmarks share."""
-    found = shutil.which("chromium") or "chromium"
-    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM", found))
+    """Options that all programs with a browser share."""
+    parser.add_argument("--chromium", default=program() or "chromium")
 
 
-def settle(browser: Browser, seconds: float = 300) -> None:
+@contextmanager
+def running_app(folder: Path | None = None) -> Iterator[Server]:
+    """The app of this clone on a free port, started in a folder (here)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featcal", "app", "--port", str(port)],
+        stdout=sys.__stderr__,  # the programs print JSON; what went wrong in the app is said there too
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": places},
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for_answer(f"{address}/_stcore/health")
+        yield Server(address, process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def chromium(executable: str) -> Iterator[Browser]:
+    """A headless browser; every page of its own context is a visitor that was never here before."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def settle(page: Page, seconds: float = 300, steady: float = SETTLED) -> None:
     """Wait until the page has finished and stays so."""
-    browser.wait(READY, seconds, steady=SETTLED)
-    time.sleep(0.05)
+    page.wait_for_function(STEADY, arg=[steady, time.monotonic()], polling=50, timeout=1000 * seconds)
+
+
+def go(page: Page, name: str, seconds: float = 300, steady: float = SETTLED) -> None:
+    """To another page of the app by its link in the sidebar, as a user goes; waits until it has finished."""
+    page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click()
+    page.wait_for_url(re.compile(r"^https?://[^/]+/(drift)?(\?.*)?$" if name == "drift" else rf"/{name}(\?.*)?$"))
+    settle(page, seconds, steady)
+
+
+def _wait_for_answer(address: str, seconds: float = 60) -> None:
+    """Until a server on this machine is up."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    started = time.perf_counter()
+    while True:
+        try:
+            direct.open(address, timeout=5).close()
+            return
+        except OSError:
+            if time.perf_counter() - started > seconds:
+                raise
+            time.sleep(0.05)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +26,7 @@ import families
 import measure
 import reference
 import roofline
+import sessions
 
 SHAPE = families.ClipShape(width=8, hidden=16, blocks=2, heads=2, patch=4, image=8)
 LLAMA = families.LlamaShape(width=16, hidden=24, blocks=3, heads=4, kv_heads=2, vocabulary=32)
@@ -150,3 +154,33 @@ def test_the_largest_difference_names_its_tensor(tmp_path: Path) -> None:
     found = b32.largest_difference(one, other)
     assert found["tensor"] == "far"
     assert found["value"] == pytest.approx(2 / 10**0.5)
+
+
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        ({"drift 0": [1.0, 2.0 + 1e-5], "score": [80.5]}, []),
+        ({"drift 0": [1.0, 2.001], "score": [80.5]}, ["drift 0"]),
+        ({"drift 0": [1.0, math.nan], "score": [80.5]}, ["drift 0"]),
+        ({"drift 0": [1.0], "score": [80.6]}, ["drift 0", "score"]),
+        ({"drift 0": [1.0, 2.0]}, ["score"]),
+    ],
+)
+def test_sessions_that_see_other_numbers_are_found(later: dict[str, list[float]], found: list[str]) -> None:
+    log, options = sessions.Log(), ("drift", "rho 2")
+    log.finished(sessions.Shown(options, {"drift 0": [1.0, 2.0], "score": [80.5]}), 0.1)
+    assert not log.good  # nothing to compare with yet
+    log.finished(sessions.Shown(("drift", "rho 1"), {"drift 0": [7.0]}), 0.1)
+    log.finished(sessions.Shown(options, later), 0.2)
+    assert log.compared == 1
+    assert [one.partition(":")[0] for one in log.differing] == found
+    assert log.good is not bool(found)
+    log.failed("ValueError")
+    assert not log.good
+
+
+def test_packed_heights_of_a_trace_are_read() -> None:
+    packed = base64.b64encode(np.array([0.5, -2.0]).tobytes()).decode()
+    assert sessions.heights({"dtype": "f8", "bdata": packed}) == [0.5, -2.0]
+    assert sessions.heights([1, 2.5]) == [1.0, 2.5]
+    assert sessions.heights(None) == []

@@ -1,0 +1,135 @@
+"""The calibrated model is one and the same on every page, however it was chosen and whichever way one goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from e2e.conftest import App
+from e2e.visitor import Model, Visitor
+
+pytestmark = pytest.mark.e2e
+DEFAULTS = Model(0.05, 2.0, 0.3, 64)
+LINKED = Model(0.0002, 1.2, 0.35, 32)
+ALL = ("calibrate", "drift", "features", "cosines", "accuracy", "suite")
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["as-it-opens", "rho-moved"])
+def test_the_tour_shows_one_calibrated_model(visitor: Visitor, steps: int) -> None:
+    """Drift, Calibrate, Features, Cosines, Accuracy, Drift, as the README goes; numbers agree from page to page."""
+    model = Model(0.05, 2.0 + 0.1 * steps, 0.3, 64)
+    visitor.open("/")
+    visitor.go("calibrate")
+    visitor.step("rho", steps)
+    assert visitor.model == model
+    cosine, drift = visitor.metric("cosine to the experts"), visitor.chart("compared")["calibrated"][-1]
+    assert visitor.walk(["features", "cosines"]) == {"features": model, "cosines": model}
+    cosines = visitor.chart("a")["calibrated"]
+    assert sum(cosines) / len(cosines) == pytest.approx(cosine, abs=6e-4)
+    assert visitor.walk(["accuracy", "drift"]) == {"accuracy": model, "drift": model}
+    assert visitor.chart("drift-layers")["drift, calibrated"][-1] == pytest.approx(drift, rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [ALL[1:], ALL[:0:-1]], ids=["forwards", "backwards"])
+def test_the_model_of_a_link_is_on_every_page(visitor: Visitor, order: tuple[str, ...]) -> None:
+    visitor.open(f"/calibrate?{LINKED.query()}&n=16")
+    assert visitor.model == LINKED
+    assert visitor.walk(order) == dict.fromkeys(set(order) - {"suite"}, LINKED)
+    visitor.go("calibrate")
+    assert visitor.model == LINKED
+
+
+@pytest.mark.parametrize("order", [("accuracy", "drift", "calibrate"), ("calibrate", "features", "drift")])
+def test_the_model_of_the_button_is_on_every_page(visitor: Visitor, order: tuple[str, ...]) -> None:
+    """The app's own code sets it: the button where a page has no calibrated model yet."""
+    visitor.open("/cosines")
+    visitor.click("Calibrate with the defaults")
+    assert visitor.model == DEFAULTS
+    assert visitor.walk(order) == dict.fromkeys(order, DEFAULTS)
+
+
+def test_samples_to_measure_on_are_the_same_on_every_page(visitor: Visitor) -> None:
+    visitor.open("/suite?n=32")
+    assert visitor.n == 32
+    seen = {}
+    for name in ("drift", "features", "cosines", "calibrate"):
+        visitor.go(name)
+        seen[name] = visitor.n
+    assert seen == dict.fromkeys(seen, 32)
+
+
+def test_the_task_is_the_same_on_every_page(visitor: Visitor) -> None:
+    visitor.open("/accuracy?task=flags")
+    visitor.go("features")
+    assert visitor.value("task") == "flags"
+    visitor.go("suite")
+    visitor.go("drift")
+    assert visitor.value("task") == "flags"
+
+
+def test_a_reload_and_a_copied_address_show_the_same(newcomer: Callable[[], Visitor]) -> None:
+    visitor, other = newcomer(), newcomer()
+    visitor.open("/calibrate")
+    visitor.drag("rho", 0.3)
+    visitor.step("lam")
+    model = visitor.model
+    assert model is not None
+    assert (model.lam, model.samples) == (0.1, 64)
+    assert model.rho == pytest.approx(1.2, abs=0.11)
+    visitor.go("features")
+    before = visitor.metric("cosine, calibrated")
+    visitor.reload()
+    assert (visitor.model, visitor.metric("cosine, calibrated")) == (model, before)
+    other.open(visitor.address)
+    assert (other.model, other.metric("cosine, calibrated")) == (model, before)
+    assert other.walk(["calibrate"]) == {"calibrate": model}
+
+
+def test_a_page_switch_is_one_history_entry_and_back_undoes_it(visitor: Visitor) -> None:
+    visitor.open("/calibrate")
+    start, model = visitor.history, Model(0.1, 2.2, 0.3, 64)
+    visitor.step("rho", 2)
+    visitor.step("lam")
+    moved = visitor.history
+    lengths = []
+    for name in ("features", "cosines", "suite"):
+        visitor.go(name)
+        lengths.append(visitor.history - moved)
+    way = []
+    for _ in range(3):
+        visitor.back()
+        way.append((visitor.place, visitor.model))
+    assert lengths == [1, 2, 3]
+    assert way == [("cosines", model), ("features", model), ("calibrate", model)]
+    assert moved - start <= 1
+
+
+def test_a_checkpoint_is_written_into_a_folder_that_names_it(app: App, visitor: Visitor) -> None:
+    visitor.open("/calibrate?samples=16&n=16")
+    visitor.drag("rho", 0.8)
+    visitor.step("alpha")
+    model = visitor.model
+    assert model is not None
+    assert (model.lam, model.alpha, model.samples) == (0.05, 0.35, 16)
+    assert model.rho == pytest.approx(3.2, abs=0.11)
+    name = model.folder("clip-mini")
+    assert visitor.value("folder") == name
+    command = visitor.page.get_by_test_id("stCode").first.inner_text()
+    assert f"--lam 0.05 --rho {model.rho:g} --alpha 0.35 --samples 16" in command
+    assert command.strip().endswith(f"--out {name}")
+    visitor.click("Write the checkpoint")
+    options = json.loads((app.folder / name / "featcal.json").read_text())["config"]
+    assert {key: options[key] for key in ("lam", "rho", "alpha", "samples")} == vars(model)
+
+
+def test_the_folder_follows_the_suite(visitor: Visitor) -> None:
+    visitor.open("/calibrate")
+    assert visitor.value("folder") == DEFAULTS.folder("clip-mini")
+    visitor.choose("suite", "t5-mini")
+    assert visitor.model is not None
+    assert visitor.model != DEFAULTS
+    name = visitor.model.folder("t5-mini")
+    assert visitor.value("folder") == name
+    assert visitor.page.get_by_test_id("stCode").first.inner_text().strip().endswith(f"--out {name}")

@@ -1,0 +1,187 @@
+"""What a visitor does in the app and sees of it; how a page shows a calibrated model's options is known here alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import browser
+from playwright.sync_api import Page
+
+ERRORS = '[data-testid="stException"], [data-testid="stAlertContentError"]'
+TRACES = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._fullData.map(
+  trace => [trace.name, Array.from(trace.y || [])]))"""
+CUT_OFF = """() => ['stMetric', 'stButtonGroup', 'stButton']
+  .flatMap(name => [...document.querySelectorAll(`[data-testid="stMain"] [data-testid="${name}"] *`)])
+  .filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')
+  .map(e => e.innerText)"""
+UNFORMATTED = r"""() => [...document.querySelectorAll('[data-testid="stExpanderDetails"]')].flatMap(place => {
+  const bad = [...place.querySelectorAll('.katex-error')].map(e => e.title || e.innerText);
+  const words = place.cloneNode(true);
+  words.querySelectorAll('.katex').forEach(e => e.remove());
+  return [...bad, ...(words.textContent.match(/\\[a-zA-Z]+|\$/g) || [])];
+})"""
+SETTINGS = re.compile(r"λ\s*(\S+)\s*·\s*ρ\s*(\S+)\s*·\s*α\s*(\S+)\s*·\s*n\s*(\d+)")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The options that tell one calibrated model of a suite from another."""
+
+    lam: float
+    rho: float
+    alpha: float
+    samples: int
+
+    def folder(self, suite: str) -> str:
+        """The name of the folder that it is written to."""
+        return f"{suite}-lam{self.lam:g}-rho{self.rho:g}-alpha{self.alpha:g}-n{self.samples}"
+
+    def query(self) -> str:
+        """The end of a link to it."""
+        return f"lam={self.lam:g}&rho={self.rho:g}&alpha={self.alpha:g}&samples={self.samples}"
+
+
+class Visitor:
+    """One person at one page of the app. Whatever it does, it waits until the page has finished and shows no error."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.hosts: set[str] = set()
+        self._address = address
+        page.set_default_timeout(20_000)  # of what takes no computation
+        page.on("request", self._note_host)
+
+    def _note_host(self, request: object) -> None:
+        host = urlsplit(str(getattr(request, "url", ""))).hostname
+        if host:  # not data: and blob:
+            self.hosts.add(host)
+
+    def open(self, path: str) -> None:
+        """Type an address: what follows the host."""
+        self.page.goto(self._address + path, timeout=60_000)
+        self.settle()
+
+    def go(self, name: str) -> None:
+        """Click a page in the sidebar."""
+        browser.go(self.page, name)
+        self.settle()
+
+    def back(self) -> None:
+        """Press the browser's Back."""
+        self.page.go_back()
+        self.settle()
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.settle()
+
+    def click(self, label: str) -> None:
+        """Press the button with this label."""
+        self.page.get_by_role("button", name=label).click()
+        self.settle()
+
+    def step(self, key: str, times: int = 1) -> None:
+        """Move a slider up by the keyboard."""
+        for _ in range(times):
+            browser.Slider(self.page, key).step()
+            self.settle()
+
+    def drag(self, key: str, share: float) -> None:
+        """Move a slider to a share of its track by the mouse."""
+        browser.Slider(self.page, key).drag(share)
+        self.settle()
+
+    def choose(self, key: str, option: str) -> None:
+        """Pick an option of a list."""
+        browser.control(self.page, key).locator("input").click()
+        self.page.get_by_role("option", name=option, exact=True).click()
+        self.settle()
+
+    def unfold(self) -> None:
+        """Open everything that is folded."""
+        self.page.evaluate("document.querySelectorAll('details:not([open]) > summary').forEach(e => e.click())")
+        self.page.wait_for_function("!document.querySelector('details:not([open])')")
+        self.settle()
+
+    def settle(self) -> None:
+        browser.settle(self.page)
+        errors = self.page.locator(ERRORS).all_inner_texts()
+        assert not errors, f"{self.address} shows {errors}"
+
+    @property
+    def address(self) -> str:
+        """What the address bar shows, without the host."""
+        return self.page.url.removeprefix(self._address)
+
+    @property
+    def place(self) -> str:
+        """The name of the page."""
+        return urlsplit(self.page.url).path.strip("/") or "drift"
+
+    @property
+    def history(self) -> int:
+        """How many entries the browser's history has."""
+        return int(self.page.evaluate("history.length"))
+
+    @property
+    def model(self) -> Model | None:
+        """The calibrated model that this page shows or compares with; None where there is none."""
+        sliders = [browser.Slider(self.page, key) for key in ("lam", "rho", "alpha", "samples")]
+        held = [slider.value for slider in sliders] if browser.control(self.page, "lam").count() else None
+        said = self.page.locator(".st-key-model-settings")
+        if not said.count():
+            return _model(held) if held else None
+        words = said.inner_text()
+        found = SETTINGS.search(words)
+        assert found, f"{self.address} shows of its model only {words!r}"
+        if held:
+            assert _model(held) == _model(found.groups()), f"{self.address}: sliders differ from {words!r}"
+        return _model(found.groups())
+
+    @property
+    def n(self) -> int:
+        """How many samples per task this page measures on."""
+        return int(browser.Slider(self.page, "n").value)
+
+    def value(self, key: str) -> str:
+        """What stands in a field."""
+        return browser.control(self.page, key).locator("input").input_value()
+
+    def chart(self, key: str) -> dict[str, list[float]]:
+        """Heights of every trace of a chart, by its name."""
+        traces: dict[str, list[float]] = self.page.locator(f".st-key-{key}").evaluate(TRACES)
+        return traces
+
+    def metric(self, label: str) -> float:
+        """The number on a card."""
+        card = self.page.get_by_test_id("stMetric").filter(has_text=label)
+        return float(card.get_by_test_id("stMetricValue").inner_text().split()[0])
+
+    def cut_off(self, width: int) -> list[str]:
+        """Texts of cards and buttons that are not wholly to be seen in a window of this width."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.settle()
+        found: list[str] = self.page.evaluate(CUT_OFF)
+        return found
+
+    def unformatted(self) -> list[str]:
+        """Formulas of unfolded explanations that are shown as their source."""
+        found: list[str] = self.page.evaluate(UNFORMATTED)
+        return found
+
+    def walk(self, names: Iterable[str]) -> dict[str, Model | None]:
+        """Go through pages; the model on each that compares."""
+        shown = {}
+        for name in names:
+            self.go(name)
+            if name != "suite":
+                shown[name] = self.model
+        return shown
+
+
+def _model(values: Iterable[str]) -> Model:
+    lam, rho, alpha, samples = values
+    return Model(float(lam), float(rho), float(alpha), int(samples))
