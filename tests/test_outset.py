@@ -50,7 +50,7 @@ def test_a_calibration_that_raises_the_drift_warns_on_stderr_in_record_and_card(
     assert done.exit_code == 0
     record = json.loads((out / "featcal.json").read_text())
     assert [line.split(":")[0] for line in record["warnings"]] == ["task 'pets'", "task 'signs'"]
-    assert all(f"featcal: warning: {line}" in done.stderr for line in record["warnings"])
+    assert all(f"warning: {line}" in done.stderr for line in record["warnings"])
     assert json.loads(done.stdout)["warnings"] == record["warnings"]
     assert (out / "README.md").read_text().count("**Warning:** task") == 2
 
