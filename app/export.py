@@ -11,8 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import state, view
 from app.names import plain
-from app.options import SWITCHES
-from app.selection import exactly, made_with
+from app.selection import exactly, made_with, turned
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
@@ -31,7 +30,7 @@ def section(ws: Workspace, config: CalibrationConfig) -> None:
     """Folder name, button, what was written and how to load it."""
     st.subheader("Take it with you")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    name = _folder(left, default_name(ws.family.suite.name, config))
+    name = _folder(left, default_name(ws.family.suite.name, config, ws.defaults))
     if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
         st.session_state.pop(_WRITTEN, None)
         try:
@@ -55,9 +54,9 @@ def _folder(place: DeltaGenerator, offered: str) -> str:
     return place.text_input("Folder to write (must not exist)", key=_FOLDER).strip()
 
 
-def default_name(suite: str, config: CalibrationConfig) -> str:
-    """A folder name that says how the model was made: the suite, every option that has a slider, switches turned."""
-    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config)])
+def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:
+    """A folder name that says how the model was made: suite, numbers, and switches that differ from its defaults."""
+    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config), *turned(config, defaults)])
 
 
 def output_folder(name: str) -> Path:
@@ -78,12 +77,11 @@ def output_folder(name: str) -> Path:
 
 def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
     """The `featcal calibrate` line with these options; it says of a switch what differs from the suite's defaults."""
-    turned = [name for name in SWITCHES if getattr(config, name) != getattr(defaults, name)]
     parts = [
         f"featcal calibrate {shlex.quote(suite)}",
         f"--lam {exactly(config.lam)} --rho {exactly(config.rho)} --alpha {exactly(config.alpha)}",
         f"--samples {config.samples}",
-        *(f"--{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned),
+        *(f"--{switch}" for switch in turned(config, defaults)),
         f"--out {shlex.quote(out)}",
     ]
     return " ".join(parts)

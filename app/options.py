@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state, view
-from app.selection import OPTIONS, exactly
+from app.selection import OPTIONS, exactly, turned
 from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -78,14 +78,9 @@ def settings(ws: Workspace, config: CalibrationConfig) -> None:
 
 def described(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     """λ, ρ, α, samples and whatever switch differs from the suite's default, in one line."""
-    turned = [
-        f"{'' if getattr(config, name) else 'no '}{name.replace('_', ' ')}"
-        for name in SWITCHES
-        if getattr(config, name) != getattr(defaults, name)
-    ]
     symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha, "n": config.samples}
     numbers = [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
-    return " · ".join([*numbers, *turned])
+    return " · ".join([*numbers, *(switch.replace("-", " ") for switch in turned(config, defaults))])
 
 
 def offer(ws: Workspace, what: str) -> None:

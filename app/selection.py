@@ -97,16 +97,25 @@ def exactly(value: float) -> str:
 
 
 def made_with(config: CalibrationConfig) -> str:
-    """How a calibrated model was made, for the name of a file or folder: every number, and switches that are turned.
+    """The numbers that a calibrated model was made with, for the name of a file or folder.
 
     >>> from featcal.calibration.config import CalibrationConfig
-    >>> made_with(CalibrationConfig(rho=2.1, samples=64, biases=False))
-    'lam0.05-rho2.1-alpha0.3-n64-no-biases'
+    >>> made_with(CalibrationConfig(rho=2.1, samples=64))
+    'lam0.05-rho2.1-alpha0.3-n64'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
-    turned = [name for name in TURNED if getattr(config, name) != getattr(type(config), name)]
-    parts = [f"{name}{exactly(value)}" for name, value in numbers.items()]
-    return "-".join([*parts, *(f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in turned)])
+    return "-".join(f"{name}{exactly(value)}" for name, value in numbers.items())
+
+
+def turned(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
+    """The switches that differ from the suite's defaults, as options of the command line.
+
+    >>> from featcal.calibration.config import CalibrationConfig
+    >>> turned(CalibrationConfig(biases=False, completion_only=True), CalibrationConfig())
+    ['no-biases', 'completion-only']
+    """
+    found = [name for name in TURNED if getattr(config, name) != getattr(defaults, name)]
+    return [f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in found]
 
 
 def _written(value: Any) -> str:
