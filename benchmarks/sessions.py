@@ -187,7 +187,7 @@ class Session:
             if kind == "delta":
                 self._draw(tuple(message.metadata.delta_path), message.delta)
             elif kind == "navigation":
-                self.pages = {one.page_name.lower(): one.page_script_hash for one in message.navigation.app_pages}
+                self.pages = {one.url_pathname: one.page_script_hash for one in message.navigation.app_pages}
             elif kind == "script_finished":
                 if message.script_finished == ForwardMsg.FINISHED_EARLY_FOR_RERUN:
                     self.wait_for_start()  # the page itself asked for another run
