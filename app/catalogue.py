@@ -10,14 +10,14 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from app.files import Stamp, stamp
+from app.files import Stamp
 from app.names import plain, plain_lines
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.mergers.schema import MergeRecipe
 from featcal.preflight import Preflight, check
 from featcal.resources import embedded_suites
-from featcal.suite import SPLITS, Suite, Task, load_suite
+from featcal.suite import SPLITS, Suite, Task
 from featcal.tasks.sources import Samples
 from featcal.words import readable
 
@@ -37,10 +37,11 @@ def models(suite: Suite) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["role", "where"])
 
 
-def preflight(suite: Suite, reference: str) -> Preflight:
-    """Everything that `featcal check` finds; found anew when a file of the suite changes."""
+def preflight() -> Preflight:
+    """Everything that `featcal check` finds in the selected suite; found anew when one of its files changes."""
+    suite, files = state.opened_files()
     with st.spinner("Checking models and samples …"):
-        return _preflight(reference, stamp(suite), suite)
+        return _preflight(state.reference(), files, suite)
 
 
 @st.cache_resource(max_entries=4, ttl="1h", show_spinner=False)
@@ -56,11 +57,12 @@ def verdict(place: DeltaGenerator) -> None:
     if state.reference() in embedded_suites():
         return
     with place:
-        found = preflight(load_suite(state.reference()), state.reference())
-        lines = [*found.problems, *found.notes]
-        if lines:
-            st.warning("\n".join(f"- {plain(line)}" for line in lines), icon=":material/rule:")
-            st.page_link("../pages/suite.py", label="What was checked: page Suite", icon=":material/inventory_2:")
+        found = preflight()
+        for line in found.problems:
+            st.warning(plain_lines(line), icon=":material/rule:")
+        if found.problems or found.notes:
+            label = f"A check of this suite found {len(found.problems)} problems, {len(found.notes)} notes: page Suite"
+            st.page_link("../pages/suite.py", label=label, icon=":material/inventory_2:")
 
 
 def findings(found: Preflight) -> None:

@@ -37,11 +37,11 @@ def section(ws: Workspace, config: CalibrationConfig) -> None:
             with st.spinner("Writing, reloading and comparing …", show_time=True):
                 folder = output_folder(name)
                 files = ws.calibrated(config).save(folder)
-            st.session_state[_WRITTEN] = (config, folder, files)
+            st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
         except FeatcalError as error:
             view.problem(error)
     written = st.session_state.get(_WRITTEN)
-    if written and written[0] == config:
+    if written and written[0] == (state.reference(), config):
         _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
     st.code(command(state.reference(), config, ws.defaults, name), language="bash", wrap_lines=True)

@@ -65,8 +65,6 @@ opening.empty()
 
 state.map_worker().wait()
 state.begin(page.url_path or HOME_PAGE)
-if name == "calibrate":
-    state.select(calibrated=True)  # whoever was here wants to see it elsewhere
 try:
     with st.sidebar.container(gap=None):
         view.suite_selector()

@@ -18,8 +18,8 @@ from featcal.errors import InputError
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)
-RHO = 4.0
-"""Right end of the anchor's slider, unless a larger one was asked for."""
+RHO = tuple(step / 10 for step in range(41))
+ALPHA = tuple(step / 20 for step in range(21))
 SWITCHES = {
     "biases": (
         "Calibrate biases",
@@ -63,7 +63,7 @@ def in_sidebar(ws: Workspace) -> CalibrationConfig | None:
     state.control(st.sidebar.toggle, "calibrated", on, False, "Compare with calibrated")
     if not on:
         return None
-    config = _controls(ws, [st.sidebar] * (4 + len(ws.switches)))
+    config = _controls(ws, [st.sidebar] * (len(_SLIDERS) + len(ws.switches)))
     with state.progress() as report:
         ws.calibrated(config, report)
     settings(ws, config)
@@ -106,19 +106,15 @@ def chosen(ws: Workspace) -> CalibrationConfig:
 def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
     config, defaults = chosen(ws), ws.defaults
-    lam, rho, alpha, samples = places[:4]
 
-    def control(draw: Any, name: str, *args: Any, **more: Any) -> None:
-        state.control(draw, name, getattr(config, name), getattr(defaults, name), *args, **more)
+    def control(draw: Any, name: str, label: str, note: str) -> None:
+        state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
 
-    control(_steps(lam, LAM, config.lam, defaults.lam), "lam", "λ, ridge strength", help=_LAM)
-    control(rho.slider, "rho", "ρ, anchor", min(0.0, config.rho), max(RHO, config.rho), step=0.1, help=_RHO)
-    control(alpha.slider, "alpha", "α, expert features", 0.0, 1.0, step=0.05, help=_ALPHA)
-    offered = _steps(samples, SAMPLES, config.samples, defaults.samples)
-    control(offered, "samples", "Calibration samples per task", help=_SAMPLES)
-    for place, name in zip(places[4:], ws.switches, strict=True):
-        label, note = SWITCHES[name]
-        control(place.toggle, name, label, help=note)
+    for place, (name, steps, label, note) in zip(places, _SLIDERS, strict=False):
+        offered = sorted({*steps, getattr(config, name), getattr(defaults, name)})
+        control(partial(place.select_slider, options=offered, format_func=exactly), name, label, note)
+    for place, name in zip(places[len(_SLIDERS) :], ws.switches, strict=True):
+        control(place.toggle, name, *SWITCHES[name])
     return config
 
 
@@ -141,22 +137,35 @@ def _exactly(ws: Workspace, place: DeltaGenerator) -> None:
             )
 
 
-_LAM = "Pull towards the anchor (Eq. 12). Paper: 0.05 for CLIP, 1e-5 for FLAN-T5, 1e-5 or 3 for Llama."
-_RHO = "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model. Paper: 2, and 0.5 for Llama."
-_ALPHA = (
-    "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for Llama."
+# select_slider: a slider with a range would be another widget, drawn at its end, as soon as a typed value widens it
+_SLIDERS = (
+    (
+        "lam",
+        LAM,
+        "λ, ridge strength",
+        "Pull towards the anchor (Eq. 12). Paper: 0.05 for CLIP, 1e-5 for FLAN-T5, 1e-5 or 3 for Llama.",
+    ),
+    (
+        "rho",
+        RHO,
+        "ρ, anchor",
+        "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model. Paper: 2, and 0.5 for Llama.",
+    ),
+    (
+        "alpha",
+        ALPHA,
+        "α, expert features",
+        "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for "
+        "Llama.",
+    ),
+    ("samples", SAMPLES, "Calibration samples per task", "Paper: 256. Fewer are faster."),
 )
-_SAMPLES = "Paper: 256. Fewer are faster."
+"""Option, the values that its slider offers, label and help."""
 
 
 def _offer_defaults(place: Any) -> None:
     label, on = "Back to this suite's defaults", state.selection().calibrated
     place.button(label, on_click=_reset, args=(on,), icon=":material/restart_alt:")
-
-
-def _steps(place: DeltaGenerator, steps: Sequence[float], *values: float) -> Any:
-    """A slider over unevenly spaced values, those that are not among the usual ones too."""
-    return partial(place.select_slider, options=sorted({*steps, *values}), format_func=exactly)
 
 
 def _reset(calibrated: bool) -> None:

@@ -22,12 +22,12 @@ from app.workspace import ModelId, Workspace, open_workspace
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
 from featcal.progress import Progress
-from featcal.suite import load_suite
+from featcal.suite import Suite, load_suite
 
 T = TypeVar("T")
 AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
-_SELECTION, _PAGE, _LEFT_OUT, _RUNS = "selection", "page", "left out of the address", "runs"
+_SELECTION, _PAGE, _LEFT_OUT, _RUNS, _STAMP = "selection", "page", "left out of the address", "runs", "files"
 _address = st.components.v2.component(
     "featcal_address",
     js="""
@@ -46,8 +46,11 @@ export default function ({ data }) {
 def begin(page: str) -> None:
     """A run of `page` begins; the first one of a session reads its address."""
     st.session_state[_PAGE] = page
+    st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
+    if page == "calibrate":  # whoever was here wants to see it elsewhere
+        st.session_state[_SELECTION] = selection().change(calibrated=True)
 
 
 def selection() -> Selection:
@@ -59,6 +62,7 @@ def selection() -> Selection:
 def select(**changed: Any) -> None:
     """Look at something else; the fields are those of `Selection`."""
     st.session_state[_SELECTION] = selection().change(**changed)
+    st.session_state[_LEFT_OUT] = []
 
 
 def left_out() -> list[str]:
@@ -91,7 +95,6 @@ def _taken(key: str, field: str, default: Any) -> None:
     if isinstance(value, float):
         value = float(f"{value:.12g}")  # 2.1, not the nearest multiple of a slider's step
     select(**{field: getattr(HOME, field) if value == default else value})
-    st.session_state[_LEFT_OUT] = []
 
 
 def mirror_in_address() -> None:
@@ -118,8 +121,20 @@ def workspace() -> Workspace:
     Raises:
         FeatcalError: the suite cannot be used.
     """
-    suite = load_suite(reference())
-    return _workspace(reference(), stamp(suite))
+    return _workspace(reference(), opened_files()[1])
+
+
+def opened_files() -> tuple[Suite, Stamp]:
+    """The selected suite and its files as they were when this run first asked.
+
+    Raises:
+        FeatcalError: the suite cannot be used.
+    """
+    if _STAMP not in st.session_state:
+        suite = load_suite(reference())
+        st.session_state[_STAMP] = suite, stamp(suite)
+    found: tuple[Suite, Stamp] = st.session_state[_STAMP]
+    return found
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the models …")

@@ -90,6 +90,15 @@ def measured_on(features: Features) -> str:
     return f"{how_many(len(task.indices) for task in features.tasks.values())} {features.split} samples per task"
 
 
+def raised(before: Features, after: Features) -> list[str]:
+    """The tasks whose final features are further from the expert's than before."""
+    return [
+        task
+        for task, one in after.tasks.items()
+        if one.layers[-1].drift.mean() > before.tasks[task].layers[-1].drift.mean()
+    ]
+
+
 def mean_cosines(features: Features) -> dict[str, float]:
     """Mean cosine of final features to the expert, per task."""
     return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}

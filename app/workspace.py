@@ -17,6 +17,7 @@ from torch import Tensor
 
 from app import preview, tables
 from app.preview import HOME_SUITE, SAMPLES
+from app.selection import TURNED
 from featcal.calibration.calibrate import CalibrationResult, calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.calibration.moments import FirstBlock
@@ -51,6 +52,7 @@ SMALL_SPLIT = 2**25
 """Bytes of model inputs of one task's whole split that are worth keeping."""
 _MOST = {
     "samples": 6,
+    "split": 20,
     "seen": 8,
     "passes": 3,
     "result": 6,
@@ -83,8 +85,8 @@ class Workspace:
 
     @property
     def split(self) -> str:
-        """Where models are measured: validation samples, which calibration never sees, if there are any."""
-        return "validation" if "validation" in self.family.suite.splits() else "calibration"
+        """Where models are measured."""
+        return self.family.suite.measured_split
 
     @property
     def is_text(self) -> bool:
@@ -100,7 +102,7 @@ class Workspace:
     def switches(self) -> tuple[str, ...]:
         """The options of a calibration that are on or off and mean something for this architecture."""
         idle = idle_options(self.family.adapter)
-        return tuple(name for name in ("biases", "layernorms", "rmsnorms", "completion_only") if name not in idle)
+        return tuple(name for name in TURNED if name not in idle)
 
     @property
     def block_layers(self) -> dict[str, str]:
@@ -225,13 +227,13 @@ class Workspace:
         if n is not None:
             yield self.samples(split, n)[task]
             return
-        small = self._kept.setdefault("split", OrderedDict())
+        small = self._kept.get("split", OrderedDict())
         if (task, split) in small:
             yield small[task, split]
             return
         for part in self.family.parts(task, split, None, SEED):
             if len(part) == part.total and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
-                small[task, split] = part
+                self._keep("split", (task, split), part)
             yield part
 
     def seen(self, split: str, task: str) -> Samples:
@@ -289,14 +291,17 @@ class Workspace:
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result of `make`; the least recently used of its kind makes room. Failures are not kept."""
         with self._lock:
-            kept = self._kept.setdefault(kind, OrderedDict())
-            if key not in kept:
-                kept[key] = make()
-                while len(kept) > _MOST[kind]:
-                    kept.popitem(last=False)
-            kept.move_to_end(key)
-            found: T = kept[key]
+            if key not in self._kept.get(kind, OrderedDict()):
+                self._keep(kind, key, make())
+            self._kept[kind].move_to_end(key)
+            found: T = self._kept[kind][key]
             return found
+
+    def _keep(self, kind: str, key: Hashable, thing: object) -> None:
+        kept = self._kept.setdefault(kind, OrderedDict())
+        kept[key] = thing
+        while len(kept) > _MOST[kind]:
+            kept.popitem(last=False)
 
 
 def open_workspace(reference: str) -> Workspace:

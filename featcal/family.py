@@ -21,7 +21,7 @@ from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.locate import Located, locate
 from featcal.models.replay import check_replay
-from featcal.models.weights import FirstRows, InMemory, Weights
+from featcal.models.weights import FirstRows, Overlay, Weights
 from featcal.suite import Suite
 from featcal.tasks.prepare import preparation
 from featcal.tasks.sources import PreparePixels, Samples, draw
@@ -151,11 +151,12 @@ class Family:
         return self.compute.place(self.base.read(name for name in self.adapter.head if name in self.base.info))
 
     def resident(self) -> Family:
-        """The same family with every tensor in memory as it is stored: interactive work reads them many times."""
+        """The same family with every tensor that is computed with in memory as it is stored: interactive work reads
+        them many times."""
         names = self.adapter.tower
 
-        def load(weights: Weights, extra: Sequence[str] = ()) -> InMemory:
-            return InMemory(weights.label, weights.read([*names, *extra]), getattr(weights, "files", ()))
+        def load(weights: Weights, extra: Sequence[str] = ()) -> Overlay:
+            return Overlay(weights.label, weights, weights.read([*names, *extra]))
 
         head = [name for name in self.adapter.head if name in self.base.info]
         return replace(

@@ -136,6 +136,12 @@ class Suite(Strict):
         """Splits that every task has, in the order calibration, validation, test."""
         return tuple(s for s in SPLITS if all(task.source(s) for task in self.tasks.values()))
 
+    @property
+    def measured_split(self) -> str:
+        """Where models are measured unless somebody says otherwise: validation samples, which calibration never sees,
+        where every task has them."""
+        return "validation" if "validation" in self.splits() else "calibration"
+
     def unpinned(self) -> tuple[str, ...]:
         """Hub data sets that are named without a revision, so that they may change under the suite."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]

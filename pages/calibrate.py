@@ -61,6 +61,13 @@ fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
     st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
+worse = tables.raised(before, after)
+if worse:
+    tasks = ", ".join(map(plain, worse))
+    st.warning(
+        f"These options raise the final drift of {tasks}. Try another λ or ρ, or more samples.",
+        icon=":material/trending_up:",
+    )
 if scores and ws.is_text:
     st.caption(
         "First-token accuracy: how often the first token of the answer is right, read off the final features without "

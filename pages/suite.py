@@ -5,11 +5,10 @@ import streamlit as st
 from app import catalogue, state, view
 from app.names import plain
 from featcal.errors import FeatcalError
-from featcal.suite import load_suite
 
 st.header("What is loaded?")
 try:
-    suite = load_suite(state.reference())
+    suite, _ = state.opened_files()
 except FeatcalError as error:
     view.problem(error)
     view.offer_home()
@@ -17,7 +16,7 @@ except FeatcalError as error:
 
 st.subheader(plain(suite.name))
 st.text(suite.description)
-found = catalogue.preflight(suite, state.reference())
+found = catalogue.preflight()
 catalogue.findings(found)
 if found.problems:
     view.offer_home()

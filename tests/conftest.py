@@ -23,7 +23,7 @@ from torch import Tensor
 
 from featcal.family import Family, open_family
 from featcal.models.compute import Compute
-from featcal.models.weights import InMemory
+from featcal.models.weights import InMemory, Overlay
 from featcal.suite import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
@@ -150,8 +150,8 @@ def tiny64(tiny: Family) -> Family:
 def in_float64(family: Family) -> Family:
     """The same models resident in float64 and computed in float64."""
 
-    def double(weights: InMemory) -> InMemory:
-        return InMemory(weights.label, {name: tensor.double() for name, tensor in weights.tensors.items()})
+    def double(weights: Overlay) -> InMemory:
+        return InMemory(weights.label, {name: tensor.double() for name, tensor in weights.replaced.items()})
 
     held: Any = family.resident()
     return replace(

@@ -101,7 +101,7 @@ def test_record_and_card(result: CalibrationResult, tmp_path: Path) -> None:
     assert set(record["inputs"]) == {"base", "expert pets", "expert signs"}
     assert len(record["inputs"]["expert pets"]["model.safetensors"]) == 64
     assert {"torch", "transformers", "featcal", "python"} <= set(record["versions"])
-    stages = {"first calls", "load", "student forward", "expert forward", "moments", "solve"}
+    stages = {"first calls", "load", "student forward", "expert forward", "moments", "solve", "merged forward"}
     assert set(record["seconds"]) == {"total", "samples", "calibration"} | stages
     assert sum(record["seconds"][stage] for stage in stages) <= record["seconds"]["calibration"]
     assert set(record["relative_drift"]) == {f"vision_model.encoder.layers.{i}" for i in range(3)}

@@ -128,6 +128,29 @@ def test_what_is_written_has_the_options_that_its_name_says(
     assert not app.success  # of the write before
 
 
+def test_what_was_written_belongs_to_its_suite(
+    tiny_suite_file: Path, edit_suite: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = opened(tiny_suite_file, "calibrate", **OPTIONS)
+    button(app, "Write").click().run()
+    assert app.success
+    other = edit_suite(
+        lambda content: content.update(calibration={"lam": 0.0002, "rho": 1.2, "alpha": 0.35, "samples": 8})
+    )
+    control(app, "suite").options.append(str(other))
+    control(app, "suite").set_value(str(other)).run()
+    assert shown_model(app) == SHOWN
+    assert not app.success
+
+
+def test_a_calibration_that_raises_the_drift_says_so(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1000000")
+    assert "raise the final drift of pets, signs" in app.warning[0].value
+    control(app, "rho").set_value(2.0).run()
+    assert not app.warning
+
+
 @pytest.mark.parametrize("name", ["", "   ", "a\x07b", "x" * 300, "~nobody-at-all/x"])
 def test_a_folder_that_cannot_be_is_a_message(tiny_suite_file: Path, name: str) -> None:
     app = opened(tiny_suite_file, "calibrate")
@@ -149,6 +172,16 @@ def test_values_between_the_steps_of_a_slider_are_taken_as_they_are(
     assert control(app, "rho").value == 2.345
 
 
+def test_a_value_beyond_the_slider_leads_back_onto_it(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="6")
+    assert control(app, "rho").value == 6.0
+    control(app, "rho").set_value(3.0).run()
+    assert control(app, "rho").value == 3.0
+    assert "ρ 3 " in str(shown_model(app))
+    app.run()
+    assert control(app, "rho").value == 3.0
+
+
 @pytest.mark.parametrize(
     ("query", "said"),
     [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"calibrated": "perhaps"}, "calibrated")],
@@ -159,6 +192,13 @@ def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, quer
     assert said in app.warning[0].value
     control(app, "n").set_value(32).run()
     assert not any(said in one.value for one in app.warning)
+
+
+def test_a_button_too_is_a_choice(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines", lam="much")
+    assert "lam = 'much'" in app.warning[0].value
+    button(app, "with the defaults").click().run()
+    assert not app.warning
 
 
 def test_an_option_outside_its_range_is_a_message(tiny_suite_file: Path) -> None:
@@ -252,7 +292,7 @@ def test_a_whole_split_passes_by_in_parts(tiny_suite_file: Path, monkeypatch: py
     monkeypatch.setattr("featcal.family.PART", 5)
     passing = open_workspace(str(tiny_suite_file))
     assert passing.scores("merged", "test").to_json() == scores
-    assert not passing._kept["split"]
+    assert "split" not in passing._kept
     seen = passing.seen("test", "signs")
     assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
     assert torch.equal(seen.labels, passing.samples("test", None)["signs"].labels)

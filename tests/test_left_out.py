@@ -53,7 +53,8 @@ def test_what_a_whole_expert_changed_beside_the_tower_is_named(own_suite_file: P
     assert merge_to_folder(suite, None, None, out / "merged")["notes"] == [note]
     assert calibrate_to_folder(suite, CONFIG, out / "calibrated")["notes"] == [note]
     calibrate(suite, CONFIG, device="cpu").save(out / "saved")
-    for folder in ("merged", "calibrated", "saved"):
+    calibrate(open_family(suite, "cpu").resident(), CONFIG).save(out / "from memory")
+    for folder in ("merged", "calibrated", "saved", "from memory"):
         assert json.loads((out / folder / "featcal.json").read_text())["notes"] == [note]
         assert f"\n## Notes\n\n- {note}\n" in (out / folder / "README.md").read_text()
         written = load_file(out / folder / "model.safetensors")

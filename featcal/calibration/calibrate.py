@@ -65,9 +65,9 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block, what prepared
-    the samples, versions, and the process's peak memory when the calibration ended; a saved record has the peak after
-    writing and verifying."""
+    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block and of the final
+    features, warnings where that rose (not where expert passes were used again), what prepared the samples, versions,
+    and the process's peak memory when the calibration ended; a saved record has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -77,13 +77,13 @@ class CalibrationResult:
             NumericalError: the folder does not load back to the same model.
         """
         family = self.family
-        hashes, notes = input_hashes(family), _left_out(family)
+        hashes, notes = input_hashes(family), _notes(family)
 
         def finished_record() -> dict[str, Any]:
             return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes, "notes": notes}
 
         with OutputFolder(out) as folder:
-            card = _card(family, self.config, self.record.get("warnings", ()))
+            card = _card(family, self.config, self.record["warnings"])
             content = write_model(folder, family.adapter, family.container, self.weights, finished_record, card)
         written: list[str] = content["written"]
         return written
@@ -121,7 +121,7 @@ def calibrate(
     def put(_: Block, tensors: dict[str, Tensor]) -> None:
         done.update(tensors)
 
-    record = _run(family, config, passes, put, progress=progress, first=first if experts is not None else None)
+    record = _run(family, config, passes, put, progress=progress, first=first, again=experts is not None)
     record["seconds"] = {"total": time.perf_counter() - started, "samples": loaded, **record["seconds"]}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
 
@@ -152,8 +152,7 @@ def calibrate_to_folder(
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
     hashes = input_hashes(family)
-    recipe = isinstance(family.suite.merged, MergeRecipe)
-    notes = [*check_lineage(family, None if recipe else family.merged), *_left_out(family)]
+    notes = _notes(family)
     store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
     passes = expert_passes(family, config, once=True, store=store)
     drawn = {task: one.digest() for task, one in passes.items()}
@@ -170,11 +169,8 @@ def calibrate_to_folder(
         "versions": _versions(),
     }
     with OutputFolder(out, run, resume) as folder:
-        outset = Outset(family.adapter, family.merged, passes, family.compute, store)
-        record = _run(family, config, passes, folder.put, folder.finished, progress, store, outset=outset)
-        final, raised = outset.drift, warnings_of(outset.drift)
-        record |= {"final_drift": {task: asdict(one) for task, one in final.items()}, "warnings": raised}
-        del passes, outset  # their token states would be in the way of what is written and verified
+        record = _run(family, config, passes, folder.put, folder.finished, progress, store)
+        del passes  # their token states would be in the way of what is written and verified
         done = folder.finished_tensors(family.adapter.blocks())
         solved = time.perf_counter()
 
@@ -191,7 +187,7 @@ def calibrate_to_folder(
             family.container,
             model,
             finished_record,
-            _card(family, config, raised),
+            _card(family, config, record["warnings"]),
             whole=can_reload(family.merged.info, max_memory),
         )
     return {"out": str(folder.out), **content}
@@ -233,11 +229,18 @@ def _run(
     progress: Progress = silent,
     store: ActivationStore | None = None,
     first: FirstBlock | None = None,
-    outset: Outset | None = None,
+    again: bool = False,
 ) -> dict[str, Any]:
-    """Algorithm 1 and the record of it."""
+    """Algorithm 1 and the record of it.
+
+    Args:
+        first: used with passes that were walked before alone.
+        again: the passes were walked before, by somebody who moves options and looks at the drift himself; then the
+            merged model does not run beside the calibration to warn where it raises the drift.
+    """
     store = store or ActivationStore()
     merged, seconds = family.suite.merged, Seconds()
+    outset = None if again else Outset(family.adapter, family.merged, passes, family.compute, store)
     started = time.perf_counter()
     drift = calibrate_blocks(
         family.adapter,
@@ -251,9 +254,10 @@ def _run(
         progress,
         store,
         seconds,
-        first,
+        first if again else None,
         outset,
     )
+    final = {} if outset is None else outset.drift
     return {
         "suite": family.suite.name,
         "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
@@ -271,14 +275,22 @@ def _run(
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": store.spilled,
         "relative_drift": drift,
+        "final_drift": {task: asdict(one) for task, one in final.items()},
+        "warnings": warnings_of(final),
         "preparation": family.preparation(),
         "versions": _versions(),
     }
 
 
-def _left_out(family: Family) -> list[str]:
-    """What the suite's recipe, if it has one, left out of the experts."""
-    return list(left_out(family).values()) if isinstance(family.suite.merged, MergeRecipe) else []
+def _notes(family: Family) -> list[str]:
+    """What should be known of the models: doubts about their origin, and what a recipe left out of the experts.
+
+    Raises:
+        InputError: a model that does not come from the base.
+    """
+    recipe = isinstance(family.suite.merged, MergeRecipe)
+    doubts = check_lineage(family, None if recipe else family.merged)
+    return [*doubts, *(left_out(family).values() if recipe else ())]
 
 
 def _versions() -> dict[str, str]:

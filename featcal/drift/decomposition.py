@@ -61,7 +61,7 @@ def measure_drift(
         raise InputError(f"tokens is one of {', '.join(TOKENS)}, not '{tokens}'")
     family = as_family(suite, device)
     weights = family.model(model)
-    split = split or ("validation" if "validation" in family.suite.splits() else "calibration")
+    split = split or family.suite.measured_split
     drawn = {task: family.samples(task, split, samples, seed) for task in family.suite.tasks}
     judged = judges(family, weights, drawn) if output else {}
     passes = {task: family.expert_pass(one, BATCH_SIZE) for task, one in drawn.items()}

@@ -92,8 +92,6 @@ class InMemory:
 
     label: str
     tensors: Mapping[str, Tensor]
-    files: Sequence[Path] = ()
-    """Where the tensors were read from, if anywhere."""
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:
@@ -105,7 +103,8 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Overlay:
-    """`under` with some tensors replaced by others of the same shape and dtype, as calibration leaves them."""
+    """`under` with some tensors replaced by others of the same shape and dtype: as calibration leaves them, or read
+    once and kept in memory."""
 
     label: str
     under: Weights
@@ -114,6 +113,18 @@ class Overlay:
     @property
     def info(self) -> Mapping[str, TensorInfo]:
         return self.under.info
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Those of the model below, if it lies in files."""
+        files: Sequence[Path] = getattr(self.under, "files", ())
+        return files
+
+    @property
+    def changes(self) -> Mapping[str, object]:
+        """What the model below changes of its base, where it is an adapter; every tensor where it is not."""
+        changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
+        return changes
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         wanted = list(names)
