@@ -129,15 +129,11 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
         found = ws.sources(config, report)
     frame = ledger_tables.sources(found, ws.block_layers)
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
+    origin = downloads.of_samples(ws, config.samples, config, "calibration")
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",
         f"Excess per source over the deployed minimum: {tables.spoken(largest, 4)}",
         text.SOURCES,
-        Numbers("feature sources", frame, _SOURCES, _calibrated_on(ws, config), 4),
+        Numbers("feature sources", frame, _SOURCES, origin, 4),
     )
-
-
-def _calibrated_on(ws: Workspace, config: CalibrationConfig) -> Origin:
-    drawn = ws.samples("calibration", config.samples)
-    return Origin(ws.family.suite.name, "calibration", {task: len(one) for task, one in drawn.items()}, config)

@@ -45,7 +45,7 @@ if "calibrated" in scores:
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
 units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
-origin = downloads.of_scores(scores["merged"], config if "calibrated" in scores else None)
+origin = downloads.of_scores(ws, scores["merged"], config if "calibrated" in scores else None)
 measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)

@@ -17,7 +17,7 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import export, flips, maps, tables
+from app import downloads, export, flips, maps, tables
 from app.names import plain
 from app.workspace import Workspace, open_workspace
 from featcal.calibration.config import CalibrationConfig
@@ -373,6 +373,17 @@ def test_the_command_line_repeats_the_sliders() -> None:
         "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
         "--no-biases --no-rmsnorms --out out"
     )
+
+
+def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
+    ws = open_workspace(str(tiny_suite_file))
+    configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
+    scores = ws.scores("merged", "test")
+    made = "tiny-lam0.05-rho2-alpha0.3-n8"
+    for config, switch in zip(configs, ("", "-no-biases"), strict=True):
+        assert export.default_name("tiny", config, ws.defaults) == made + switch
+        assert downloads.file_name("drift", downloads.of_samples(ws, 4, config)) == f"drift-{made}{switch}-4-validation"
+        assert downloads.file_name("x", downloads.of_scores(ws, scores, config)) == f"x-{made}{switch}-12-test"
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
