@@ -49,12 +49,8 @@ origin = downloads.of_scores(ws, scores["merged"], config if "calibrated" in sco
 measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
-st.plotly_chart(
-    bars,
-    key="test-scores",
-    alt=f"{metric.capitalize()} on the test split per task and model: {said}",
-    config=view.plotly(measured.name),
-)
+alt = f"{metric.capitalize()} on the test split per task and model: {said}"
+view.picture(bars, "test-scores", alt, measured.name)
 size = tables.how_many(one.n for one in scores["merged"].tasks.values())
 how = "Whole generated answers. " if ws.is_text else ""
 st.caption(
