@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 
 import pandas as pd
 
@@ -14,18 +14,7 @@ from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 
-SETTINGS = (
-    "lam",
-    "rho",
-    "alpha",
-    "samples",
-    "seed",
-    "biases",
-    "layernorms",
-    "rmsnorms",
-    "completion_only",
-    "patch_weight",
-)
+SETTINGS = tuple(field.name for field in fields(CalibrationConfig) if field.name != "batch_size")
 """What makes a calibrated model, in the order of a table's columns."""
 
 
@@ -36,12 +25,14 @@ class Origin:
     Args:
         counts: how many samples of the split were measured, per task.
         config: None where no calibrated model takes part.
+        made: the part of a file's name that tells the calibrated model from others of the suite; "" without one.
     """
 
     suite: str
     split: str
     counts: Mapping[str, int]
     config: CalibrationConfig | None = None
+    made: str = ""
 
     @property
     def samples(self) -> str:
@@ -50,7 +41,7 @@ class Origin:
 
     def of_task(self, task: str) -> Origin:
         """The same for numbers of one task."""
-        return Origin(self.suite, self.split, {task: self.counts[task]}, self.config)
+        return replace(self, counts={task: self.counts[task]})
 
 
 @dataclass(frozen=True)
@@ -96,21 +87,29 @@ def file_name(what: str, origin: Origin) -> str:
     """
     >>> file_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
     'drift-per-layer-a-b-c-40-to-64-validation'
-    >>> file_name("margins", Origin("mini", "test", {"x": 64}, CalibrationConfig(samples=8)))
-    'margins-mini-lam0.05-rho2-alpha0.3-n8-64-test'
+    >>> file_name("margins", Origin("mini", "test", {"x": 64}, CalibrationConfig(samples=8), "lam0.05-n8"))
+    'margins-mini-lam0.05-n8-64-test'
     """
-    config = origin.config
-    made = config and made_with(config)
-    parts = [what, origin.suite, made, origin.samples, origin.split if origin.samples else None]
+    parts = [what, origin.suite, origin.made, origin.samples, origin.split if origin.samples else None]
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def of_samples(ws: Workspace, n: int, config: CalibrationConfig | None) -> Origin:
-    """What features were measured on when `n` samples per task were asked for; tasks can have fewer."""
-    counts = {task: len(one) for task, one in ws.samples(ws.split, n).items()}
-    return Origin(ws.family.suite.name, ws.split, counts, config)
+def of_samples(ws: Workspace, n: int, config: CalibrationConfig | None, split: str | None = None) -> Origin:
+    """What features were measured on when `n` samples per task were asked for; tasks can have fewer.
+
+    Args:
+        split: None: the one that models are measured on.
+    """
+    split = split or ws.split
+    counts = {task: len(one) for task, one in ws.samples(split, n).items()}
+    return Origin(ws.family.suite.name, split, counts, config, _made(ws, config))
 
 
-def of_scores(scores: Scores, config: CalibrationConfig | None) -> Origin:
+def of_scores(ws: Workspace, scores: Scores, config: CalibrationConfig | None) -> Origin:
     """What scores were measured on."""
-    return Origin(scores.suite, scores.split, {task: one.n for task, one in scores.tasks.items()}, config)
+    counts = {task: one.n for task, one in scores.tasks.items()}
+    return Origin(scores.suite, scores.split, counts, config, _made(ws, config))
+
+
+def _made(ws: Workspace, config: CalibrationConfig | None) -> str:
+    return made_with(config, ws.defaults) if config else ""

@@ -56,7 +56,7 @@ def _folder(place: DeltaGenerator, offered: str) -> str:
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     """A folder name that says how the model was made: suite, numbers, and switches that differ from its defaults."""
-    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config), *turned(config, defaults)])
+    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config, defaults)])
 
 
 def output_folder(name: str) -> Path:

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from app import downloads, ledger_charts, ledger_tables, state, tables, text, view
-from app.downloads import Numbers, Origin
+from app.downloads import Numbers, Origin, file_name
 from app.names import plain
 from app.workspace import ModelId, Workspace
 from featcal.calibration.config import CalibrationConfig
@@ -66,8 +66,8 @@ def _attribution(ledgers: Mapping[str, DriftLedger], over: str, layer: str, orig
         ledger_charts.waterfall(booked, layer),
         "attribution",
         f"Contribution of every layer to the final drift on {over}; shares: {tables.spoken(shares)}",
-        text.ATTRIBUTION,
         Numbers("attribution", _of_models(booked), _SHARES, origin),
+        text.ATTRIBUTION,
     )
 
 
@@ -78,11 +78,11 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     with left:
         stretched = tables.spoken({f"{name}, γ": one["gamma"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.growth(grown, layer), f"Stretching and new mismatch per block on {over}"
-        view.chart(figure, "growth", f"{alt}: {stretched}")
+        view.picture(figure, "growth", f"{alt}: {stretched}", file_name("growth", origin))
     with right:
         answered = tables.spoken({name: one["response"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
-        view.chart(figure, "response", f"{alt}: {answered}")
+        view.picture(figure, "response", f"{alt}: {answered}", file_name("response", origin))
     view.explain(text.GROWTH)
     view.fold(Numbers("growth", _of_models(grown), _GROWTH, origin))
 
@@ -98,10 +98,12 @@ def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str, ori
     left, right = st.columns(2)
     with left:
         drifted = tables.spoken({name: one["score_drift"] for name, one in per_task.items()})
-        view.chart(ledger_charts.score_drift(frames), "outputs", f"Score drift and its bound per task: {drifted}")
+        figure, alt = ledger_charts.score_drift(frames), "Score drift and its bound per task"
+        view.picture(figure, "outputs", f"{alt}: {drifted}", file_name("score drift", origin))
     with right:
         agreed = tables.spoken({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
-        view.chart(ledger_charts.decisions(frames), "decisions", f"Decisions that agree with the expert's, %: {agreed}")
+        figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
+        view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     view.explain(text.OUTPUTS_OF_TEXT if ws.is_text else text.OUTPUTS)
     view.fold(Numbers("decisions", _of_models(frames), _OUTPUTS, origin))
     rows = {name: ledger_tables.margins(ledger, task) for name, ledger in ledgers.items()}
@@ -129,15 +131,11 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
         found = ws.sources(config, report)
     frame = ledger_tables.sources(found, ws.block_layers)
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
+    origin = downloads.of_samples(ws, config.samples, config, "calibration")
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",
         f"Excess per source over the deployed minimum: {tables.spoken(largest, 4)}",
+        Numbers("feature sources", frame, _SOURCES, origin, 4),
         text.SOURCES,
-        Numbers("feature sources", frame, _SOURCES, _calibrated_on(ws, config), 4),
     )
-
-
-def _calibrated_on(ws: Workspace, config: CalibrationConfig) -> Origin:
-    drawn = ws.samples("calibration", config.samples)
-    return Origin(ws.family.suite.name, "calibration", {task: len(one) for task, one in drawn.items()}, config)

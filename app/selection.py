@@ -96,15 +96,15 @@ def exactly(value: float) -> str:
     return f"{value:.12g}"
 
 
-def made_with(config: CalibrationConfig) -> str:
-    """The numbers that a calibrated model was made with, for the name of a file or folder.
+def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
+    """What a calibrated model was made with, for the name of a file or folder: numbers, and switches that were turned.
 
     >>> from featcal.calibration.config import CalibrationConfig
-    >>> made_with(CalibrationConfig(rho=2.1, samples=64))
-    'lam0.05-rho2.1-alpha0.3-n64'
+    >>> made_with(CalibrationConfig(rho=2.1, samples=64, biases=False), CalibrationConfig())
+    'lam0.05-rho2.1-alpha0.3-n64-no-biases'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
-    return "-".join(f"{name}{exactly(value)}" for name, value in numbers.items())
+    return "-".join([*(f"{name}{exactly(value)}" for name, value in numbers.items()), *turned(config, defaults)])
 
 
 def turned(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:

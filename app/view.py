@@ -99,9 +99,14 @@ def plotly(name: str) -> dict[str, Any]:
     return {**PLOTLY, "toImageButtonOptions": {"format": "svg", "filename": name}}
 
 
-def chart(figure: go.Figure, key: str, alt: str, explanation: str = "", numbers: Numbers | None = None) -> None:
+def picture(figure: go.Figure, key: str, alt: str, name: str) -> None:
+    """A chart alone, whose camera writes `name`.svg."""
+    st.plotly_chart(figure, key=key, alt=alt, config=plotly(name))
+
+
+def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:
     """A chart and, folded below it, what it shows, its formula and when it misleads, and its table."""
-    st.plotly_chart(figure, key=key, alt=alt, config=plotly(numbers.name if numbers else key))
+    picture(figure, key, alt, numbers.name)
     explain(explanation)
     fold(numbers)
 
@@ -114,15 +119,14 @@ def explain(explanation: str) -> None:
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def fold(numbers: Numbers | None, title: str = "Table") -> None:
+def fold(numbers: Numbers, title: str = "Table") -> None:
     """A folded table."""
-    if numbers is not None:
-        with st.expander(title, icon=":material/table:"):
-            table(numbers)
+    with st.expander(title, icon=":material/table:"):
+        table(numbers)
 
 
 def table(numbers: Numbers, rows: slice | None = None) -> None:
-    """A table (some of its rows) and the whole of it as CSV."""
+    """A table (some of its rows) and the whole of it as CSV, which is written when it is asked for."""
     frame = numbers.frame
     formats = {
         name: st.column_config.NumberColumn(format=f"%.{numbers.digits}f") for name in frame.select_dtypes("float")
@@ -131,7 +135,7 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
     st.dataframe(shown, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {numbers.what}")
     st.download_button(
         "Download CSV",
-        numbers.csv(),
+        numbers.csv,
         f"{numbers.name}.csv",
         "text/csv",
         key=f"csv-{numbers.name}",

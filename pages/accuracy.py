@@ -45,16 +45,12 @@ if "calibrated" in scores:
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
 units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
-origin = downloads.of_scores(scores["merged"], config if "calibrated" in scores else None)
+origin = downloads.of_scores(ws, scores["merged"], config if "calibrated" in scores else None)
 measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
-st.plotly_chart(
-    bars,
-    key="test-scores",
-    alt=f"{metric.capitalize()} on the test split per task and model: {said}",
-    config=view.plotly(measured.name),
-)
+alt = f"{metric.capitalize()} on the test split per task and model: {said}"
+view.picture(bars, "test-scores", alt, measured.name)
 size = tables.how_many(one.n for one in scores["merged"].tasks.values())
 how = "Whole generated answers. " if ws.is_text else ""
 st.caption(

@@ -1,10 +1,12 @@
 """How close features and weights come to the experts': the four panels of the paper's Fig. 2."""
 
+from dataclasses import replace
+
 import pandas as pd
 import streamlit as st
 
 from app import charts, downloads, options, state, tables, text, view
-from app.downloads import Numbers, Origin
+from app.downloads import Numbers
 from app.names import plain
 
 st.header("How close to the experts?")
@@ -62,7 +64,7 @@ with left:
 with right:
     st.subheader("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
-    without_samples = Origin(origin.suite, origin.split, {}, config)
+    without_samples = replace(origin, counts={})
     weights = Numbers("task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4)
     view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.spoken(of_tasks['d'])}", numbers=weights)
 st.caption(

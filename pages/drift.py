@@ -24,9 +24,9 @@ over = tables.ALL_TASKS if averaged else task
 n = view.sample_selector(ws)
 config = options.in_sidebar(ws)
 
-columns = [st.container(horizontal=True, vertical_alignment="bottom")] * 3
-relative = view.choice("Units", ["relative", "absolute"], "units", columns[0]) == "relative"
-shown = SHOWN[view.choice("Model", list(SHOWN), "model", columns[1])] if config else ("merged",)
+row = st.container(horizontal=True, vertical_alignment="bottom")
+relative = view.choice("Units", ["relative", "absolute"], "units", row) == "relative"
+shown = SHOWN[view.choice("Model", list(SHOWN), "model", row)] if config else ("merged",)
 models = {name: config if name == "calibrated" and config else "merged" for name in shown}
 
 with state.progress() as report:
@@ -34,7 +34,7 @@ with state.progress() as report:
 drift = {name: tables.drift_table(ledger) for name, ledger in ledgers.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
-state.control(columns[2].selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
+state.control(row.selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
 
 frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
 measured = downloads.of_samples(ws, n, config if "calibrated" in shown else None)
@@ -65,8 +65,8 @@ view.chart(
     charts.drift_tasks(of_tasks, relative),
     "drift-tasks",
     f"Drift of every task at {layer}: {said}",
-    text.DRIFT_TASKS,
     Numbers(f"drift per task at {layer}", rows, units, measured),
+    text.DRIFT_TASKS,
 )
 
 ledger_view.sections(ws, models, n, over, task, layer)

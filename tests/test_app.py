@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import streamlit as st
 import torch
 import yaml
 from app_pages import PAGES, button, charts, control, fields, go, healthy, opened
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import export, flips, maps, tables
+from app import downloads, export, flips, maps, tables
 from app.names import plain
 from app.workspace import Workspace, open_workspace
 from featcal.calibration.config import CalibrationConfig
@@ -54,6 +55,31 @@ def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: st
     app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
+    files = {json.loads(one.proto.config)["toImageButtonOptions"]["filename"] for one in app.get("plotly_chart")}
+    model = "" if page == "accuracy" else "-lam0.05-rho1.5-alpha0.3-n64"  # on the test split when asked for
+    assert len(files) == drawn
+    assert all(f"-tiny{model}" in one for one in files), files
+
+
+def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    offered: dict[str, Callable[[], bytes]] = {}
+    csv, button = downloads.Numbers.csv, st.download_button
+
+    def recorded(numbers: downloads.Numbers) -> bytes:
+        written.append(numbers.what)
+        return csv(numbers)
+
+    def noted(label: str, data: Callable[[], bytes], name: str, *args: Any, **kwargs: Any) -> bool:
+        offered[name] = data
+        return button(label, data, name, *args, **kwargs)
+
+    monkeypatch.setattr(downloads.Numbers, "csv", recorded)
+    monkeypatch.setattr(st, "download_button", noted)
+    assert healthy(opened(tiny_suite_file, "calibrate"))
+    assert (len(offered), written) == (2, [])
+    assert all(data().startswith(b"layer,") == name.startswith("drift") for name, data in offered.items())
+    assert written == ["drift before and after", "scores before and after"]
 
 
 @pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 0), strict=True)))
@@ -373,6 +399,17 @@ def test_the_command_line_repeats_the_sliders() -> None:
         "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
         "--no-biases --no-rmsnorms --out out"
     )
+
+
+def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
+    ws = open_workspace(str(tiny_suite_file))
+    configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
+    scores = ws.scores("merged", "test")
+    made = "tiny-lam0.05-rho2-alpha0.3-n8"
+    for config, switch in zip(configs, ("", "-no-biases"), strict=True):
+        assert export.default_name("tiny", config, ws.defaults) == made + switch
+        assert downloads.file_name("drift", downloads.of_samples(ws, 4, config)) == f"drift-{made}{switch}-4-validation"
+        assert downloads.file_name("x", downloads.of_scores(ws, scores, config)) == f"x-{made}{switch}-12-test"
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from app import charts, ledger_charts, ledger_tables, theme
 from app.downloads import Numbers, Origin
+from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import SourceExcess
 
@@ -95,7 +97,8 @@ def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt; xxxxxxxxxxxxxx…"] * 2
 
 
-ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, CalibrationConfig(lam=0.0002, rho=1.2, samples=32))
+CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, samples=32)
+ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, CONFIG, made_with(CONFIG, CalibrationConfig()))
 
 
 def read(numbers: Numbers) -> pd.DataFrame:
@@ -116,6 +119,15 @@ def test_a_table_says_what_was_measured_in_its_name_and_columns() -> None:
     assert (calibrated["lam"], calibrated["rho"], calibrated["alpha"]) == (0.0002, 1.2, 0.3)
     assert (calibrated["calibration_samples"], calibrated["seed"]) == (32, 42)
     assert merged[["lam", "rho", "alpha", "calibration_samples"]].isna().all()
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(CalibrationConfig)])
+def test_a_table_tells_apart_what_changes_a_calibrated_model(name: str) -> None:
+    value = getattr(CONFIG, name)
+    other = {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]
+    changed = replace(ORIGIN, config=replace(CONFIG, **{name: other}))
+    before, after = (read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", one)) for one in (ORIGIN, changed))
+    assert before.equals(after) == (name == "batch_size")  # which changes nothing but time
 
 
 def test_a_table_without_a_calibrated_model_has_no_settings() -> None:
