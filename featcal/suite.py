@@ -260,14 +260,16 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """As written: merging by `<<` puts keys into a node that it is then allowed to override."""
+        node = super().compose_mapping_node(anchor)
         seen: dict[str, yaml.Node] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             first = seen.setdefault(key.value, key)
             if first is not key:
                 where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
                 raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
