@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.checkpoint import resolve
 from featcal.models.open_clip import check_plain, weight_name
 from featcal.models.quick_gelu import check_activation
@@ -115,8 +115,8 @@ def is_open_clip_folder(folder: Path) -> bool:
     if not (folder / CONFIG_FILE).is_file():
         return False
     try:
-        return "model_type" not in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "model_type" not in read_json(folder / "config.json")
+    except InputError:
         return True
 
 
@@ -148,13 +148,8 @@ def _located(file: Path, config: Mapping[str, Any], label: str) -> Located:
 
 
 def _read_config(file: Path, label: str) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{label}: {file} cannot be read ({error.strerror}); is it an open_clip model?") from error
-    except ValueError as error:
-        raise InputError(f"{label}: {file} is not valid JSON ({error})") from error
-    model_cfg = content.get("model_cfg") if isinstance(content, dict) else None
+    content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
+    model_cfg = content.get("model_cfg")
     parts = [model_cfg.get(part) for part in ("vision_cfg", "text_cfg")] if isinstance(model_cfg, dict) else []
     if not (len(parts) == 2 and all(isinstance(part, dict) for part in parts)):
         raise InputError(f"{label}: {file} has no 'model_cfg' with 'vision_cfg' and 'text_cfg'")
