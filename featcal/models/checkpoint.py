@@ -16,6 +16,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.jsons import read_json
 from featcal.models.weights import TensorInfo, check_finite
+from featcal.paths import local_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -102,7 +103,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     Raises:
         InputError: neither a folder nor a model that the Hub (or its local cache) has.
     """
-    folder = (root / Path(ref).expanduser()).resolve()
+    folder = local_path(ref, root, label).resolve()
     if folder.is_dir():
         return folder
     inside_known_folder = (root / ref.split("/")[0]).is_dir()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from featcal.jsons import read_json
 from featcal.models.config_files import PREPROCESSOR_FILE, image_processor_settings
 from featcal.models.convert import BPE_ROWS
 from featcal.models.export import copy_tokenizer

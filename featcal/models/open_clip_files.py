@@ -17,6 +17,7 @@ from featcal.models.checkpoint import resolve
 from featcal.models.open_clip import check_plain, weight_name
 from featcal.models.quick_gelu import check_activation
 from featcal.models.weights import TensorInfo, check_finite
+from featcal.paths import local_path
 from featcal.suite import did_you_mean
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     arch, separator, path = ref.removeprefix(FILE_PREFIX).partition(":")
     if not (arch and separator and path):
         raise InputError(f"{label}: '{ref}' is not open_clip:ARCH:FILE, such as open_clip:ViT-B-32-quickgelu:cars.pt")
-    file = (root / Path(path).expanduser()).resolve()
+    file = local_path(path, root, label).resolve()
     if not file.is_file():
         raise InputError(f"{label}: no file {file}")
     if arch.endswith(".json"):
-        config = _read_config((root / Path(arch).expanduser()).resolve(), label)
+        config = _read_config(local_path(arch, root, label).resolve(), label)
     else:
         config = {"model_cfg": _architecture(arch, label), "preprocess_cfg": {}, "arch": arch}
     located = _located(file, {"model_type": "open_clip", **config}, label)
