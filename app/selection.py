@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
+from featcal.words import shortened
 
 if TYPE_CHECKING:  # the selection is there before torch is
     from featcal.calibration.config import CalibrationConfig
@@ -86,7 +87,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
             chosen[name] = _READ[next(iter(get_args(kind)), kind)](query[name])
         except ValueError:
             problems.append(
-                f"The address asks for {name} = {query[name][:40]!r}, which is not a value of it; left out."
+                f"The address asks for {name} = {shortened(query[name], 40)!r}, which is not a value of it; left out."
             )
     return HOME.change(**chosen), problems
 

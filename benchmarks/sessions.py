@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -71,6 +71,18 @@ class Shown:
     """Of cards and charts, by their names."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How much has to happen, however fast the machine is, and the seconds after which it is given up."""
+
+    compared: int = 0
+    overtaken: int = 0
+    seconds: float = math.inf
+
+
+AS_MUCH_AS_COMES = Wanted()
+
+
 @dataclass
 class Log:
     """What happened to all sessions."""
@@ -106,6 +118,10 @@ class Log:
     def overtook(self) -> None:
         with self._lock:
             self.overtaken += 1
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether enough has happened to say something."""
+        return self.compared >= wanted.compared and self.overtaken >= wanted.overtaken
 
     @property
     def good(self) -> bool:
@@ -286,8 +302,8 @@ def differences(one: Numbers, other: Numbers) -> list[str]:
     return sorted(found)
 
 
-def visit(address: str, suites: Sequence[str], until: float, dice: random.Random, log: Log) -> None:
-    """One session that moves until the moment `until`, and waits for its last run."""
+def visit(address: str, suites: Sequence[str], over: Callable[[], bool], dice: random.Random, log: Log) -> None:
+    """One session that moves until `over`, and waits for its last run."""
     with connect(f"ws{address.removeprefix('http')}/_stcore/stream", subprotocols=["streamlit"], max_size=None) as ws:
         session = Session(ws, log)
         session.open(dice.choice([*VISITS]), f"suite={dice.choice(suites)}&{START}")
@@ -295,11 +311,11 @@ def visit(address: str, suites: Sequence[str], until: float, dice: random.Random
             asked = time.monotonic()
             log.asked()
             session.wait_for_start()
-            hasty = asked < until and dice.random() < OVERTAKEN
+            hasty = not over() and dice.random() < OVERTAKEN
             if session.wait_for_end(asked + dice.uniform(0.05, 1.5) if hasty else math.inf):
                 if not session.failed:
                     log.finished(session.shown(), time.monotonic() - asked)
-                if time.monotonic() > until:
+                if over():
                     return
                 time.sleep(dice.uniform(0, 0.5))
             else:
@@ -321,20 +337,37 @@ def change(session: Session, suites: Sequence[str], dice: random.Random) -> None
     session.move()
 
 
-def load(server: browser.Server, suites: Sequence[str], sessions: int, seconds: float, seed: int = 0) -> Log:
-    """All sessions at once.
+def load(
+    server: browser.Server,
+    suites: Sequence[str],
+    sessions: int,
+    seconds: float,
+    seed: int = 0,
+    wanted: Wanted = AS_MUCH_AS_COMES,
+) -> Log:
+    """All sessions at once, for `seconds` and then until enough has happened.
 
     Raises:
-        TimeoutError: the server said nothing for `PATIENCE` seconds.
+        TimeoutError: the server said nothing for `PATIENCE` seconds, or too little had happened in `wanted.seconds`.
     """
-    log, until = Log(), time.monotonic() + seconds
+    log, began = Log(), time.monotonic()
+
+    def over() -> bool:
+        passed = time.monotonic() - began
+        return passed > wanted.seconds or (passed > seconds and (bool(log.errors) or log.has(wanted)))
+
     with ThreadPoolExecutor(sessions) as pool:
         running = [
-            pool.submit(visit, server.address, suites, until, random.Random(f"{seed} {number}"), log)
+            pool.submit(visit, server.address, suites, over, random.Random(f"{seed} {number}"), log)
             for number in range(sessions)
         ]
     for one in running:
         one.result()
+    if not log.errors and not log.has(wanted):
+        raise TimeoutError(
+            f"in {wanted.seconds:.0f} s {log.compared} runs were compared and {log.overtaken} overtaken, "
+            f"fewer than {wanted.compared} and {wanted.overtaken}"
+        )
     return log
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError
 
 from featcal.errors import InputError
 from featcal.mergers.schema import MergeRecipe
+from featcal.paths import local_path
 from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.tasks.schema import Source, Strict
 from featcal.words import shortened
@@ -145,8 +146,8 @@ class Suite(Strict):
     def unpinned(self) -> tuple[str, ...]:
         """Hub data sets that are named without a revision, so that they may change under the suite."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
-        ids = [source.hub for source in sources if source.unpinned and not (self.root / str(source.hub)).is_dir()]
-        return tuple(dict.fromkeys(str(one) for one in ids))
+        ids = [str(source.hub) for source in sources if source.unpinned]
+        return tuple(dict.fromkeys(one for one in ids if not local_path(one, self.root, "hub").is_dir()))
 
 
 def load_suite(name_or_path: str | Path) -> Suite:
@@ -266,14 +267,16 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """As written: merging by `<<` puts keys into a node that it is then allowed to override."""
+        node = super().compose_mapping_node(anchor)
         seen: dict[str, yaml.Node] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             first = seen.setdefault(key.value, key)
             if first is not key:
                 where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
                 raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,8 +6,11 @@ import base64
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +180,26 @@ def test_sessions_that_see_other_numbers_are_found(later: dict[str, list[float]]
     assert log.good is not bool(found)
     log.failed("ValueError")
     assert not log.good
+
+
+@pytest.mark.parametrize(("needed", "visits"), [(0, 1), (3, 3)])
+def test_sessions_go_on_until_enough_was_compared(needed: int, visits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def visit(address: str, suites: object, over: Callable[[], bool], dice: object, log: sessions.Log) -> None:
+        while True:
+            log.compared += 1
+            log.overtook()
+            seen.append(log.compared)
+            if over():
+                return
+
+    monkeypatch.setattr(sessions, "visit", visit)
+    server: Any = SimpleNamespace(address="http://localhost")
+    sessions.load(server, [], sessions=1, seconds=0, wanted=sessions.Wanted(needed, needed))
+    assert len(seen) == visits
+    with pytest.raises(TimeoutError, match="fewer than 1000000"):
+        sessions.load(server, [], sessions=1, seconds=0, wanted=sessions.Wanted(10**6, 0, seconds=0.01))
 
 
 def test_packed_heights_of_a_trace_are_read() -> None:

@@ -222,5 +222,5 @@ def test_preprocessing_that_does_not_carry_over(own: Path, tmp_path: Path) -> No
     (own / "preprocessor_config.json").unlink()
     assert preprocess_for_open_clip(own, 12)[0] == {}
     (own / "preprocessor_config.json").write_text("[")
-    with pytest.raises(InputError, match="not a usable image processor"):
+    with pytest.raises(InputError, match=r"preprocessor_config\.json is not valid JSON"):
         preprocess_for_open_clip(own, 12)

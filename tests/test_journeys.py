@@ -268,6 +268,54 @@ def test_a_changed_file_changes_what_is_shown(own_suite_file: Path, changed: str
     assert [one.value for one in app.metric] != before
 
 
+def test_everything_that_a_suite_reads_here_is_looked_at(
+    tmp_path: Path, edit_suite: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Homes, links to folders and back up again, local folders of the kind `hub`, references with a '+'."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    files = ("home/base/a", "linked/in/b", "data/c", "x+y/d", "arch.json", "w.pt")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "link").symlink_to(tmp_path / "linked")
+    (tmp_path / "linked" / "up").symlink_to(tmp_path / "merged")
+
+    def change(content: dict[str, Any]) -> None:
+        content.update(base="~/base", merged=str(tmp_path / "merged"))
+        pets, signs = (content["tasks"][name] for name in ("pets", "signs"))
+        pets.update(expert=str(tmp_path / "x+y"), test={"hub": str(tmp_path / "data"), "split": "test"})
+        signs.update(expert=f"open_clip:{tmp_path / 'arch.json'}:{tmp_path / 'w.pt'}")
+
+    suite = state.load_suite(edit_suite(change))
+    before = state.stamp(suite)
+    assert state.stamp(suite) == before
+    for name in files:
+        (tmp_path / name).write_text("changed")
+        after = state.stamp(suite)
+        assert after != before, name
+        before = after
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "~nobodyhere/x"])
+@pytest.mark.parametrize("kind", ["model", "open_clip", "hub", "tensors"])
+def test_impossible_paths_are_refused_when_the_suite_is_opened(edit_suite: Edit, kind: str, name: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        if kind in ("model", "open_clip"):
+            content["base"] = name if kind == "model" else f"open_clip:ViT-B-32:{name}"
+        else:
+            content["tasks"]["pets"]["test"] = (
+                {kind: name, "split": "test"} if kind == "hub" else {kind: name, "key": "k"}
+            )
+
+    file = edit_suite(change)
+    suite = state.load_suite(file)
+    assert len(state.stamp(suite)) > 1
+    with pytest.raises(InputError, match=r"no path '"):
+        open_workspace(str(file)).scores("base", "test")
+
+
 def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert export.output_folder("a b") == tmp_path / "a b"

@@ -149,11 +149,20 @@ def test_another_backend_of_the_image_processor_is_refused(resizing: Path, monke
     """Pillow and torchvision resize differently: what pixels are must not depend on what happens to be installed."""
     from transformers import CLIPImageProcessor, CLIPImageProcessorPil
 
-    prepare._processor.cache_clear()
+    prepare._read_processor.cache_clear()
     monkeypatch.setattr(CLIPImageProcessor, "from_pretrained", CLIPImageProcessorPil.from_pretrained)
     with pytest.raises(InputError, match=r"backend 'pil'.*'torchvision'"):
         prepare.prepare_pixels([COLOURS], resizing)
-    prepare._processor.cache_clear()
+    prepare._read_processor.cache_clear()
+
+
+def test_a_changed_image_processor_is_read_again(resizing: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(resizing, tmp_path / "base")
+    before = prepare.prepare_pixels([COLOURS], folder)
+    file = folder / "preprocessor_config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"image_std": [std / 2 for std in content["image_std"]]}))
+    torch.testing.assert_close(prepare.prepare_pixels([COLOURS], folder), 2 * before)
 
 
 def test_pixels_of_the_embedded_suite_stay() -> None:

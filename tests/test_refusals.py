@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,14 +20,19 @@ from safetensors.torch import load_file, save_file
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import measure_drift
+from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
 from featcal.family import Family, open_family
 from featcal.merging import merge_to_folder
-from featcal.models import output
+from featcal.models import checkpoint, open_clip_files, output
+from featcal.models.config_files import image_processor_settings
+from featcal.models.export import carried_text
+from featcal.models.locate import Located
+from featcal.models.peft_files import read_adapter_config
 from featcal.models.weights import InMemory
 from featcal.preflight import check
-from featcal.suite import Source, load_suite
+from featcal.suite import Source, load_suite, read_yaml
 from featcal.tasks.sources import open_pool
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
@@ -159,6 +166,52 @@ def test_duplicate_keys(tmp_path: Path) -> None:
     file.write_text("name: a\nname: b\n")
     with pytest.raises(InputError, match="a key stands twice, first in line 1 and again, line 2, column 1"):
         load_suite(file)
+
+
+def test_keys_that_a_merge_overrides_do_not_stand_twice(tmp_path: Path) -> None:
+    """`z` is made before `x`, which lies deeper: PyYAML then merges into the mapping that it merges from."""
+    file = tmp_path / "suite.yaml"
+    file.write_text("d: {e: {f: &c {a: 1, split: t}, x: &t {<<: *c, split: v}}}\nz: {<<: *t, k: 2}\n")
+    merged = {"a": 1, "split": "v"}
+    assert read_yaml(file) == {"d": {"e": {"f": {"a": 1, "split": "t"}, "x": merged}}, "z": {**merged, "k": 2}}
+    file.write_text("c: &c {a: 1}\nz: {<<: *c, k: 2, k: 3}\n")
+    with pytest.raises(InputError, match="a key stands twice, first in line 2 and again, line 2, column 19"):
+        read_yaml(file)
+
+
+BROKEN = {
+    "no JSON": (b'{"secret": ', "is not valid JSON: Expecting value, line 1, column 12"),
+    "bytes": (b'{"secret": "\xff"}', "is not valid JSON: byte 12 is not UTF-8"),
+    "deep": (b"[" * 200_000, "is not valid JSON: it is nested too deeply"),
+    "digits": (b'{"secret": ' + b"7" * 5000 + b"}", "is not valid JSON: a number has too many digits"),
+    "list": (b'["secret"]', "must hold a mapping {...}"),
+    "number": (b"7", "must hold a mapping {...}"),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", lambda folder: checkpoint.read_config(folder, "base")),
+        ("model.safetensors.index.json", lambda folder: checkpoint.stored_names(folder, "base")),
+        ("open_clip_config.json", lambda folder: open_clip_files.located_folder(folder, "base")),
+        ("adapter_config.json", lambda folder: read_adapter_config(folder, "base")),
+        ("preprocessor_config.json", image_processor_settings),
+        ("processor_config.json", image_processor_settings),
+        ("featcal.json", lambda folder: carried_text(Located("base", folder, {}, [], Mock()), "hf")),
+        ("featcal.json", recorded_config),
+    ],
+)
+def test_every_json_file_is_refused_in_the_same_words(
+    tmp_path: Path, name: str, read: Callable[[Path], Any], content: str
+) -> None:
+    written, problem = BROKEN[content]
+    (tmp_path / name).write_bytes(written)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path)
+    assert str(caught.value).endswith(f"{tmp_path / name} {problem}")
+    assert "secret" not in "".join(traceback.format_exception(caught.value)).partition(str(tmp_path / name))[2]
 
 
 @pytest.mark.parametrize("name", ["2024-13-45", "x" * 5000])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from safetensors.torch import save_file
 from featcal.errors import InputError
 from featcal.suite import Suite, suite_from_dict
 from featcal.tasks import table
+from featcal.tasks.hub import read_hub
 from featcal.tasks.pool import Pool, TextExample
 from featcal.tasks.prepare import prepare_causal, prepare_seq2seq
 from featcal.tasks.schema import Source
@@ -439,7 +442,7 @@ def test_token_ids_that_do_not_fit(
 
 
 def test_without_the_package_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     message = refusal(tmp_path, hub="owner/name", split="test", input="{text}")
     assert "data set 'owner/name' is read with the package 'datasets': pip install 'featcal[hub]'" in message
 
@@ -473,6 +476,40 @@ def test_a_local_folder_in_the_hubs_layout(hub_folder: Path, t5: Path) -> None:
     assert "data set 'glue', configuration 'sst2', split 'dev' cannot be loaded" in message
     assert "cannot be loaded" in refusal(hub_folder.parent, **{**source, "config": "qqp"})
     assert "cannot be loaded" in refusal(hub_folder.parent, **{**source, "hub": "owner/nowhere"})
+
+
+def test_a_changed_tokenizer_is_read_again(tmp_path: Path) -> None:
+    example = [TextExample("film ?", None)]
+    assert prepare_causal(example, write_tokenizer(tmp_path, "<bos> $A")).inputs["input_ids"].tolist() == [[3, 9, 10]]
+    assert prepare_causal(example, write_tokenizer(tmp_path, "$A </s>")).inputs["input_ids"].tolist() == [[9, 10, 1]]
+
+
+def test_a_local_folder_of_the_kind_hub_is_read_again_when_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` itself is stood in for: what is asked here is how often it is."""
+    loaded = []
+
+    class Opened:
+        def with_format(self, kind: str) -> Opened:
+            return self
+
+        def __getitem__(self, rows: slice) -> pa.Table:
+            return pa.Table.from_pylist(ROWS[: len(loaded)])
+
+    def load_dataset(place: str, **options: Any) -> Opened:
+        loaded.append(place)
+        return Opened()
+
+    stand_in = SimpleNamespace(load_dataset=load_dataset, exceptions=SimpleNamespace(DatasetsError=KeyError))
+    monkeypatch.setitem(sys.modules, "datasets", stand_in)
+    file = tmp_path / "set" / "data" / "test.parquet"
+    write_parquet(file, ROWS)
+    sizes = [len(read_hub("set", tmp_path, None, "test", None)) for _ in range(2)]
+    write_parquet(file, ROWS[:3])
+    os.utime(file, ns=(10**18, 10**18))
+    assert [*sizes, len(read_hub("set", tmp_path, None, "test", None))] == [1, 1, 2]
+    assert loaded == [str(tmp_path / "set")] * 2
 
 
 def test_unpinned_data_sets_are_known(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from featcal.drift.ledger import TaskDrift
 from featcal.drift.propagation import propagate
 from featcal.drift.streams import cross
 from featcal.family import Family
-from featcal.models.attention import plain_attention
+from featcal.models.attention import attention, plain_attention
 from featcal.models.compute import computing
 from featcal.models.expert_pass import Kept
 from featcal.progress import Progress, silent
@@ -136,14 +136,16 @@ def test_a_run_that_fails_to_begin_leaves_no_trace(monkeypatch: pytest.MonkeyPat
         matmul.fp32_precision = "none"
 
 
-def test_two_threads_differentiate_through_attention_at_once() -> None:
+def test_two_threads_differentiate_through_attention_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward-mode derivatives live in levels of the whole process; attention must have one wherever it is asked."""
+    monkeypatch.setattr("featcal.models.attention._SMALL_SCORES", 0)  # else it is plain whoever asks
     generator = torch.Generator().manual_seed(0)
     state, drift, part = (torch.randn(4, 6, 8, generator=generator) for _ in range(3))
 
     def layer(hidden: Tensor) -> Tensor:
         time.sleep(0.001)  # lets the other thread in
-        return hidden.sin() @ hidden.transpose(1, 2) @ hidden
+        heads = hidden.unflatten(-1, (2, 4)).transpose(1, 2)
+        return attention(heads.sin(), heads, heads).transpose(1, 2).flatten(2)
 
     alone = propagate(layer, state, drift, layer(state + drift) - layer(state), [part, drift - part])
 

@@ -7,7 +7,6 @@ minimiser; the excess is what that minimiser loses under the deployed objective.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Block, Call, Stage, walking
 from featcal.models.capture import capture_inputs
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls, require_same_compute
@@ -203,12 +203,11 @@ def compare_sources(
 
 def recorded_config(folder: Path) -> CalibrationConfig:
     """The options of the calibration that wrote a folder."""
+    missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
     try:
-        return CalibrationConfig(**json.loads((folder / "featcal.json").read_text(encoding="utf-8"))["config"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
-        ) from error
+        return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])
+    except (KeyError, TypeError) as error:
+        raise InputError(missing) from error
 
 
 def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:

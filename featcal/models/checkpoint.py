@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.weights import TensorInfo, check_finite
+from featcal.paths import local_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -102,7 +103,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     Raises:
         InputError: neither a folder nor a model that the Hub (or its local cache) has.
     """
-    folder = (root / Path(ref).expanduser()).resolve()
+    folder = local_path(ref, root, label).resolve()
     if folder.is_dir():
         return folder
     inside_known_folder = (root / ref.split("/")[0]).is_dir()
@@ -157,15 +158,8 @@ def code_of(dtype: torch.dtype) -> str:
 def read_config(folder: Path, label: str) -> dict[str, Any]:
     """Content of `config.json` of a checkpoint folder."""
     file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{label}: {folder} has no readable config.json; is it a checkpoint folder?") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"{label}: {file} is not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{label}: {file} must hold a mapping")
-    return config
+    missing = f"{label}: {folder} has no readable config.json; is it a checkpoint folder?"
+    return read_json(file, f"{label}: {file}", missing)
 
 
 def _weight_files(folder: Path, label: str) -> list[Path]:
@@ -173,8 +167,9 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         return [folder / SINGLE_FILE]
     index = folder / INDEX_FILE
     if index.is_file():
+        content = read_json(index, f"{label}: {index}")
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(content["weight_map"].values()))
             if any(Path(name).name != name for name in names):
                 raise ValueError("a shard lies beside its index")
         except (ValueError, KeyError, AttributeError, TypeError) as error:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.models.config_files import PREPROCESSOR_FILE, image_processor_settings, read_json
+from featcal.jsons import read_json
+from featcal.models.config_files import PREPROCESSOR_FILE, image_processor_settings
 from featcal.models.convert import BPE_ROWS
 from featcal.models.export import copy_tokenizer
 from featcal.models.locate import Located
@@ -105,7 +106,7 @@ def _write_bpe(target: Path, length: int) -> list[str]:
 def tokenizer_for_open_clip(folder: Path, text_cfg: dict[str, Any], target: Path) -> Written:
     """Tokenizer of a transformers folder; `text_cfg` says so where it is not CLIP's, which open_clip has itself."""
     file = folder / "tokenizer_config.json"
-    own = read_json(file, "tokenizer configuration").get("tokenizer_class", "") if file.is_file() else "CLIP"
+    own = read_json(file).get("tokenizer_class", "") if file.is_file() else "CLIP"
     if text_cfg["vocab_size"] == BPE_ROWS and own.startswith("CLIP"):
         return copy_tokenizer(folder, target), []
     copied = copy_tokenizer(folder, target)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.adapter import Adapter
 from featcal.models.checkpoint import read_config
 from featcal.models.output import save_text
@@ -58,7 +58,7 @@ def say_tokenizer(target: Path) -> None:
     file = target / TOKENIZER_FILE
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
-    config = read_json(file, "tokenizer configuration")
+    config = read_json(file)
     saved_by_5 = config.get("backend") == "tokenizers" or config.get("tokenizer_class") == "TokenizersBackend"
     if not saved_by_5 or "auto_map" in config:  # code of its own
         return
@@ -93,18 +93,7 @@ def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None
     """
     processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
     if processor.is_file():
-        settings = read_json(processor, "processor").get("image_processor")
+        settings = read_json(processor).get("image_processor")
         if isinstance(settings, dict):
             return processor, settings
-    return (own, read_json(own, "image processor")) if own.is_file() else None
-
-
-def read_json(file: Path, what: str) -> dict[str, Any]:
-    """A mapping in a JSON file; InputError if it is not a usable `what`."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} is not a usable {what} ({error})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file} is not a usable {what} (it holds no mapping)")
-    return content
+    return (own, read_json(own)) if own.is_file() else None

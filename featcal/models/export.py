@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from featcal.errors import InputError, NumericalError
+from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
 from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.models.compute import Compute
@@ -121,11 +122,7 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
     library = {"hf": "transformers", "open_clip": "open_clip"}[layout]
     text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {library}\n---\n"
-    try:
-        record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.is_file() else {}
-    except ValueError as error:
-        raise InputError(f"{record_file} is not valid JSON ({error}); repair or remove it") from error
-    return text, record
+    return text, read_json(record_file) if record_file.is_file() else {}
 
 
 def with_notes(card: str, notes: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from featcal.errors import InputError
 from featcal.models.checkpoint import open_file, read_header
 from featcal.models.peft_files import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
 from featcal.models.weights import Stored, TensorInfo, check_finite
+from featcal.paths import local_path
 
 
 class LoraWeights:
@@ -108,7 +109,7 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     >>> split_lora("google/flan-t5-large+someone/sst2-lora@v2")
     ('google/flan-t5-large', 'someone/sst2-lora@v2')
     """
-    if "+" not in ref or (root is not None and (root / Path(ref).expanduser()).is_dir()):
+    if "+" not in ref or (root is not None and local_path(ref, root, "model").is_dir()):
         return ref, None
     base, *adapters = (part.strip() for part in ref.split("+"))
     if len(adapters) != 1 or not base or not adapters[0]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +12,12 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.checkpoint import resolve
 from featcal.models.open_clip import check_plain, weight_name
 from featcal.models.quick_gelu import check_activation
 from featcal.models.weights import TensorInfo, check_finite
+from featcal.paths import local_path
 from featcal.suite import did_you_mean
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     arch, separator, path = ref.removeprefix(FILE_PREFIX).partition(":")
     if not (arch and separator and path):
         raise InputError(f"{label}: '{ref}' is not open_clip:ARCH:FILE, such as open_clip:ViT-B-32-quickgelu:cars.pt")
-    file = (root / Path(path).expanduser()).resolve()
+    file = local_path(path, root, label).resolve()
     if not file.is_file():
         raise InputError(f"{label}: no file {file}")
     if arch.endswith(".json"):
-        config = _read_config((root / Path(arch).expanduser()).resolve(), label)
+        config = _read_config(local_path(arch, root, label).resolve(), label)
     else:
         config = {"model_cfg": _architecture(arch, label), "preprocess_cfg": {}, "arch": arch}
     located = _located(file, {"model_type": "open_clip", **config}, label)
@@ -115,8 +116,8 @@ def is_open_clip_folder(folder: Path) -> bool:
     if not (folder / CONFIG_FILE).is_file():
         return False
     try:
-        return "model_type" not in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "model_type" not in read_json(folder / "config.json")
+    except InputError:
         return True
 
 
@@ -148,13 +149,8 @@ def _located(file: Path, config: Mapping[str, Any], label: str) -> Located:
 
 
 def _read_config(file: Path, label: str) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{label}: {file} cannot be read ({error.strerror}); is it an open_clip model?") from error
-    except ValueError as error:
-        raise InputError(f"{label}: {file} is not valid JSON ({error})") from error
-    model_cfg = content.get("model_cfg") if isinstance(content, dict) else None
+    content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
+    model_cfg = content.get("model_cfg")
     parts = [model_cfg.get(part) for part in ("vision_cfg", "text_cfg")] if isinstance(model_cfg, dict) else []
     if not (len(parts) == 2 and all(isinstance(part, dict) for part in parts)):
         raise InputError(f"{label}: {file} has no 'model_cfg' with 'vision_cfg' and 'text_cfg'")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.weights import TensorInfo
 from featcal.words import some
 
@@ -127,14 +128,10 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
         InputError: no such file, invalid content, another method than LoRA, or an option that is not reproduced.
     """
     file = folder / CONFIG_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        whole = "; it is a whole model, give it without '+'" if (folder / "config.json").is_file() else ""
-        raise InputError(f"{label}: {folder} has no readable {CONFIG_FILE}, so it is no peft adapter{whole}") from error
-    except ValueError as error:
-        raise InputError(f"{label}: {file} is not valid JSON ({error})") from error
-    kind = content.get("peft_type") if isinstance(content, dict) else None
+    whole = "; it is a whole model, give it without '+'" if (folder / "config.json").is_file() else ""
+    missing = f"{label}: {folder} has no readable {CONFIG_FILE}, so it is no peft adapter{whole}"
+    content = read_json(file, f"{label}: {file}", missing)
+    kind = content.get("peft_type")
     if kind != "LORA":
         raise InputError(f"{label}: {file} describes an adapter of type {kind}, featcal reads LORA; {_REMEDY}")
     try:

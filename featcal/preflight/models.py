@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
+from featcal.jsons import read_json
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter, adapter_for
 from featcal.models.checkpoint import HUB_ID
@@ -189,10 +189,9 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(file)
+    except InputError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:

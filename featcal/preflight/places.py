@@ -18,6 +18,7 @@ from featcal.models.lora import LoraWeights, split_lora
 from featcal.models.open_clip_files import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.models.peft_files import CONFIG_FILE, read_adapter_config
 from featcal.models.weights import Stored
+from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
 from featcal.tasks.schema import Source
 
@@ -124,7 +125,7 @@ class Places:
         return self._once(part, label, find)
 
     def _is_folder(self, part: str) -> bool:
-        return (self._root / Path(part).expanduser()).is_dir()
+        return local_path(part, self._root, "suite").is_dir()
 
     def _once(self, key: str, label: str, find: Callable[[], Place]) -> Place:
         if key not in self._known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.jsons import read_json
 from featcal.models.checkpoint import (
     HUB_FILES,
     INDEX_FILE,
@@ -123,7 +123,7 @@ def remote_model(ref: str) -> RemoteModel:
         remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
         raise InputError(f"'{ref}' on the Hub has {what}{remedy}")
     config, adapter = (
-        _read_json(ref, name) if name in sizes else None for name in ("config.json", "adapter_config.json")
+        _fetched(ref, name) if name in sizes else None for name in ("config.json", "adapter_config.json")
     )
     return RemoteModel(ref, download, config, header, adapter)
 
@@ -172,17 +172,11 @@ def _ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
         raise
 
 
-def _read_json(ref: str, name: str) -> Mapping[str, Any]:
+def _fetched(ref: str, name: str) -> Mapping[str, Any]:
     """A small file of a model, read without a trace in the cache: half a snapshot there would look like a whole."""
     repo, _, revision = ref.partition("@")
     with tempfile.TemporaryDirectory() as folder:
         path = _ask(
             ref, "model", lambda api: api.hf_hub_download(repo, name, revision=revision or None, local_dir=folder)
         )
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"'{ref}' on the Hub: {name} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"'{ref}' on the Hub: {name} must hold a mapping")
-    return content
+        return read_json(Path(path), f"'{ref}' on the Hub: {name}")

@@ -7,23 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.paths import local_path
+from featcal.stamps import FileStamp, stamps
 from featcal.tasks.arrow import ArrowTable
 
 _SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json", "state.json")
 """What `save_to_disk` leaves: the first of several splits, the others of one."""
 
 
-@lru_cache(maxsize=64)
 def read_hub(name: str, root: Path, config: str | None, split: str, revision: str | None) -> ArrowTable:
     """A split of the data set `name`: a folder below `root` if there is one, else an id on the Hub.
 
-    Rows stay on disk, mapped into memory.
+    Rows stay on disk, mapped into memory. Opened once, a folder for as long as its files stay the same.
 
     Raises:
         InputError: a folder of `save_to_disk`; `datasets` is not installed; no such data set, configuration, split or
             revision; or the Hub cannot be reached and its cache does not have it.
     """
-    folder = (root / name).resolve()
+    folder = local_path(name, root, "hub").resolve()
+    return _opened(name, folder, tuple(stamps(folder)), config, split, revision)
+
+
+@lru_cache(maxsize=64)
+def _opened(
+    name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
+) -> ArrowTable:
     refuse_saved_to_disk(folder)
     try:
         import datasets

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import read_config
+from featcal.models.checkpoint import HUB_FILES, read_config
 from featcal.models.config_files import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.models.language import IGNORED
+from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, TextExample
 
 Modality = Literal["pixels", "seq2seq", "causal", "tokens"]
@@ -201,8 +202,19 @@ def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
 
 
-@lru_cache(maxsize=8)
 def _processor(folder: Path) -> Any:
+    """The image processor in a checkpoint folder; read once for as long as its files stay the same."""
+    return _read_processor(folder, _settings(folder))
+
+
+def _settings(folder: Path) -> tuple[FileStamp, ...]:
+    """The state of what lies beside a checkpoint's weights."""
+    files = (file for pattern in HUB_FILES if pattern != "*.safetensors" for file in sorted(folder.glob(pattern)))
+    return tuple(one for file in files for one in stamps(file))
+
+
+@lru_cache(maxsize=8)
+def _read_processor(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
     from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
     found = image_processor_settings(folder)
@@ -224,13 +236,17 @@ def _processor(folder: Path) -> Any:
     return processor
 
 
-@lru_cache(maxsize=8)
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer in a checkpoint folder; read once.
+    """The tokenizer in a checkpoint folder; read once for as long as its files stay the same.
 
     Raises:
         InputError: there is none, or its files are damaged.
     """
+    return _read_tokenizer(folder, _settings(folder))
+
+
+@lru_cache(maxsize=8)
+def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

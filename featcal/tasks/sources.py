@@ -19,6 +19,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.models.weights import check_finite
+from featcal.paths import local_path
 from featcal.suite import Suite, Task, did_you_mean
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
@@ -265,7 +266,7 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.hub is not None:
         table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
         return table_pool(table, source, None)
-    path = root / str(getattr(source, source.kind))
+    path = local_path(str(getattr(source, source.kind)), root, source.kind)
     if not path.exists():
         raise InputError(f"{path} does not exist")
     refuse_saved_to_disk(path)

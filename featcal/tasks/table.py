@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featcal.errors import InputError
+from featcal.stamps import FileStamp, stamps
 
 Row = dict[str, Any]
 
@@ -82,14 +83,13 @@ def read_jsonl(file: Path) -> JsonTable:
         InputError: unreadable, damaged, or a line that is no JSON object; the message has its number.
     """
     try:
-        state = file.stat()
-        return _parsed(file, state.st_mtime_ns, state.st_size)
+        return _parsed(file, tuple(stamps(file)))
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} cannot be read to its end ({error}); fetch it again") from error
 
 
 @lru_cache(maxsize=16)
-def _parsed(file: Path, modified: int, size: int) -> JsonTable:
+def _parsed(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
     content, lines = [], []
     with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):

@@ -9,14 +9,14 @@ import pytest
 import sessions
 
 pytestmark = pytest.mark.e2e
+ENOUGH = sessions.Wanted(compared=5, overtaken=5, seconds=240)
+"""What the sessions go on for, however slow the machine is."""
 
 
 def test_sessions_over_two_suites_see_no_error_and_equal_numbers(tmp_path: Path) -> None:
     """Suites that differ in the merger's scale alone: what one session computed must not reach the other's page."""
     suites = ["clip-mini", sessions.other_scale(tmp_path)]
     with browser.running_app(tmp_path) as server:
-        log = sessions.load(server, suites, sessions=6, seconds=20)
+        log = sessions.load(server, suites, sessions=6, seconds=20, wanted=ENOUGH)
     assert not log.errors
     assert not log.differing
-    assert log.compared > 0
-    assert log.overtaken > 0
