@@ -111,8 +111,11 @@ def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationCon
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
 
     for place, (name, steps, label, note) in zip(places, _SLIDERS, strict=False):
-        offered = sorted({*steps, getattr(config, name), getattr(defaults, name)})
-        control(partial(place.select_slider, options=offered, format_func=exactly), name, label, note)
+        now = getattr(config, name)
+        offered = sorted({*steps, now, getattr(defaults, name)})
+        # of a step that is not offered any more streamlit makes `value`, or else the first of all
+        slider = partial(place.select_slider, options=offered, value=now, format_func=_called)
+        control(slider, name, label, note)
     for place, name in zip(places[len(_SLIDERS) :], ws.switches, strict=True):
         control(place.toggle, name, *SWITCHES[name])
     return config
@@ -161,6 +164,11 @@ _SLIDERS = (
     ("samples", SAMPLES, "Calibration samples per task", "Paper: 256. Fewer are faster."),
 )
 """Option, the values that its slider offers, label and help."""
+
+
+def _called(step: float | str) -> str:
+    """A step as its slider names it; of one that is not offered any more streamlit hands back the name."""
+    return step if isinstance(step, str) else exactly(step)
 
 
 def _offer_defaults(place: Any) -> None:

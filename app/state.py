@@ -92,8 +92,8 @@ def control(
 
 def _taken(key: str, field: str, default: Any) -> None:
     value = st.session_state[key]
-    if isinstance(value, float):
-        value = float(f"{value:.12g}")  # 2.1, not the nearest multiple of a slider's step
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        value = type(default)(value)  # a slider that offers other steps by now gives the name of one
     select(**{field: getattr(HOME, field) if value == default else value})
 
 

@@ -89,6 +89,7 @@ def sample_selector(ws: Workspace) -> int:
         HOME.n,
         "Samples to measure on",
         sorted({*SAMPLE_CHOICES, n}),
+        value=n,
         help=f"Per task, of the {ws.split} split. More samples: steadier numbers, slower.",
     )
     return n

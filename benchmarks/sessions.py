@@ -44,8 +44,8 @@ VISITS = {"drift": 4, "calibrate": 6, "features": 3, "cosines": 3, "accuracy": 0
 """Page → how often it is chosen, relative to the others."""
 CHANGES: dict[str, Sequence[Any]] = {
     "lam": (["0.02"], ["0.05"], ["0.1"]),
-    "rho": ([1.0], [1.5], [2.0]),
-    "alpha": ([0.2], [0.3]),
+    "rho": (["1"], ["1.5"], ["2"]),
+    "alpha": (["0.2"], ["0.3"]),
     "samples": (["16"], ["32"]),
     "n": (["16"], ["32"]),
     "calibrated": (True, True, False),

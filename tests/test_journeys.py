@@ -172,6 +172,17 @@ def test_values_between_the_steps_of_a_slider_are_taken_as_they_are(
     assert control(app, "rho").value == 2.345
 
 
+def test_a_step_that_is_not_offered_any_more_changes_nothing(tiny_suite_file: Path) -> None:
+    """A browser may send it: its page was drawn before the last move arrived."""
+    app = opened(tiny_suite_file, "calibrate", rho="1.5")
+    slider = control(app, "rho")
+    slider.options.append("6.5")
+    slider.set_value("6.5").run()
+    assert healthy(app)
+    assert control(app, "rho").value == 1.5
+    assert "ρ 1.5 " in str(shown_model(app))
+
+
 def test_a_value_beyond_the_slider_leads_back_onto_it(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="6")
     assert control(app, "rho").value == 6.0
