@@ -51,7 +51,7 @@ class Visitor:
         self.page = page
         self.hosts: set[str] = set()
         self._address = address
-        page.set_default_timeout(20_000)  # of what takes no computation
+        page.set_default_timeout(60_000)  # of what takes no computation, on a machine that others use too
         page.on("request", self._note_host)
 
     def _note_host(self, request: object) -> None:
