@@ -46,9 +46,8 @@ def on_page(ws: Workspace, n: int) -> CalibrationConfig:
     first = st.columns(4)
     second = st.columns(4, vertical_alignment="center")
     config = _controls(ws, [*first, *second[: len(ws.switches)]])
-    beside = second[min(len(ws.switches), 3)]
-    _exactly(ws, beside)
-    _offer_defaults(beside)
+    _offer_defaults(second[min(len(ws.switches), 3)])
+    _exactly(ws, second[3])
     with state.progress(second[3]) as report:
         ws.calibrated(config, report)
         ws.features("merged", n, report)

@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import catalogue, state, view
 from app.names import plain
+from app.tables import how_many
 from featcal.errors import FeatcalError
 
 st.header("What is loaded?")
@@ -53,8 +54,9 @@ if missing:
     st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
 else:
     what = "whole generated answers" if ws.is_text else "accuracy"
+    counts = how_many(len(one) for one in ws.samples(ws.split, n).values())
     st.caption(
-        f"expert: {what} of the expert on {n} {ws.split} samples of its own task. Far below what it should reach means "
+        f"expert: {what} of the expert on {counts} {ws.split} samples of its own task. Far below what it should reach means "
         "that the file is the wrong one."
     )
 catalogue.examples(ws)

@@ -256,6 +256,7 @@ def test_captions_state_the_samples_that_were_measured_on(edit_suite: Edit) -> N
     assert "Fewer calibration samples than the 8 asked for: pets 5." in captions
     assert "a, b, c on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "cosines").caption)
     assert "Mean over 7 to 12 validation samples per task" in " ".join(one.value for one in go(app, "drift").caption)
+    assert "expert on 7 to 12 validation samples" in " ".join(one.value for one in go(app, "suite").caption)
     assert "9 to 12 test samples per task" in " ".join(one.value for one in go(app, "accuracy").caption)
 
 
