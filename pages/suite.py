@@ -56,7 +56,7 @@ else:
     what = "whole generated answers" if ws.is_text else "accuracy"
     counts = how_many(len(one) for one in ws.samples(ws.split, n).values())
     st.caption(
-        f"expert: {what} of the expert on {counts} {ws.split} samples of its own task. Far below what it should reach means "
-        "that the file is the wrong one."
+        f"expert: {what} of the expert on {counts} {ws.split} samples of its own task. Far below what it should reach "
+        "means that the file is the wrong one."
     )
 catalogue.examples(ws)
