@@ -13,7 +13,9 @@ import yaml
 from tiny_text import ROWS, TASKS, WORDS, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
+from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.language import exact_match, first_answers, prompts, spearman
+from featcal.models.adapter import Call
 
 
 def text_suite(root: Path, kind: str) -> Path:
@@ -167,3 +169,21 @@ def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
     whole = calibrate(family, config_for(family, lam=0.05)).weights.read([name])[name]
     answers = calibrate(family, config).weights.read([name])[name]
     assert not torch.allclose(whole, answers)
+
+
+def test_how_much_a_token_counts_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    """A text without a prompt counts as a whole, beside texts that have one too."""
+    family = open_family(load_suite(write_text_suite(tmp_path / "tokens", "llama")), device="cpu")
+    (stage,), config = family.adapter.stages, CalibrationConfig(completion_only=True)
+    attended = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
+    answer = torch.tensor([[0, 0, 1, 1, 0], [1, 1, 1, 0, 0]])
+
+    def weights(rows: slice) -> list[list[float]]:
+        batch = {"attention_mask": attended[rows], "completion_mask": answer[rows]}
+        found = stage.token_weights("tokens", Call((torch.zeros(1),), {}), batch, config)
+        assert found is not None
+        return found.tolist()
+
+    expected = [[0, 1, 1, 0, 0], [1, 1, 1, 0, 0]]
+    assert weights(slice(0, 2)) == expected
+    assert [weights(slice(i, i + 1))[0] for i in range(2)] == expected

@@ -61,12 +61,16 @@ class DecoderStage(Stage):
         return "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer."""
+        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer.
+
+        A text that is all answer, without a prompt, counts as a whole.
+        """
         attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
-        whole = answer is None or attended is None or torch.equal(answer, attended)
-        if not options.completion_only or answer is None or whole:
+        if not options.completion_only or answer is None or attended is None:
             return as_weights(attended)
-        return as_weights(torch.nn.functional.pad(answer[:, 1:], (0, 1)))
+        predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
+        whole = (answer == attended).all(1, keepdim=True)
+        return as_weights(torch.where(whole, attended, predicting))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
