@@ -109,7 +109,7 @@ def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationCon
     def control(draw: Any, name: str, label: str, note: str) -> None:
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
 
-    for place, (name, steps, label, note) in zip(places, _SLIDERS, strict=False):
+    for place, (name, steps, label, note) in zip(places[: len(_SLIDERS)], _SLIDERS, strict=True):
         now = getattr(config, name)
         offered = sorted({*steps, now, getattr(defaults, name)})
         # of a step that is not offered any more streamlit makes `value`, or else the first of all

@@ -28,6 +28,12 @@ from featcal.suite import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Content of files by its size: compressed bytes can hold the time, and every process must see the same names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 SIDE, WIDTH, BLOCKS, CLASSES = 12, 16, 3, ("cat", "dog", "fish")
 TASKS = ("pets", "signs")
 

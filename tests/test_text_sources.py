@@ -206,7 +206,7 @@ def test_rows_that_do_not_fit(tmp_path: Path, kind: str, source: dict[str, Any],
 
 
 LABELLED = b'{"text": "a", "label": -1}\n'
-WHOLE = gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode())
+WHOLE = gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode(), mtime=0)
 
 
 @pytest.mark.parametrize(
