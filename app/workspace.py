@@ -30,11 +30,11 @@ from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.family import Family, as_family, batches_of, open_family
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
-from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite
 from featcal.tasks.sources import Samples, look

@@ -24,8 +24,8 @@ from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.family import Family
-from featcal.models.checkpoint import read_config
-from featcal.models.weights import Weights
+from featcal.formats.checkpoint import read_config
+from featcal.formats.weights import Weights
 
 BATCH = 16
 PREFIX = "vision_model."

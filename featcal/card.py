@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from featcal.formats.checkpoint import HUB_ID
 from featcal.mergers.schema import MergeRecipe
-from featcal.models.checkpoint import HUB_ID
 from featcal.suite import Suite
 
 _CITATION = """```bibtex

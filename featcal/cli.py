@@ -305,7 +305,7 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
     for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
     the same command.
     """
-    from featcal.convert import convert
+    from featcal.export.convert import convert
 
     document = convert(folder, out, layout)
     _say_notes(document)
@@ -362,7 +362,7 @@ def app(context: click.Context, port: int) -> int:
 
 def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:
     from featcal.evaluation.lm_eval import run_lm_eval
-    from featcal.models.locate import checkpoint_folder
+    from featcal.formats.locate import checkpoint_folder
 
     if model == "merged" and not isinstance(suite.merged, str):
         raise InputError("the merged model is a recipe; write it with featcal merge and give the folder with --model")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.locate import Located, locate
+from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
@@ -19,9 +21,7 @@ from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
-from featcal.models.locate import Located, locate
 from featcal.models.replay import check_replay
-from featcal.models.weights import FirstRows, Overlay, Weights
 from featcal.suite import Suite
 from featcal.tasks.prepare import preparation
 from featcal.tasks.sources import PreparePixels, Samples, draw
@@ -91,7 +91,7 @@ class Family:
         """open_clip's preprocessing where the base is its; None leaves pictures to the base's image processor."""
         if self.origin.config.get("model_type") != "open_clip":
             return None
-        from featcal.models.open_clip_files import open_clip_preprocess
+        from featcal.formats.open_clip import open_clip_preprocess
 
         return open_clip_preprocess(self.origin.config)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from featcal.family import Family
-from featcal.models.weights import Weights
+from featcal.formats.weights import Weights
 from featcal.words import some
 
 

@@ -16,7 +16,7 @@ import torch
 
 from featcal.errors import InputError
 from featcal.family import Family
-from featcal.models.weights import Weights
+from featcal.formats.weights import Weights
 
 UNRELATED = 0.5
 """Cosine of a layer's weights to the base's below which they are not its descendants. Noise of relative size d gives

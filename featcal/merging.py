@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from featcal.calibration.memory import can_reload
 from featcal.card import model_card
 from featcal.errors import InputError
+from featcal.export.write import write_model
 from featcal.family import Family, as_family
+from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.mergers import task_arithmetic, ties
 from featcal.mergers.recipe import RecipeWeights
 from featcal.mergers.schema import METHODS, MergeRecipe
-from featcal.models.export import write_model
-from featcal.models.output import OutputFolder
 from featcal.suite import Suite, did_you_mean
 
 DEFAULT_SCALES = {"task-arithmetic": task_arithmetic.DEFAULT_SCALE, "ties": ties.DEFAULT_SCALE}

@@ -75,7 +75,7 @@ def write(root: Path) -> None:
     from version5 import KINDS, write_saved_by_5
 
     import featcal
-    from featcal.models.export import rewrite
+    from featcal.export.write import rewrite
 
     for kind in KINDS:
         write_saved_by_5(root / "saved" / kind, kind)

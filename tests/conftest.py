@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.family import Family, open_family
+from featcal.formats.weights import InMemory, Overlay
 from featcal.models.compute import Compute
-from featcal.models.weights import InMemory, Overlay
 from featcal.suite import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other

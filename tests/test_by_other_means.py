@@ -21,7 +21,7 @@ from featcal.calibration.token_rows import TokenRows, task_rows
 from featcal.drift.heads import LinearHead
 from featcal.drift.source import measure_sources
 from featcal.family import Family, batches_of
-from featcal.models.weights import Overlay, Weights
+from featcal.formats.weights import Overlay, Weights
 
 
 @pytest.fixture(scope="module", params=["clip", "t5", "llama"])

@@ -221,7 +221,7 @@ def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> N
     """The process is told to stop once the first block is on disk."""
     out = tmp_path / "out"
     slow = (
-        "import time; from featcal import cli; from featcal.models.output import OutputFolder; put = OutputFolder.put;"
+        "import time; from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
         "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
     )
     command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]

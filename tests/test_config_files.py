@@ -14,13 +14,13 @@ from tiny_text import CONFIGS, write_text_suite
 from version5 import LENGTH, ROPES, TOKENIZERS, write_saved_by_5, write_tokenizer
 
 from featcal import load_suite, open_family
-from featcal.convert import convert
 from featcal.errors import InputError
+from featcal.export.config_files import named_dtype, say_tokenizer
+from featcal.export.convert import convert
+from featcal.export.write import rewrite, with_notes
+from featcal.formats.output import save_tensors
+from featcal.formats.weights import InMemory, TensorInfo
 from featcal.models.adapter import adapter_for
-from featcal.models.config_files import named_dtype, say_tokenizer
-from featcal.models.export import rewrite, with_notes
-from featcal.models.output import save_tensors
-from featcal.models.weights import InMemory, TensorInfo
 from featcal.tasks.prepare import prepare_pixels
 
 

@@ -14,11 +14,11 @@ from open_clip_models import model_cfg, random_state, reference, write_folder
 from safetensors.torch import load_file, save_file
 
 from conftest import write_base
-from featcal import convert as convert_module
-from featcal.convert import convert
 from featcal.errors import InputError, NumericalError
-from featcal.models.clip_files import preprocess_for_open_clip
-from featcal.models.convert import hf_config, open_clip_config
+from featcal.export import convert as convert_module
+from featcal.export.clip_files import preprocess_for_open_clip
+from featcal.export.clip_layouts import hf_config, open_clip_config
+from featcal.export.convert import convert
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_an_expert_does_not_drift_from_itself(tiny: Family) -> None:
 
 def test_a_block_that_is_the_experts_has_no_mismatch(tiny: Family) -> None:
     """Only block 1 differs: mismatch appears there alone, and everything after it is propagation."""
-    from featcal.models.weights import Overlay
+    from featcal.formats.weights import Overlay
 
     expert = tiny.experts["pets"]
     block = tiny.adapter.blocks()[1]

@@ -19,18 +19,18 @@ from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrat
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
+from featcal.export import write as export
+from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
 from featcal.family import Family, open_family
+from featcal.formats.checkpoint import Checkpoint
+from featcal.formats.locate import Located, locate
+from featcal.formats.open_clip import locate_open_clip
+from featcal.formats.output import OutputFolder, stream_tensors
+from featcal.formats.weights import Overlay, TensorInfo, Weights
 from featcal.merging import merge_to_folder
-from featcal.models import export
-from featcal.models.checkpoint import Checkpoint
 from featcal.models.compute import Compute
-from featcal.models.export import rewrite, verify_reload, verify_streamed, write_model
 from featcal.models.features import final_features
-from featcal.models.locate import Located, locate
 from featcal.models.open_clip import OpenClip
-from featcal.models.open_clip_files import locate_open_clip
-from featcal.models.output import OutputFolder, stream_tensors
-from featcal.models.weights import Overlay, TensorInfo, Weights
 from featcal.suite import load_suite
 
 CONFIG = CalibrationConfig(samples=8)
@@ -316,7 +316,7 @@ def test_a_streamed_file_is_the_same_within_its_limit(
         return tensors
 
     monkeypatch.setattr(Overlay, "read", counted)
-    monkeypatch.setattr("featcal.models.output.STREAMED", 4096)
+    monkeypatch.setattr("featcal.formats.output.STREAMED", 4096)
     monkeypatch.setattr(export, "verify_streamed", lambda *_: None)
     with OutputFolder(tmp_path / "streamed") as folder:
         write_model(folder, adapter, open_clip_container, model, dict, "card", whole=False)

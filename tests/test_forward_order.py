@@ -20,9 +20,9 @@ from featcal.calibration.token_rows import TokenRows
 from featcal.drift.decomposition import measure_drift
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
+from featcal.formats.weights import InMemory, Overlay, Weights
 from featcal.models.adapter import Call
 from featcal.models.expert_pass import BlockTrace, Entrance, Kept, first_calls
-from featcal.models.weights import InMemory, Overlay, Weights
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import Checkpoint
+from featcal.formats.checkpoint import Checkpoint
+from featcal.formats.lora import LoraWeights, lora_parity, split_lora
+from featcal.formats.weights import Stored, Weights
 from featcal.models.clip import ClipVision
-from featcal.models.lora import LoraWeights, lora_parity, split_lora
-from featcal.models.weights import Stored, Weights
 
 WIDTH, RANK, VOCABULARY = 16, 2, 20
 MODEL = "base_model.model."
@@ -261,7 +261,7 @@ def test_clip_by_canonical_names(tiny_suite_file: Path, tmp_path: Path, prefix: 
 
 
 def test_reads_only_what_is_asked_for(adapt: Adapt, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featcal.models.peft_files import Change
+    from featcal.formats.peft import Change
 
     applied: list[Change] = []
     original = Change.apply

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.family import Family, open_family
-from featcal.models.checkpoint import Checkpoint, resolve
+from featcal.formats.checkpoint import Checkpoint, resolve
+from featcal.formats.weights import InMemory, Overlay
 from featcal.models.compute import compute_for
-from featcal.models.weights import InMemory, Overlay
 from featcal.suite import load_suite
 
 Q = "vision_model.encoder.layers.1.self_attn.q_proj.weight"

@@ -23,19 +23,19 @@ from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, ope
 from featcal.calibration.forward_order import calibrate_blocks
 from featcal.errors import InputError
 from featcal.evaluation.zero_shot import zero_shot_heads
+from featcal.export.clip_layouts import to_hf, vision_pairs
 from featcal.family import Family
+from featcal.formats.locate import Located
+from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, open_clip_preprocess, state_dict
+from featcal.formats.quick_gelu import activation_note
+from featcal.formats.weights import InMemory
 from featcal.models.adapter import Adapter, Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
-from featcal.models.convert import to_hf, vision_pairs
 from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.features import final_features
-from featcal.models.locate import Located
 from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
-from featcal.models.open_clip_files import is_open_clip_folder, locate_open_clip, open_clip_preprocess, state_dict
 from featcal.models.open_clip_text import OpenClipText
-from featcal.models.quick_gelu import activation_note
-from featcal.models.weights import InMemory
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Compute(CPU, torch.float64), Compute(CPU, torch.float32)

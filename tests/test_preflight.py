@@ -28,11 +28,11 @@ from conftest import TASKS
 from featcal import cli, preflight
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
+from featcal.formats.locate import locate
+from featcal.formats.weights import InMemory
 from featcal.lineage import UNRELATED, measure_lineage
 from featcal.models.differences import differences
 from featcal.models.features import final_features
-from featcal.models.locate import locate
-from featcal.models.weights import InMemory
 from featcal.preflight import check, describe, estimates
 from featcal.preflight import places as places_module
 from featcal.preflight.models import tokenizer_disagreement

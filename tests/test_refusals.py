@@ -23,14 +23,15 @@ from featcal.drift.decomposition import measure_drift
 from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
+from featcal.export.config_files import image_processor_settings
+from featcal.export.write import carried_text
 from featcal.family import Family, open_family
+from featcal.formats import checkpoint, output
+from featcal.formats import open_clip as open_clip_files
+from featcal.formats.locate import Located
+from featcal.formats.peft import read_adapter_config
+from featcal.formats.weights import InMemory
 from featcal.merging import merge_to_folder
-from featcal.models import checkpoint, open_clip_files, output
-from featcal.models.config_files import image_processor_settings
-from featcal.models.export import carried_text
-from featcal.models.locate import Located
-from featcal.models.peft_files import read_adapter_config
-from featcal.models.weights import InMemory
 from featcal.preflight import check
 from featcal.suite import Source, load_suite, read_yaml
 from featcal.tasks.sources import open_pool

@@ -19,7 +19,7 @@ from featcal.drift.ledger import TaskDrift
 from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drift
 from featcal.drift.propagation import propagate
 from featcal.family import Family
-from featcal.models.weights import Overlay
+from featcal.formats.weights import Overlay
 
 SEEDS = st.integers(0, 2**31)
 

@@ -19,16 +19,16 @@ from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import Outset, warnings_of
 from featcal.card import model_card
+from featcal.export.write import write_model
 from featcal.family import Family, as_family
+from featcal.formats.output import OutputFolder
+from featcal.formats.weights import Overlay, Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
 from featcal.models.expert_pass import ExpertPass, Kept, require_same_compute
-from featcal.models.export import write_model
-from featcal.models.output import OutputFolder
-from featcal.models.weights import Overlay, Weights
 from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
 from featcal.suite import Suite
 

@@ -15,12 +15,12 @@ from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import Outset
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
+from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Block, Stage, walking
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
-from featcal.models.weights import Weights
 from featcal.progress import Progress, Seconds, silent
 
 Put = Callable[[Block, dict[str, Tensor]], None]

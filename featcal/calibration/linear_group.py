@@ -16,8 +16,8 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import InputError, NumericalError
+from featcal.formats.weights import all_finite
 from featcal.models.expert_pass import BlockTrace
-from featcal.models.weights import all_finite
 
 FLOAT64_BELOW = 1e-3
 """Ridge strength below which products are formed in float64."""

@@ -10,8 +10,8 @@ import torch
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import accumulated_in, multiplied_in
 from featcal.errors import InputError
+from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Block, Stage
-from featcal.models.weights import TensorInfo, Weights
 from featcal.progress import available_bytes, rss_bytes
 
 SLACK = 1.15

@@ -17,9 +17,9 @@ from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, RmsGroup, check_norm
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.errors import InputError
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
 from featcal.models.expert_pass import BlockTrace, ExpertPass
-from featcal.models.weights import Weights
 
 
 class BlockMoments:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Batch, Block, Stage
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass
-from featcal.models.weights import Weights
 
 SAMPLES = 8
 """Per task, the first of its calibration samples: one forward of the merged model on these is all that it costs."""

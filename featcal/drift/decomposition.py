@@ -17,10 +17,10 @@ from featcal.drift.second_run import SecondRun, SecondStates
 from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, walking
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass
-from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 

@@ -14,8 +14,8 @@ from featcal.errors import InputError
 from featcal.evaluation.evaluate import heads_for, require_labels
 from featcal.evaluation.language import first_answers
 from featcal.family import Family
+from featcal.formats.weights import Weights
 from featcal.models.language import LanguageModel
-from featcal.models.weights import Weights
 from featcal.tasks.sources import Samples
 
 

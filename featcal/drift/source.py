@@ -25,11 +25,11 @@ from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Block, Call, Stage, walking
 from featcal.models.capture import capture_inputs
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls, require_same_compute
-from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 

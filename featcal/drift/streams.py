@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from featcal.drift.propagation import Layer
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import Entrance, ExpertPass
-from featcal.models.weights import Weights
 from featcal.progress import Progress
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"

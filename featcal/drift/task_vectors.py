@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from featcal.family import Family
-from featcal.models.weights import Weights
+from featcal.formats.weights import Weights
 
 
 def task_vector_cosines(family: Family, model: Weights) -> dict[str, float]:

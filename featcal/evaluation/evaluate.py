@@ -13,9 +13,9 @@ from featcal.errors import InputError, NumericalError
 from featcal.evaluation.language import METRICS, answers
 from featcal.evaluation.zero_shot import ZeroShotHead, zero_shot_heads
 from featcal.family import Calibrated, Family, as_family, batches_of
+from featcal.formats.weights import Weights
 from featcal.models.features import final_features
 from featcal.models.language import LanguageModel
-from featcal.models.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 from featcal.tasks.sources import Samples, open_pool

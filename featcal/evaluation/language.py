@@ -11,9 +11,9 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.family import Family, batches_of
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.language import IGNORED, LanguageModel, answer_position
-from featcal.models.weights import Weights
 from featcal.tasks.prepare import tokenizer_of
 from featcal.tasks.sources import Samples
 

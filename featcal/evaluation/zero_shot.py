@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.locate import Located
-from featcal.models.pretrained import load_pretrained
+from featcal.formats.locate import Located
+from featcal.formats.pretrained import load_pretrained
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _hf_encoder(base: Located) -> tuple[PromptEncoder, float]:
 
 def _open_clip_encoder(base: Located) -> tuple[PromptEncoder, float]:
     """Prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
-    from featcal.models.open_clip_files import library_model, tokenizer
+    from featcal.formats.open_clip import library_model, tokenizer
 
     model, tokenize = library_model(base), tokenizer(base)
 

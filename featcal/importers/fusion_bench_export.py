@@ -28,8 +28,8 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     Raises:
         InputError: the base cannot be found, or a model is one that FusionBench does not load.
     """
+    from featcal.formats.locate import OPEN_CLIP, locate
     from featcal.models.adapter import architecture_for
-    from featcal.models.locate import OPEN_CLIP, locate
 
     models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
     foreign = [name for name, ref in models.items() if ref.startswith(OPEN_CLIP)]
@@ -50,7 +50,7 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
 def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
     """How FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
     arguments."""
-    from featcal.models.lora import split_lora
+    from featcal.formats.lora import split_lora
 
     under, adapter = split_lora(ref, root)
     path, revision = _place(under, root)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
+from featcal.formats.weights import Weights
 from featcal.models.compute import computing
-from featcal.models.weights import Weights
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")

@@ -13,10 +13,10 @@ from torch.func import functional_call
 from transformers import CLIPModel, CLIPVisionConfig, CLIPVisionModel
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
+from featcal.formats.checkpoint import read_config
+from featcal.formats.pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
 from featcal.models.attention import choose_attention
-from featcal.models.checkpoint import read_config
-from featcal.models.pretrained import load_complete
 
 _TOWER = "vision_model."
 _PROJECTION = "visual_projection.weight"

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Adapter
-from featcal.models.weights import TensorInfo, Weights
 from featcal.words import some
 
 _QUANTISED = ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "SCB", "absmax", "quant_map", "quant_state")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore, CallList
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
-from featcal.models.weights import Weights
 from featcal.progress import available_bytes
 
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Call, Stage, walking
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import first_calls
-from featcal.models.weights import Weights
 
 
 @walking

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from featcal.formats.pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Call
-from featcal.models.pretrained import load_complete
 
 IGNORED = -100
 """Label of a position that is no target, as transformers has it."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.language import (
@@ -25,7 +26,6 @@ from featcal.models.language import (
     run_norm,
     without_cache,
 )
-from featcal.models.weights import Weights
 
 _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _SETTINGS = (

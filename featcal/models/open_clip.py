@@ -238,7 +238,7 @@ class OpenClip(Adapter):
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         """Pooled features before the projection, from open_clip's own loader (strict: every tensor must be there)."""
-        from featcal.models.open_clip_files import load_folder
+        from featcal.formats.open_clip import load_folder
 
         model = load_folder(folder)
         model.visual.proj = None

@@ -117,7 +117,7 @@ class OpenClipText(Adapter):
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         """Pooled features before the projection, from open_clip's own loader."""
-        from featcal.models.open_clip_files import load_folder
+        from featcal.formats.open_clip import load_folder
 
         model = load_folder(folder)
         getattr(model, "text", model).text_projection = None

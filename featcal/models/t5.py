@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.language import (
@@ -23,7 +24,6 @@ from featcal.models.language import (
     run_norm,
     without_cache,
 )
-from featcal.models.weights import Weights
 
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}

@@ -12,12 +12,12 @@ import torch
 from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.errors import FeatcalError, InputError
 from featcal.family import Family
+from featcal.formats.weights import TensorInfo, Weights
 from featcal.left_out import left_out
 from featcal.lineage import Lineages, judge, measure_lineage
 from featcal.mergers.recipe import RecipeWeights
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter
-from featcal.models.weights import TensorInfo, Weights
 from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
 from featcal.preflight.models import Opened, Report, add_notes, expert_role, open_models, usable_family
 from featcal.preflight.places import Places

@@ -15,9 +15,9 @@ import torch
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import SLACK, working_bytes
+from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block
 from featcal.models.compute import computing
-from featcal.models.weights import TensorInfo
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
 

@@ -12,12 +12,12 @@ import torch
 
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
+from featcal.formats.checkpoint import HUB_ID
+from featcal.formats.locate import Located
+from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.jsons import read_json
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter, adapter_for
-from featcal.models.checkpoint import HUB_ID
-from featcal.models.locate import Located
-from featcal.models.weights import FirstRows, TensorInfo, Weights
 from featcal.preflight.places import Places
 from featcal.suite import Suite
 
@@ -99,7 +99,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         if role in opened.weights:
             report.notes += _dtypes(role, opened.weights[role], tower)
         if found.config.get("model_type") == "open_clip":
-            from featcal.models.quick_gelu import activation_note
+            from featcal.formats.quick_gelu import activation_note
 
             note = activation_note(found)
             report.notes += [] if note is None else [note]

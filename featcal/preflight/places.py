@@ -12,12 +12,12 @@ from pathlib import Path
 
 from featcal.errors import InputError
 from featcal.family import report_all
-from featcal.models.checkpoint import HUB_FILES, HUB_ID, INDEX_FILE, resolve
-from featcal.models.locate import Located, locate
-from featcal.models.lora import LoraWeights, split_lora
-from featcal.models.open_clip_files import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
-from featcal.models.peft_files import CONFIG_FILE, read_adapter_config
-from featcal.models.weights import Stored
+from featcal.formats.checkpoint import HUB_FILES, HUB_ID, INDEX_FILE, resolve
+from featcal.formats.locate import Located, locate
+from featcal.formats.lora import LoraWeights, split_lora
+from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
+from featcal.formats.peft import CONFIG_FILE, read_adapter_config
+from featcal.formats.weights import Stored
 from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
 from featcal.tasks.schema import Source

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.jsons import read_json
-from featcal.models.checkpoint import (
+from featcal.formats.checkpoint import (
     HUB_FILES,
     INDEX_FILE,
     SINGLE_FILE,
@@ -22,8 +21,9 @@ from featcal.models.checkpoint import (
     pickled,
     unpickling,
 )
-from featcal.models.locate import Located
-from featcal.models.weights import TensorInfo
+from featcal.formats.locate import Located
+from featcal.formats.weights import TensorInfo
+from featcal.jsons import read_json
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.weights import check_finite
+from featcal.formats.weights import check_finite
 from featcal.paths import local_path
 from featcal.suite import Suite, Task, did_you_mean
 from featcal.tasks.arrow import read_parquet

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.checkpoint import code_of
+from featcal.formats.weights import TensorInfo, in_groups
 from featcal.models.adapter import Block
-from featcal.models.checkpoint import code_of
-from featcal.models.weights import TensorInfo, in_groups
 
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""

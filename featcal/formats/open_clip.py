@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.checkpoint import resolve
+from featcal.formats.quick_gelu import check_activation
+from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
-from featcal.models.checkpoint import resolve
 from featcal.models.open_clip import check_plain, weight_name
-from featcal.models.quick_gelu import check_activation
-from featcal.models.weights import TensorInfo, check_finite
 from featcal.paths import local_path
 from featcal.suite import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from featcal.models.locate import Located
+    from featcal.formats.locate import Located
 
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
 CONFIG_FILE = "open_clip_config.json"
@@ -142,7 +142,7 @@ def located_folder(folder: Path, label: str) -> Located:
 
 
 def _located(file: Path, config: Mapping[str, Any], label: str) -> Located:
-    from featcal.models.locate import Located
+    from featcal.formats.locate import Located
 
     names = list(state_dict(file, label))
     return Located(label, file.parent, config, names, lambda canonical: StateFile(file, label, canonical))

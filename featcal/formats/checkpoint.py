@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
-from featcal.models.weights import TensorInfo, check_finite
 from featcal.paths import local_path
 
 SINGLE_FILE = "model.safetensors"

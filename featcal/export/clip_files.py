@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from featcal.export.clip_layouts import BPE_ROWS
+from featcal.export.config_files import PREPROCESSOR_FILE, image_processor_settings
+from featcal.export.write import copy_tokenizer
+from featcal.formats.locate import Located
 from featcal.jsons import read_json
-from featcal.models.config_files import PREPROCESSOR_FILE, image_processor_settings
-from featcal.models.convert import BPE_ROWS
-from featcal.models.export import copy_tokenizer
-from featcal.models.locate import Located
 
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """open_clip's word and Pillow's number."""
@@ -23,7 +23,7 @@ def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
     """`preprocessor_config.json` of an open_clip model."""
     from transformers import CLIPImageProcessor
 
-    from featcal.models.open_clip_files import preprocess_settings
+    from featcal.formats.open_clip import preprocess_settings
 
     settings, side = preprocess_settings(config), config["model_cfg"]["vision_cfg"].get("image_size", 224)
     square = {"height": side, "width": side}
@@ -78,7 +78,7 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
 
 def tokenizer_for_hf(located: Located, target: Path) -> Written:
     """Tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
-    from featcal.models.open_clip_files import CONFIG_FILE
+    from featcal.formats.open_clip import CONFIG_FILE
 
     text_cfg = located.config["model_cfg"]["text_cfg"]
     if (located.folder / CONFIG_FILE).is_file() and (copied := copy_tokenizer(located.folder, target)):

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.weights import TensorInfo
 from featcal.jsons import read_json
-from featcal.models.weights import TensorInfo
 from featcal.words import some
 
 CONFIG_FILE = "adapter_config.json"

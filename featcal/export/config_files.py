@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from featcal.formats.checkpoint import read_config
+from featcal.formats.output import save_text
+from featcal.formats.weights import TensorInfo, Weights
 from featcal.jsons import read_json
 from featcal.models.adapter import Adapter
-from featcal.models.checkpoint import read_config
-from featcal.models.output import save_text
-from featcal.models.weights import TensorInfo, Weights
 
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 TOKENIZER_FILE = "tokenizer_config.json"

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import open_file, read_header
-from featcal.models.peft_files import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
-from featcal.models.weights import Stored, TensorInfo, check_finite
+from featcal.formats.checkpoint import open_file, read_header
+from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
+from featcal.formats.weights import Stored, TensorInfo, check_finite
 from featcal.paths import local_path
 
 

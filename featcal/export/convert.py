@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError, NumericalError
-from featcal.models import clip_files
-from featcal.models.convert import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
-from featcal.models.export import CARD_FILE, RECORD_FILE, RELOAD_TOLERANCE, carried_text, is_open_clip, rewrite
-from featcal.models.locate import Located, locate
-from featcal.models.output import OutputFolder, save_tensors, save_text
+from featcal.export import clip_files
+from featcal.export.clip_layouts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
+from featcal.export.write import CARD_FILE, RECORD_FILE, RELOAD_TOLERANCE, carried_text, is_open_clip, rewrite
+from featcal.formats.locate import Located, locate
+from featcal.formats.output import OutputFolder, save_tensors, save_text
 
 LAYOUTS = {"hf": "transformers", "open_clip": "open_clip"}
 """Name of a layout and the library that reads it."""
@@ -63,8 +63,8 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
 
 def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[str]]:
     """transformers → open_clip; returns files and notes."""
+    from featcal.formats.open_clip import CONFIG_FILE, WEIGHT_FILE
     from featcal.models.clip import ClipVision
-    from featcal.models.open_clip_files import CONFIG_FILE, WEIGHT_FILE
 
     if located.config.get("model_type") != "clip":
         kind = located.config.get("model_type")
@@ -88,7 +88,7 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
     """open_clip → transformers; returns files and notes."""
     from transformers import CLIPConfig
 
-    from featcal.models.checkpoint import SINGLE_FILE
+    from featcal.formats.checkpoint import SINGLE_FILE
     from featcal.models.open_clip import weight_name
 
     config = hf_config(located.config["model_cfg"], located.label)
@@ -106,7 +106,7 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
 @torch.no_grad()
 def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
     """Largest differences between the two libraries; NumericalError if they are more than rounding."""
-    from featcal.models.open_clip_files import library_model, load_folder
+    from featcal.formats.open_clip import library_model, load_folder
 
     if layout == "open_clip":
         hf, other = _hf_model(located.folder), load_folder(folder)
@@ -132,7 +132,7 @@ def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
 def _hf_model(folder: Path) -> Any:
     from transformers import CLIPModel
 
-    from featcal.models.pretrained import load_complete
+    from featcal.formats.pretrained import load_complete
 
     return load_complete(CLIPModel, folder)
 

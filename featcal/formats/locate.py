@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
-from featcal.models.checkpoint import Checkpoint, read_config, resolve, stored_names
-from featcal.models.lora import LoraWeights, split_lora
-from featcal.models.weights import Stored
+from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.formats.lora import LoraWeights, split_lora
+from featcal.formats.weights import Stored
 
 OPEN_CLIP = ("open_clip:", "local-dir:", "hf-hub:")
 """How references to open_clip models begin; the first means a file of weights alone."""
@@ -59,13 +59,13 @@ def locate(ref: str, root: Path, label: str) -> Located:
         InputError: nothing is there, or its headers cannot be read.
     """
     if ref.startswith(OPEN_CLIP):
-        from featcal.models.open_clip_files import locate_open_clip
+        from featcal.formats.open_clip import locate_open_clip
 
         return locate_open_clip(ref, root, label)
     under, adapter = split_lora(ref, root)
     folder = resolve(under, root, label)
     if adapter is None and (folder / "open_clip_config.json").is_file():
-        from featcal.models.open_clip_files import is_open_clip_folder, located_folder
+        from featcal.formats.open_clip import is_open_clip_folder, located_folder
 
         if is_open_clip_folder(folder):
             return located_folder(folder, label)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from featcal.errors import InputError, NumericalError
+from featcal.export.config_files import say_model, say_processor, say_tokenizer
+from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
+from featcal.formats.locate import Located, locate
+from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
+from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
 from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Batch, Block, adapter_for
-from featcal.models.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.models.compute import Compute
-from featcal.models.config_files import say_model, say_processor, say_tokenizer
 from featcal.models.features import final_features
-from featcal.models.locate import Located, locate
-from featcal.models.output import OutputFolder, save_tensors, save_text, stream_tensors
-from featcal.models.weights import Stored, TensorInfo, Weights, in_groups
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
@@ -205,7 +205,7 @@ def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: S
 
 def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
     """One file with everything: open_clip reads no shards."""
-    from featcal.models.open_clip_files import WEIGHT_FILE
+    from featcal.formats.open_clip import WEIGHT_FILE
 
     _save(folder.partial / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
     return WEIGHT_FILE
@@ -238,8 +238,8 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
 
 def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
+    from featcal.formats.open_clip import CONFIG_FILE, preprocess_settings
     from featcal.models.open_clip import quick_gelu
-    from featcal.models.open_clip_files import CONFIG_FILE, preprocess_settings
 
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}

@@ -12,7 +12,7 @@ from featcal.errors import InputError
 from featcal.models.open_clip import quick_gelu
 
 if TYPE_CHECKING:
-    from featcal.models.locate import Located
+    from featcal.formats.locate import Located
 
 _OPENAI_ONLY = "input_resolution"
 """OpenAI's own state dicts, and no others, hold this number."""
