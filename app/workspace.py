@@ -31,10 +31,9 @@ from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter
-from featcal.models.compute import Compute
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
+from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite
 from featcal.tasks.sources import Samples, look
@@ -134,7 +133,7 @@ class Workspace:
             apart: DriftLedger | None = self._kept.get("drift", OrderedDict()).get((model, n))
             if apart is not None:
                 return apart
-            tasks = follow(*self._both(model, n), progress)
+            tasks = follow(*self._both(model, n, progress))
             return Features(self.family.suite.name, label_of(model), self.split, tasks)
 
         return self.once("features", (model, n), measure)
@@ -143,7 +142,7 @@ class Workspace:
         """The drift of these features, taken apart into local mismatch and propagation."""
 
         def measure() -> DriftLedger:
-            return self._ledger(model, decompose(*self._both(model, n), progress))
+            return self._ledger(model, decompose(*self._both(model, n, progress)))
 
         return self.once("drift", (model, n), measure)
 
@@ -154,7 +153,7 @@ class Workspace:
 
         def measure() -> DriftLedger:
             tasks = decompose(
-                *self._both(model, n), progress, class_token=class_token, sublayers=sublayers, attribution=True
+                *self._both(model, n, progress), class_token=class_token, sublayers=sublayers, attribution=True
             )
             ledger = self._ledger(model, tasks)
             with suppress(InputError):  # no labels or no head: the layers are still worth showing
@@ -265,12 +264,9 @@ class Workspace:
     def _ledger(self, model: ModelId, tasks: Mapping[str, TaskDrift]) -> DriftLedger:
         return DriftLedger(self.family.suite.name, label_of(model), self.split, tasks)
 
-    def _both(
-        self, model: ModelId, n: int
-    ) -> tuple[Adapter, Weights, Mapping[str, Tensor], Mapping[str, ExpertPass], Compute]:
+    def _both(self, model: ModelId, n: int, progress: Progress) -> tuple[Run, Weights, Mapping[str, ExpertPass]]:
         """A model and the experts, as a measurement takes them."""
-        family = self.family
-        return family.adapter, self._weights(model), family.head(), self._measured_passes(n), family.compute
+        return self.family.run(progress), self._weights(model), self._measured_passes(n)
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)

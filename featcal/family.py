@@ -22,6 +22,8 @@ from featcal.models.differences import differences
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.replay import check_replay
+from featcal.models.run import Run
+from featcal.progress import Progress, silent
 from featcal.suite import Suite
 from featcal.tasks.prepare import preparation
 from featcal.tasks.sources import PreparePixels, Samples, draw
@@ -144,6 +146,12 @@ class Family:
             once,
             store or ActivationStore(),
             samples.truncated,
+        )
+
+    def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
+        """What a measurement or a calibration of this family takes along; `store` bounds its token states."""
+        return Run(
+            self.adapter, self.base, self.merged, self.head(), self.compute, progress, store or ActivationStore()
         )
 
     def head(self) -> dict[str, Tensor]:

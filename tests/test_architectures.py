@@ -133,7 +133,7 @@ def test_sublayers_together_are_the_block(family: Family) -> None:
 
 def test_features_followed_are_those_taken_apart(family: Family) -> None:
     passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4) for task in TASKS}
-    both = family.adapter, family.merged, family.head(), passes, family.compute
+    both = family.run(), family.merged, passes
     followed = follow(*both)
     for task, whole in decompose(*both).items():
         assert [layer.layer for layer in followed[task].layers] == [layer.layer for layer in whole.layers]

@@ -23,7 +23,7 @@ def passes(family: Family, batch_size: int = 5) -> dict[str, ExpertPass]:
 
 
 def measured(family: Family, batch_size: int = 5) -> dict[str, TaskDrift]:
-    return decompose(family.adapter, family.merged, family.head(), passes(family, batch_size), family.compute)
+    return decompose(family.run(), family.merged, passes(family, batch_size))
 
 
 def states(family: Family, model: str, task: str) -> list[Tensor]:
@@ -47,7 +47,7 @@ def test_identity_holds_to_rounding(tiny64: Family) -> None:
 
 def test_features_followed_are_those_taken_apart(tiny: Family) -> None:
     """The walk that leaves mismatch out gives the very same drift, norms and final features."""
-    followed = follow(tiny.adapter, tiny.merged, tiny.head(), passes(tiny), tiny.compute)
+    followed = follow(tiny.run(), tiny.merged, passes(tiny))
     for name, task in measured(tiny).items():
         for one, whole in zip(followed[name].layers, task.layers, strict=True):
             assert one.layer == whole.layer

@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**31)
 
 def attributed(family: Family, batch_size: int = 5) -> dict[str, TaskDrift]:
     passes = {task: family.expert_pass(family.samples(task, "validation", 8, 0), batch_size) for task in TASKS}
-    return decompose(family.adapter, family.merged, family.head(), passes, family.compute, attribution=True)
+    return decompose(family.run(), family.merged, passes, attribution=True)
 
 
 def random(seed: int, *shape: int) -> Tensor:
@@ -249,9 +249,7 @@ def test_sublayers_are_the_block_in_two_steps(tiny64: Family) -> None:
     passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5) for task in TASKS}
 
     def walk(sublayers: bool) -> dict[str, TaskDrift]:
-        return decompose(
-            tiny64.adapter, tiny64.merged, tiny64.head(), passes, tiny64.compute, sublayers=sublayers, attribution=True
-        )
+        return decompose(tiny64.run(), tiny64.merged, passes, sublayers=sublayers, attribution=True)
 
     whole, halves = walk(False), walk(True)
     for name in TASKS:

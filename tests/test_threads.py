@@ -161,8 +161,7 @@ def test_two_threads_differentiate_through_attention_at_once(monkeypatch: pytest
 def test_attribution_is_the_same_beside_another_suite(families: dict[str, Family]) -> None:
     def shares(kind: str) -> list[Tensor]:
         family = families[kind]
-        arguments = family.adapter, family.merged, family.head(), expert_passes(family, FEW), family.compute
-        return books(decompose(*arguments, attribution=True))
+        return books(decompose(family.run(), family.merged, expert_passes(family, FEW), attribution=True))
 
     works = [lambda kind=kind: shares(kind) for kind in ("clip", "llama")]
     for alone, beside in zip([work() for work in works], together(*works), strict=True):
@@ -188,10 +187,10 @@ def test_an_abandoned_walk_is_closed_by_any_thread(families: dict[str, Family]) 
     config = replace(FEW, batch_size=2)
 
     def arguments() -> tuple[Any, ...]:
-        return family.adapter, family.merged, family.head(), expert_passes(family, config), family.compute
+        return family.run(), family.merged, expert_passes(family, config)
 
     def begin() -> Iterator[Any]:
-        crossings = cross(*arguments(), silent)
+        crossings = cross(*arguments())
         with family.adapter.in_use, torch.no_grad(), computing:
             for _ in range(5):
                 next(crossings)
@@ -210,8 +209,7 @@ def test_overtaken_walks_give_back_the_room_they_took(families: dict[str, Family
     config = replace(FEW, batch_size=2)
     kept = Kept(2**20)
     passes = expert_passes(family, config, kept)
-    arguments = family.adapter, family.merged, family.head(), passes, family.compute
-    follow(*arguments)
+    follow(family.run(), family.merged, passes)
     needed = 2**20 - kept._left
     room = Kept(needed)
     passes = expert_passes(family, config, room)
@@ -253,10 +251,10 @@ def test_sessions_overtaken_at_random_neither_fail_nor_disturb_each_other(famili
 
     def measured(kind: str, lam: float, progress: Progress) -> list[Tensor]:
         family = families[kind]
-        arguments = family.adapter, family.merged, family.head(), expert_passes(family, FEW), family.compute
+        arguments = family.run(progress), family.merged, expert_passes(family, FEW)
         if kind == "clip" and lam > 0.1:
-            return books(decompose(*arguments, progress, attribution=True))
-        return [layer.drift for task in follow(*arguments, progress).values() for layer in task.layers]
+            return books(decompose(*arguments, attribution=True))
+        return [layer.drift for task in follow(*arguments).values() for layer in task.layers]
 
     moves = [(work, kind, lam) for work in (calibrated, measured) for kind in KINDS for lam in (0.05, 0.2)]
     expected = [work(kind, lam, silent) for work, kind, lam in moves]

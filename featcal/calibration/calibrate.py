@@ -27,7 +27,7 @@ from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
-from featcal.models.adapter import Block
+from featcal.models.adapter import Block, walking
 from featcal.models.expert_pass import ExpertPass, Kept, require_same_compute
 from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
 from featcal.suite import Suite
@@ -242,21 +242,22 @@ def _run(
     merged, seconds = family.suite.merged, Seconds()
     outset = None if again else Outset(family.adapter, family.merged, passes, family.compute, store)
     started = time.perf_counter()
-    drift = calibrate_blocks(
-        family.adapter,
-        family.base,
-        family.merged,
-        passes,
-        config,
-        family.compute,
-        put,
-        finished,
-        progress,
-        store,
-        seconds,
-        first if again else None,
-        outset,
-    )
+    with walking(family.adapter):
+        drift = calibrate_blocks(
+            family.adapter,
+            family.base,
+            family.merged,
+            passes,
+            config,
+            family.compute,
+            put,
+            finished,
+            progress,
+            store,
+            seconds,
+            first if again else None,
+            outset,
+        )
     final = {} if outset is None else outset.drift
     return {
         "suite": family.suite.name,

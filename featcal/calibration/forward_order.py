@@ -17,7 +17,7 @@ from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Adapter, Block, Stage, walking
+from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
@@ -33,7 +33,6 @@ def nothing_finished(block: Block) -> None:
     """No block was solved before."""
 
 
-@walking
 def calibrate_blocks(
     adapter: Adapter,
     base: Weights,

@@ -18,9 +18,9 @@ from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter, walking
-from featcal.models.compute import Compute
+from featcal.models.adapter import walking
 from featcal.models.expert_pass import ExpertPass
+from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 
@@ -69,12 +69,9 @@ def measure_drift(
     if tokens == "class" and not family.adapter.class_token:
         raise InputError(f"tokens: a {family.adapter.family} model has no class token; take 'all'")
     tasks = decompose(
-        family.adapter,
+        family.run(progress),
         weights,
-        family.head(),
         passes,
-        family.compute,
-        progress,
         class_token=tokens == "class",
         sublayers=sublayers,
         attribution=attribution,
@@ -85,14 +82,10 @@ def measure_drift(
     return DriftLedger(family.suite.name, label, split, tasks)
 
 
-@walking
 def decompose(
-    adapter: Adapter,
+    run: Run,
     model: Weights,
-    head: Mapping[str, Tensor],
     experts: Mapping[str, ExpertPass],
-    compute: Compute,
-    progress: Progress = silent,
     *,
     class_token: bool = False,
     sublayers: bool = False,
@@ -105,31 +98,25 @@ def decompose(
     in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
     """
     records = {task: _Record(class_token, attribution) for task in experts}
-    second = SecondRun(adapter, head, experts, compute.device, sublayers)
-    for crossing in cross(adapter, model, head, experts, compute, progress, sublayers):
-        records[crossing.task].add(crossing, second.states(crossing) if crossing.position == 0 else None)
+    with walking(run.adapter):
+        second = SecondRun(run.adapter, run.head, experts, run.compute.device, sublayers)
+        for crossing in cross(run, model, experts, sublayers):
+            records[crossing.task].add(crossing, second.states(crossing) if crossing.position == 0 else None)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
-@walking
-def follow(
-    adapter: Adapter,
-    model: Weights,
-    head: Mapping[str, Tensor],
-    experts: Mapping[str, ExpertPass],
-    compute: Compute,
-    progress: Progress = silent,
-) -> dict[str, TaskFeatures]:
+def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
     """How far the features drift, and the final ones, not why: the numbers of `decompose` over all tokens and whole
     blocks, without its run of the model on the expert's features."""
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
-    for crossing in cross(adapter, model, head, experts, compute, progress):
-        expert, reached = (state.flatten(1).double() for state in crossing.after)
-        measured = (reached - expert).norm(dim=1), expert.norm(dim=1)
-        norms[crossing.task].setdefault(crossing.layer, []).append(measured)
-        if crossing.layer == LAST_LAYER:
-            final[crossing.task].append(crossing.after)
+    with walking(run.adapter):
+        for crossing in cross(run, model, experts):
+            expert, reached = (state.flatten(1).double() for state in crossing.after)
+            measured = (reached - expert).norm(dim=1), expert.norm(dim=1)
+            norms[crossing.task].setdefault(crossing.layer, []).append(measured)
+            if crossing.layer == LAST_LAYER:
+                final[crossing.task].append(crossing.after)
     found = {}
     for task, layers in norms.items():
         drifts = tuple(FeatureDrift(layer, *_joined(batches)) for layer, batches in layers.items())

@@ -27,7 +27,7 @@ from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.models.adapter import Adapter, Block, Call, Stage, walking
+from featcal.models.adapter import Block, Call, Stage, walking
 from featcal.models.capture import capture_inputs
 from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls, require_same_compute
 from featcal.progress import Progress, silent
@@ -120,12 +120,11 @@ def measure_sources(
     """
     family = as_family(family, precision=config.precision)
     require_same_compute(passes, family.compute)
-    return _measure(family.adapter, family, calibrated, config, passes, progress)
+    with walking(family.adapter):
+        return _measure(family, calibrated, config, passes, progress)
 
 
-@walking
 def _measure(
-    adapter: Adapter,
     family: Family,
     calibrated: Weights,
     config: CalibrationConfig,
@@ -133,7 +132,7 @@ def _measure(
     progress: Progress,
 ) -> list[SourceExcess]:
     found: list[SourceExcess] = []
-    compute, total = family.compute, len(adapter.blocks())
+    adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
     done = 0
     streams: dict[str, dict[str, list[Call]]] = {}
     rows: dict[str, TaskRows] = {}

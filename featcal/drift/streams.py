@@ -12,7 +12,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.compute import Compute
 from featcal.models.expert_pass import Entrance, ExpertPass
-from featcal.progress import Progress
+from featcal.models.run import Run
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
 
@@ -51,22 +51,14 @@ class Crossing:
         return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
 
-def cross(
-    adapter: Adapter,
-    model: Weights,
-    head: Mapping[str, Tensor],
-    experts: Mapping[str, ExpertPass],
-    compute: Compute,
-    progress: Progress,
-    sublayers: bool = False,
-) -> Iterator[Crossing]:
+def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> Iterator[Crossing]:
     """Every layer in forward order, for each of them every task, for each task every batch; sublayers of a block come
-    together, batch by batch. To be walked inside `torch.no_grad()` and `computing`.
+    together, batch by batch. To be walked inside `walking`.
 
     Args:
-        head: the tensors outside the tower that all models share.
         sublayers: attention and MLP of every block are layers of their own.
     """
+    adapter, compute, progress = run.adapter, run.compute, run.progress
     streams: dict[str, list[Call]] = {}
     names = iter(adapter.block_layers())
     total, done = len(adapter.blocks()), 0
@@ -95,7 +87,7 @@ def cross(
                         after = of_expert(states[0]), of_model(states[1])
                         yield Crossing(task, position, f"{layer} {name}", of_model, states, after, True, place)
                         states = after
-    yield from _close(adapter, model, head, experts, compute, streams)
+    yield from _close(adapter, model, run.head, experts, compute, streams)
     progress("measuring drift", total, total)
 
 

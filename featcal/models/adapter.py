@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,6 @@ from featcal.formats.weights import Weights
 from featcal.models.compute import computing
 
 M = TypeVar("M", bound=nn.Module)
-P = ParamSpec("P")
-R = TypeVar("R")
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
@@ -260,18 +257,14 @@ class Adapter(ABC):
         ]
 
 
-def walking(walk: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatenate[Adapter, P], R]:
-    """Decorates what walks through an adapter's blocks: without gradients, `computing`, one walk at a time.
+@contextmanager
+def walking(adapter: Adapter) -> Iterator[None]:
+    """Inside the `with`, this thread walks through an adapter's blocks: no gradients, `computing`, one walk at a time.
 
     Other threads that want the same adapter wait until this walk ends, however it ends.
     """
-
-    @wraps(walk)
-    def alone(adapter: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with adapter.in_use, torch.no_grad(), computing:
-            return walk(adapter, *args, **kwargs)
-
-    return alone
+    with adapter.in_use, torch.no_grad(), computing:
+        yield
 
 
 class _StopForward(Exception):

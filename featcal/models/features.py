@@ -14,31 +14,31 @@ from featcal.models.compute import Compute
 from featcal.models.expert_pass import first_calls
 
 
-@walking
 def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
     """Final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
     calls: list[Call] | None = None
-    for stage in adapter.stages:
-        calls = _through(stage, model, batches, calls, compute)
-    closing = compute.place(model.read(adapter.closing)) | dict(head)
-    assert calls is not None
-    return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(calls, batches, strict=True)])
+    with walking(adapter):
+        for stage in adapter.stages:
+            calls = _through(stage, model, batches, calls, compute)
+        closing = compute.place(model.read(adapter.closing)) | dict(head)
+        assert calls is not None
+        return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(calls, batches, strict=True)])
 
 
-@walking
 def pooled_features(
     adapter: Adapter, model: Weights, batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n d"]:
     """State after the last block of the first stage (T5: its encoder), mean over all tokens but padding, `[n, d]`."""
     stage = adapter.stages[0]
     pooled = []
-    for call, batch in zip(_through(stage, model, batches, None, compute), batches, strict=True):
-        state = stage.state(call, batch)
-        mask = batch.get("attention_mask")
-        tokens = state.shape[1] if mask is None else mask.sum(1, keepdim=True)
-        pooled.append(state.sum(1) / tokens)
+    with walking(adapter):
+        for call, batch in zip(_through(stage, model, batches, None, compute), batches, strict=True):
+            state = stage.state(call, batch)
+            mask = batch.get("attention_mask")
+            tokens = state.shape[1] if mask is None else mask.sum(1, keepdim=True)
+            pooled.append(state.sum(1) / tokens)
     return torch.cat(pooled)
 
 
