@@ -31,8 +31,8 @@ from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
-from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
+from featcal.models.lane import ExpertPass, Kept
 from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite

@@ -19,7 +19,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
 from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
-from featcal.models.expert_pass import ExpertPass, Kept
+from featcal.models.lane import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.replay import check_replay
 from featcal.models.run import Run
@@ -119,34 +119,14 @@ class Family:
         for start in range(PART, part.total, PART):
             yield self.samples(task, split, count, seed, slice(start, start + PART))
 
-    def expert_pass(
-        self,
-        samples: Samples,
-        batch_size: int,
-        kept: Kept | None = None,
-        once: bool = False,
-        store: ActivationStore | None = None,
-    ) -> ExpertPass:
+    def expert_pass(self, samples: Samples, batch_size: int, kept: Kept | None = None) -> ExpertPass:
         """The expert of the samples' task, about to walk over them in batches of `batch_size`.
 
         Args:
-            kept: room for what it computes, for a second walk.
-            once: there will be no second walk.
-            store: bounds what lies in memory between two blocks.
+            kept: room for what the next walk can use; without it there is one walk alone.
         """
-        batches = batches_of(samples, batch_size, self.compute.device)
-        expert = self.experts[samples.task]
-        return ExpertPass(
-            self.adapter,
-            expert,
-            batches,
-            samples.indices,
-            self.compute,
-            kept,
-            once,
-            store or ActivationStore(),
-            samples.truncated,
-        )
+        batches, expert = batches_of(samples, batch_size, self.compute.device), self.experts[samples.task]
+        return ExpertPass(samples.task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
 
     def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
         """What a measurement or a calibration of this family takes along; `store` bounds its token states."""

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from torch import Tensor
-
-from featcal.calibration.config import CalibrationConfig, config_of
-from featcal.calibration.forward_order import Finished, Put, calibrate_blocks, nothing_finished
+from featcal.calibration.config import CalibrationConfig, Options, config_of
+from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
-from featcal.calibration.outset import Outset, warnings_of
+from featcal.calibration.outset import warnings_of
 from featcal.card import model_card
 from featcal.export.write import write_model
 from featcal.family import Family, as_family
@@ -27,9 +25,9 @@ from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
-from featcal.models.adapter import Block, walking
-from featcal.models.expert_pass import ExpertPass, Kept, require_same_compute
-from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
+from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.models.run import Run
+from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.suite import Suite
 
 _PACKAGES = (
@@ -46,7 +44,7 @@ _PACKAGES = (
 """Whose versions are recorded: all that can move a number, those that make inputs too."""
 
 
-def config_for(family: Family, **options: Any) -> CalibrationConfig:
+def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
     """The options of a run: those given (None is not), else the suite's, else the paper's for the architecture.
 
     Raises:
@@ -112,18 +110,15 @@ def calibrate(
     opened = as_family(suite, device)
     config = config or config_for(opened)
     family = as_family(opened, device, config.precision)
-    started = time.perf_counter()
-    passes = expert_passes(family, config, once=True) if experts is None else experts
+    started, again = time.perf_counter(), experts is not None
+    passes = expert_passes(family, config) if experts is None else experts
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
-    done: dict[str, Tensor] = {}
-
-    def put(_: Block, tensors: dict[str, Tensor]) -> None:
-        done.update(tensors)
-
-    record = _run(family, config, passes, put, progress=progress, first=first, again=experts is not None)
-    record["seconds"] = {"total": time.perf_counter() - started, "samples": loaded, **record["seconds"]}
-    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
+    run, blocks = family.run(progress), InMemoryBlocks()
+    account = calibrate_blocks(run, passes, config, blocks, first or FirstBlock() if again else None)
+    seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
+    record = {**_record(family, config, passes, account, run), "seconds": seconds}
+    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
 
 
 def calibrate_to_folder(
@@ -151,41 +146,28 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
-    hashes = input_hashes(family)
-    notes = _notes(family)
-    store = ActivationStore(folder=Path(out).expanduser().absolute().parent)
-    passes = expert_passes(family, config, once=True, store=store)
-    drawn = {task: one.digest() for task, one in passes.items()}
-    if max_memory is not None:
-        batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
-        store.budget = state_budget(family.adapter.stages, family.merged, config, max_memory, batch)
+    hashes, notes = input_hashes(family), _notes(family)
+    passes = expert_passes(family, config)
+    run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
     loaded = time.perf_counter() - started
-    suite_content = family.suite.model_dump(mode="json")
-    run = {
-        "config": asdict(config),
-        "suite": suite_content,
-        "inputs": hashes,
-        "samples": drawn,
-        "versions": _versions(),
-    }
-    with OutputFolder(out, run, resume) as folder:
-        record = _run(family, config, passes, folder.put, folder.finished, progress, store)
-        del passes  # their token states would be in the way of what is written and verified
-        done = folder.finished_tensors(family.adapter.blocks())
+    with OutputFolder(out, _identity(family, config, passes, hashes), resume) as folder:
+        account = calibrate_blocks(run, passes, config, folder, None)
+        record = _record(family, config, passes, account, run)
+        del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()
 
         def finished_record() -> dict[str, Any]:
             now = time.perf_counter()
-            seconds = {"total": now - started, "samples": loaded, **record["seconds"], "writing": now - solved}
+            seconds = {"total": now - started, "samples": loaded, **run.seconds, "writing": now - solved}
             memory = {"peak_rss_bytes": peak_rss_bytes()}
             return {**record, "seconds": seconds, **memory, "inputs": hashes, "notes": notes}
 
-        model = Overlay("calibrated model", family.merged, done)
+        done = folder.finished_tensors(family.adapter.blocks())
         content = write_model(
             folder,
             family.adapter,
             family.container,
-            model,
+            Overlay("calibrated model", family.merged, done),
             finished_record,
             _card(family, config, record["warnings"]),
             whole=can_reload(family.merged.info, max_memory),
@@ -193,21 +175,16 @@ def calibrate_to_folder(
     return {"out": str(folder.out), **content}
 
 
-def expert_passes(
-    family: Family,
-    config: CalibrationConfig,
-    kept: Kept | None = None,
-    once: bool = False,
-    store: ActivationStore | None = None,
-) -> dict[str, ExpertPass]:
-    """The calibration samples of every task with its expert; the rest as `Family.expert_pass` has it.
+def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None = None) -> dict[str, ExpertPass]:
+    """The calibration samples of every task with its expert; `kept` as `Family.expert_pass` has it.
 
     They depend on samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
     """
 
     def one(task: str) -> ExpertPass:
-        drawn = family.samples(task, "calibration", config.samples, config.seed)
-        return family.expert_pass(drawn, config.batch_size, kept, once, store)
+        return family.expert_pass(
+            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, kept
+        )
 
     return {task: one(task) for task in family.suite.tasks}
 
@@ -220,45 +197,43 @@ def input_hashes(family: Family) -> dict[str, dict[str, str]]:
     return {name: {file.name: _sha256(file) for file in own} for name, own in files.items() if own}
 
 
-def _run(
+def _store(
+    family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], limit: int | None, out: Path
+) -> ActivationStore:
+    """Where token states lie between two blocks: in memory within `limit` bytes of the process, beyond it in files
+    beside `out`.
+
+    Raises:
+        InputError: the limit is below what one block needs.
+    """
+    budget = None
+    if limit is not None:
+        batch = max(family.adapter.tokens(batch) for one in passes.values() for batch in one.batches)
+        budget = state_budget(family.adapter.stages, family.merged, config, limit, batch)
+    return ActivationStore(budget, out.expanduser().absolute().parent)
+
+
+def _identity(
     family: Family,
     config: CalibrationConfig,
     passes: Mapping[str, ExpertPass],
-    put: Put,
-    finished: Finished = nothing_finished,
-    progress: Progress = silent,
-    store: ActivationStore | None = None,
-    first: FirstBlock | None = None,
-    again: bool = False,
+    hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Algorithm 1 and the record of it.
+    """What tells one run to a folder from another: only the same is resumed."""
+    return {
+        "config": asdict(config),
+        "suite": family.suite.model_dump(mode="json"),
+        "inputs": hashes,
+        "samples": {task: one.digest() for task, one in passes.items()},
+        "versions": _versions(),
+    }
 
-    Args:
-        first: used with passes that were walked before alone.
-        again: the passes were walked before, by somebody who moves options and looks at the drift himself; then the
-            merged model does not run beside the calibration to warn where it raises the drift.
-    """
-    store = store or ActivationStore()
-    merged, seconds = family.suite.merged, Seconds()
-    outset = None if again else Outset(family.adapter, family.merged, passes, family.compute, store)
-    started = time.perf_counter()
-    with walking(family.adapter):
-        drift = calibrate_blocks(
-            family.adapter,
-            family.base,
-            family.merged,
-            passes,
-            config,
-            family.compute,
-            put,
-            finished,
-            progress,
-            store,
-            seconds,
-            first if again else None,
-            outset,
-        )
-    final = {} if outset is None else outset.drift
+
+def _record(
+    family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], account: Account, run: Run
+) -> dict[str, Any]:
+    """The record of a finished calibration, without what its caller adds."""
+    merged = family.suite.merged
     return {
         "suite": family.suite.name,
         "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
@@ -266,18 +241,18 @@ def _run(
         "tasks": {
             task: {
                 "samples": len(one.indices),
-                "tokens": one.tokens,
+                "tokens": account.tokens[task],
                 "truncated": one.truncated,
                 "indices": list(one.indices),
             }
             for task, one in passes.items()
         },
-        "seconds": {"calibration": time.perf_counter() - started, **seconds},
+        "seconds": dict(run.seconds),
         "peak_rss_bytes": peak_rss_bytes(),
-        "spilled_bytes": store.spilled,
-        "relative_drift": drift,
-        "final_drift": {task: asdict(one) for task, one in final.items()},
-        "warnings": warnings_of(final),
+        "spilled_bytes": run.store.spilled,
+        "relative_drift": account.drift,
+        "final_drift": {task: asdict(one) for task, one in account.final.items()},
+        "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
         "versions": _versions(),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter
@@ -67,6 +67,24 @@ class CalibrationConfig:
             raise InputError(f"batch_size is {self.batch_size}; it is at least 1")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision is '{self.precision}'; choose {' or '.join(PRECISIONS)}")
+
+
+class Options(TypedDict, total=False):
+    """The fields of `CalibrationConfig`, each of which may be left to the suite and the paper by None."""
+
+    lam: float | None
+    rho: float | None
+    alpha: float | None
+    samples: int | None
+    seed: int | None
+    biases: bool | None
+    layernorms: bool | None
+    rmsnorms: bool | None
+    completion_only: bool | None
+    patch_weight: float | None
+    eps: float | None
+    batch_size: int | None
+    precision: str | None
 
 
 def config_of(adapter: Adapter, asked: Mapping[str, Any]) -> CalibrationConfig:

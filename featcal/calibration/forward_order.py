@@ -3,243 +3,271 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments, FirstBlock
-from featcal.calibration.outset import Outset
+from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
-from featcal.formats.weights import Weights
-from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Adapter, Block, Stage
-from featcal.models.capture import capture_inputs
-from featcal.models.compute import Compute
-from featcal.models.expert_pass import BlockTrace, Entrance, ExpertPass
-from featcal.progress import Progress, Seconds, silent
+from featcal.models.adapter import Batch, Block, Call, Stage, walking
+from featcal.models.lane import ExpertPass, Lane
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+from featcal.progress import Seconds
 
-Put = Callable[[Block, dict[str, Tensor]], None]
-"""Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
-Finished = Callable[[Block], dict[str, Tensor] | None]
-"""Gives the tensors of a block that an earlier run solved, or None."""
+T = TypeVar("T")
+STUDENT = "student"
+"""The model under calibration, as its lanes are called."""
 
 
-def nothing_finished(block: Block) -> None:
-    """No block was solved before."""
+class Blocks(Protocol):
+    """Where solved blocks go, and where those of an interrupted run come from."""
+
+    def finished(self, block: Block) -> dict[str, Tensor] | None:
+        """The tensors of a block that an earlier run solved, by canonical name; None if it did not."""
+
+    def put(self, block: Block, tensors: dict[str, Tensor]) -> None:
+        """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
+
+
+class InMemoryBlocks:
+    """Solved blocks, all in memory."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def finished(self, block: Block) -> None:
+        return None
+
+    def put(self, block: Block, tensors: dict[str, Tensor]) -> None:
+        self.tensors |= tensors
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a calibration met on its way."""
+
+    tokens: Mapping[str, int]
+    """By task: tokens of the first stage, padding left out."""
+    drift: Mapping[str, Mapping[str, float]]
+    """By block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the block's own
+    stage (`Stage.own_state`): of a T5 decoder block those of the decoder."""
+    final: Mapping[str, FinalDrift]
+    """By task, where the merged model ran beside the calibration."""
 
 
 def calibrate_blocks(
-    adapter: Adapter,
-    base: Weights,
-    merged: Weights,
-    experts: Mapping[str, ExpertPass],
-    config: CalibrationConfig,
-    compute: Compute,
-    put: Put,
-    finished: Finished = nothing_finished,
-    progress: Progress = silent,
-    store: ActivationStore | None = None,
-    seconds: Seconds | None = None,
-    first: FirstBlock | None = None,
-    outset: Outset | None = None,
-) -> dict[str, dict[str, float]]:
+    run: Run, experts: Mapping[str, ExpertPass], config: CalibrationConfig, blocks: Blocks, first: FirstBlock | None
+) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
     1. The student starts as the merged model; every task has a student stream and an expert stream.
     2. For each block in forward order:
        a. run every expert's own block on its own stream and the student's block on the deployed stream,
-          counting the moments of every linear map and LayerNorm from this one snapshot (Eqs. 13, 52, 56);
+          counting the moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56);
        b. solve all modules of the block in closed form (Eqs. 17, 55, 59);
-       c. load them at once, in the dtype they will be stored in, and hand them to `put`;
+       c. load them at once, in the dtype they will be stored in, and hand them to `blocks`;
        d. rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
-        finished: tensors of a block that an earlier run completed, which is then only replayed.
-        store: holds the student's stream between blocks; in memory without one.
-        seconds: where to add up seconds by stage: "first calls", "load", "student forward", "expert forward",
-            "moments", "solve", "merged forward".
-        first: keeps the statistics of the first block from run to run.
-        outset: the merged model's own stream, to be walked beside the calibration.
-
-    Returns:
-        For each block and task the relative drift ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the
-        tokens of the block's own stage (`Stage.own_state`): of a T5 decoder block those of the decoder.
+        blocks: a block that they have finished is only replayed.
+        first: keeps the statistics of the first block from run to run, for somebody who moves options on the same
+            samples and looks at the drift himself. Without it the merged model runs beside the calibration on a few
+            samples, to warn where its final drift was lower (`Outset`).
 
     Raises:
         NumericalError: features that are not finite, or a system that cannot be solved; names the block.
+        InputError: an architecture that cannot be run block by block.
     """
-    residuals: dict[str, dict[str, float]] = {}
-    streams: dict[str, CallList] = {}
-    rows: dict[str, TaskRows] = {}
-    store, seconds = store or ActivationStore(), Seconds() if seconds is None else seconds
-    total = sum(len(stage.blocks) for stage in adapter.stages)
-    for stage in adapter.stages:
-        with seconds("first calls"):
-            entrance = Entrance(stage, merged.read(stage.outer), compute)
-            _enter(entrance, experts, streams, store)
-            if outset is not None:
-                outset.enter(stage, entrance.placed)
-            for task, expert in experts.items():
-                rows[task] = task_rows(stage, streams[task], expert.batches, config)
-                expert.spend(stage)
-        for index, block in enumerate(stage.blocks):
-            progress("calibrating", len(residuals), total)
-            stored = finished(block)
-            if outset is not None or stored is None:
-                with seconds("load"):
-                    as_merged = merged.read(block.names)
-            if outset is not None:
-                with seconds("merged forward"):
-                    outset.step(stage, block, as_merged)
-            if stored is None:
-                stored = as_merged
-                keeper = first if not residuals else None
-                moments = keeper.take(merged, experts, config) if keeper is not None else None
-                if moments is None:
+    drift: dict[str, dict[str, float]] = {}
+    with walking(run.adapter), run.seconds("calibration"):
+        walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
+        outset = Outset(run, experts) if first is None else None
+        tokens: dict[str, int] = {}
+        for stage in run.adapter.stages:
+            with run.seconds("first calls"):
+                rows = _enter(walk, stage, experts, config)
+                tokens = tokens or _tokens(walk.experts, experts)
+                if outset is not None:
+                    outset.enter(walk.fronts[STUDENT])
+            for index, block in walk.blocks(stage):
+                with run.seconds("load"):
+                    merged = run.merged.read(block.names)
+                if outset is not None:
+                    with run.seconds("merged forward"):
+                        outset.step(stage, block, merged)
+                stored = blocks.finished(block)
+                if stored is None:
                     moments = BlockMoments(stage, index, config)
-                    _count(moments, compute, stored, experts, streams, rows, store, seconds)
-                    if keeper is not None:
-                        keeper.keep(merged, experts, config, moments)
+                    if first is not None and not drift:
+                        moments = _of_first_block(run, walk, moments, merged, rows, first, experts)
+                    else:
+                        _count(run, walk, moments, merged, rows)
+                    with run.seconds("solve"), _named(block):
+                        own, base = (block.local(run.compute.move(t)) for t in (merged, run.base.read(block.names)))
+                        solved: dict[str, Tensor] = {}
+                        for group in moments.groups:
+                            solved |= group.solve(own, base, config)
+                        stored = merged | _as_stored(block.canonical(solved), merged)
+                    blocks.put(block, stored)
                 else:
-                    _walk_experts(stage, block, experts)
-                with seconds("solve"):
-                    stored |= _solve(moments, block, compute, stored, base)
-                put(block, stored)
-            else:
-                _walk_experts(stage, block, experts)
-            store.settle()
-            deployed = block.local(compute.place(stored))
-            with seconds("student forward"):
-                residuals[block.name] = {
-                    task: _advance(expert, stage, block, deployed, streams[task]) for task, expert in experts.items()
-                }
-    if outset is not None:
-        outset.close(streams)
-    progress("calibrating", total, total)
-    return residuals
+                    _replay(walk, stage, block)
+                run.store.settle()
+                with run.seconds("student forward"):
+                    drift[block.name] = _deploy(run, walk, stage, block, stored, experts)
+        final = {} if outset is None else outset.close(walk.experts, walk.lanes[STUDENT])
+        walk.finish()
+    return Account(tokens, drift, final)
 
 
 def _enter(
-    entrance: Entrance,
+    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig
+) -> dict[str, TaskRows]:
+    """First calls of a stage on all lanes; which tokens count in it."""
+    walk.enter(stage)
+    return {
+        task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
+    }
+
+
+def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dict[str, int]:
+    def counted(call: Call, batch: Batch) -> int:
+        mask = batch.get("attention_mask")
+        return call.hidden.shape[:2].numel() if mask is None else int(mask.sum())
+
+    return {task: sum(map(counted, lane.calls, experts[task].batches)) for task, lane in lanes.items()}
+
+
+def _of_first_block(
+    run: Run,
+    walk: Walk,
+    moments: BlockMoments,
+    merged: Mapping[str, Tensor],
+    rows: Mapping[str, TaskRows],
+    first: FirstBlock,
     experts: Mapping[str, ExpertPass],
-    streams: dict[str, CallList],
-    store: ActivationStore,
-) -> None:
-    """First calls of a stage on both streams of every task; they replace the calls after the stage before."""
-    for task, expert in experts.items():
-        expert.start(entrance.stage)
-        upstream = streams.get(task)
-        calls = expert.enter(entrance, upstream)
-        streams[task] = store.hold(calls) if upstream is None else store.replace(upstream, calls)
+) -> BlockMoments:
+    """The statistics of the first block: those of the last run, if they hold, or counted now and kept."""
+    config, block = moments.config, moments.block
+    known = first.take(run.merged, experts, config)
+    if known is not None:
+        _replay(walk, moments.stage, block)
+        return known
+    _count(run, walk, moments, merged, rows)
+    first.keep(run.merged, experts, config, moments)
+    return moments
 
 
-def _walk_experts(stage: Stage, block: Block, experts: Mapping[str, ExpertPass]) -> None:
+def _replay(walk: Walk, stage: Stage, block: Block) -> None:
     """Run every expert through a block that needs no counting."""
-    for expert in experts.values():
-        for _ in expert.walk(stage, block, expert.tensors(block)):
+    for task, tensors in walk.experts_at(block):
+        for _ in walk.experts[task].walk(stage, block, tensors):
             pass
 
 
 def _count(
-    moments: BlockMoments,
-    compute: Compute,
-    stored: Mapping[str, Tensor],
-    experts: Mapping[str, ExpertPass],
-    streams: Mapping[str, CallList],
-    rows: Mapping[str, TaskRows],
-    store: ActivationStore,
-    seconds: Seconds,
+    run: Run, walk: Walk, moments: BlockMoments, merged: Mapping[str, Tensor], rows: Mapping[str, TaskRows]
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
-    student = moments.block.local(compute.place(stored))
-    for task, tensors in _read_ahead(experts, moments.block, store.budget is None, seconds):
-        expert = experts[task]
-        _count_task(moments, student, expert, tensors, streams[task], rows[task], seconds)
-        with seconds("moments"):
+    student = moments.block.local(run.compute.place(merged))
+    for task, tensors in walk.experts_at(moments.block):
+        lanes = walk.lanes[STUDENT][task], walk.experts[task]
+        _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
+        with run.seconds("moments"):
             moments.end_task(tensors)
-        store.settle()
-
-
-def _read_ahead(
-    experts: Mapping[str, ExpertPass], block: Block, ahead: bool, seconds: Seconds
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every expert's tensors of a block; with `ahead` the next ones are read while the last are computed with."""
-    with ThreadPoolExecutor(1) as reader:
-        reading: Future[dict[str, Tensor]] | None = None
-        for task, following in zip_longest(experts, list(experts)[1:]):
-            with seconds("load"):
-                tensors = experts[task].tensors(block) if reading is None else reading.result()
-            reading = reader.submit(experts[following].tensors, block) if ahead and following else None
-            yield task, tensors
-            del tensors
+        run.store.settle()
 
 
 def _count_task(
-    moments: BlockMoments,
-    student: Mapping[str, Tensor],
-    expert: ExpertPass,
-    tensors: Mapping[str, Tensor],
-    stream: CallList,
-    rows: TaskRows,
     seconds: Seconds,
+    moments: BlockMoments,
+    lanes: tuple[Lane, Lane],
+    tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    rows: TaskRows,
 ) -> None:
-    walk: Iterator[BlockTrace] | None = None
-    for position, call in enumerate(stream):
-        with seconds("student forward"), capture_inputs(moments.modules, not moments.started) as inputs:
-            moments.block.run(student, call)
+    """Args: `lanes` and `tensors` are the student's and the expert's."""
+    (student, expert), (placed, stored) = lanes, tensors
+    block, steps = moments.block, None
+    given = student.inputs(block, placed, moments.modules, whole=not moments.started)
+    for position, inputs in enumerate(_timed(seconds, "student forward", given)):
         moments.see(inputs)
-        walk = walk or expert.walk(moments.stage, moments.block, tensors, *moments.asked_of_expert(rows))
-        with seconds("expert forward"):
-            trace = next(walk)
+        if steps is None:
+            asked = moments.asked_of_expert(rows)
+            steps = _timed(seconds, "expert forward", expert.walk(moments.stage, block, stored, *asked))
+        step = next(steps)
         with seconds("moments"):
-            moments.update(rows, position, inputs, trace, tensors)
-    for _ in walk or ():  # runs the walk to its end
+            moments.update(rows, position, inputs, step, stored)
+    for _ in steps or ():  # runs the walk to its end
         pass
 
 
-def _advance(expert: ExpertPass, stage: Stage, block: Block, deployed: Mapping[str, Tensor], stream: CallList) -> float:
-    """Run one task's deployed stream through the finished block.
+def _timed(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
+    """The same things, with the time that each takes to come counted to a stage."""
+    coming = iter(things)
+    while True:
+        with seconds(stage):
+            try:
+                thing = next(coming)
+            except StopIteration:
+                return
+        yield thing
+
+
+def _deploy(
+    run: Run,
+    walk: Walk,
+    stage: Stage,
+    block: Block,
+    stored: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+) -> dict[str, float]:
+    """Run every task's deployed stream through the finished block.
 
     Returns:
-        ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
+        By task ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
 
     Raises:
         NumericalError: it is not finite.
     """
-    drift, scale = (torch.zeros((), dtype=torch.float64, device=expert.compute.device) for _ in range(2))
-    for position, (call, batch, own) in enumerate(zip(stream, expert.batches, expert.calls(), strict=True)):
-        after = stage.advance(call, block.run(deployed, call))
-        stream[position] = after
-        target = stage.own_state(own, batch)
-        drift += (stage.own_state(after, batch) - target).double().square().sum()
-        scale += target.double().square().sum()
-    value = float((drift / scale) ** 0.5)
-    if not math.isfinite(value):
-        raise NumericalError(f"{block.name}: relative drift is {value}: the calibrated features are not finite")
-    return value
+    deployed, found = block.local(run.compute.place(stored)), {}
+    for task, lane in walk.lanes[STUDENT].items():
+        drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
+        steps = lane.walk(stage, block, deployed)
+        for step, own, batch in zip(steps, walk.experts[task].calls, experts[task].batches, strict=True):
+            target = stage.own_state(own, batch)
+            drift += (stage.own_state(step.after, batch) - target).double().square().sum()
+            scale += target.double().square().sum()
+        found[task] = float((drift / scale) ** 0.5)
+        if not math.isfinite(found[task]):
+            raise NumericalError(
+                f"{block.name}: relative drift is {found[task]}: the calibrated features are not finite"
+            )
+    return found
 
 
-def _solve(
-    moments: BlockMoments, block: Block, compute: Compute, stored: Mapping[str, Tensor], base: Weights
-) -> dict[str, Tensor]:
-    """Every calibrated tensor of a block by canonical name, in the dtype it is stored in."""
-    merged, own = (block.local(compute.move(tensors)) for tensors in (stored, base.read(block.names)))
+@contextmanager
+def _named(block: Block) -> Iterator[None]:
+    """Inside the `with`, numerical errors say in which block."""
     try:
-        solved = block.canonical(moments.solve(merged, own))
+        yield
     except NumericalError as error:
         raise NumericalError(f"{block.name}: {error}") from error
-    return {name: _stored(name, tensor, stored[name]) for name, tensor in solved.items()}
 
 
-def _stored(name: str, solved: Tensor, old: Tensor) -> Tensor:
-    """The solution in the dtype and place of the tensor it replaces; NumericalError if it does not fit."""
-    new = solved.to(old)
-    if not bool(torch.isfinite(new).all()):
-        raise NumericalError(f"{name}: the solution does not fit {old.dtype}; raise lam or store the model wider")
-    return new
+def _as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The solution in the dtype and place of the tensors it replaces; NumericalError if it does not fit."""
+    stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
+    for name, tensor in stored.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise NumericalError(
+                f"{name}: the solution does not fit {tensor.dtype}; raise lam or store the model wider"
+            )
+    return stored

@@ -17,7 +17,7 @@ from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import all_finite
-from featcal.models.expert_pass import BlockTrace
+from featcal.models.lane import Step
 
 FLOAT64_BELOW = 1e-3
 """Ridge strength below which products are formed in float64."""
@@ -132,7 +132,7 @@ class LinearGroup:
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def update(
-        self, inputs: Named, trace: BlockTrace, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
+        self, inputs: Named, trace: Step, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
     ) -> None:
         """Count one batch of the current task, of whose tokens `count` count in all."""
         x, alpha = self.features(inputs, tokens), config.alpha

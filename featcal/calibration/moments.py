@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
@@ -19,7 +19,7 @@ from featcal.calibration.token_rows import Named, TaskRows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
-from featcal.models.expert_pass import BlockTrace, ExpertPass
+from featcal.models.lane import ExpertPass, Step
 
 
 class BlockMoments:
@@ -27,11 +27,16 @@ class BlockMoments:
 
     def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
         self.stage, self.block = stage, stage.blocks[index]
-        self._index, self._config = index, config
+        self._index, self.config = index, config
         self.modules: dict[str, nn.Module] = {**self.block.linears, **_calibrated_norms(stage, self.block, config)}
         """Modules whose inputs are counted."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup | RmsGroup] = []
+
+    @property
+    def groups(self) -> list[LinearGroup | NormGroup | RmsGroup]:
+        """Everything that is solved: linear maps, then norms."""
+        return [*self._linears, *self._norms]
 
     @property
     def started(self) -> bool:
@@ -47,7 +52,7 @@ class BlockMoments:
         if self.started:
             return
         self._linears = linear_groups(self.stage, self._index, inputs)
-        for name, norm in _calibrated_norms(self.stage, self.block, self._config).items():
+        for name, norm in _calibrated_norms(self.stage, self.block, self.config).items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
             check_norm(f"{self.block.name}.{name}", norm)
             if isinstance(norm, nn.LayerNorm):
@@ -66,7 +71,7 @@ class BlockMoments:
                 outputs += group.names
         return inputs, outputs
 
-    def update(self, rows: TaskRows, position: int, inputs: Named, trace: BlockTrace, expert: Named) -> None:
+    def update(self, rows: TaskRows, position: int, inputs: Named, trace: Step, expert: Named) -> None:
         """Count one batch of a task.
 
         Args:
@@ -79,16 +84,16 @@ class BlockMoments:
         tokens = rows.batches[position]
         for group in self._linears:
             count = rows.count(group.weighting)
-            group.update(inputs, trace, expert, tokens[group.weighting], count, self._config)
+            group.update(inputs, trace, expert, tokens[group.weighting], count, self.config)
         for norm in self._norms:
             norm.update(inputs, tokens[norm.weighting])
 
     def end_task(self, expert: Named) -> None:
         """Fold the task's statistics into the sums over tasks."""
         for group in self._linears:
-            group.end_task(expert, self._config)
+            group.end_task(expert, self.config)
         for norm in self._norms:
-            norm.end_task(expert, self._config)
+            norm.end_task(expert, self.config)
 
     def again(self, config: CalibrationConfig) -> BlockMoments:
         """The same finished statistics, to be solved with other options; the solve leaves these as they are."""
@@ -96,13 +101,6 @@ class BlockMoments:
         same._config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
         return same
-
-    def solve(self, merged: Named, base: Named) -> dict[str, Tensor]:
-        """Every calibrated tensor of the block, in the dtype of the solve."""
-        solved: dict[str, Tensor] = {}
-        for group in (*self._linears, *self._norms):
-            solved |= group.solve(merged, base, self._config)
-        return solved
 
 
 class FirstBlock:

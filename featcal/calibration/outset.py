@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from featcal.formats.weights import Weights
-from featcal.models.activations import ActivationStore, CallList
-from featcal.models.adapter import Adapter, Batch, Block, Stage
-from featcal.models.compute import Compute
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.adapter import Batch, Block, Stage
+from featcal.models.lane import Entrance, ExpertPass, Lane
+from featcal.models.run import Run
 
 SAMPLES = 8
 """Per task, the first of its calibration samples: one forward of the merged model on these is all that it costs."""
@@ -31,47 +29,39 @@ class FinalDrift:
 class Outset:
     """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        merged: Weights,
-        experts: Mapping[str, ExpertPass],
-        compute: Compute,
-        store: ActivationStore,
-    ) -> None:
-        self._adapter, self._merged, self._experts = adapter, merged, experts
-        self._compute, self._store = compute, store
-        self._batches = {task: first_samples(expert.batches[0]) for task, expert in experts.items()}
-        self._calls: dict[str, CallList] = {}
-        self.drift: dict[str, FinalDrift] = {}
-        """By task, once the calibration is done."""
+    def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
+        self._run = run
+        self._lanes = {
+            task: Lane(run.merged, [first_samples(one.batches[0])], run.compute, run.store)
+            for task, one in experts.items()
+        }
 
-    def enter(self, stage: Stage, outer: Mapping[str, Tensor]) -> None:
-        """First calls of a stage; `outer` are the merged model's tensors in front of it, placed."""
-        for task, batch in self._batches.items():
-            upstream = self._calls.get(task)
-            call = stage.first_call(outer, batch, None if upstream is None else upstream[0])
-            self._calls[task] = self._store.replace(upstream or [], [call])
-            self._batches[task] = {name: t for name, t in batch.items() if name not in stage.spent}
+    def enter(self, front: Entrance) -> None:
+        """First calls of a stage."""
+        for lane in self._lanes.values():
+            for _ in lane.enter(front):
+                pass
 
     def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
         """Through a block of the merged model, `stored` its tensors by canonical name."""
-        tensors = block.local(self._compute.place(stored))
-        for calls in self._calls.values():
-            calls[0] = stage.advance(calls[0], block.run(tensors, calls[0]))
+        tensors = block.local(self._run.compute.place(stored))
+        for lane in self._lanes.values():
+            for _ in lane.walk(stage, block, tensors):
+                pass
 
-    def close(self, calibrated: Mapping[str, CallList]) -> None:
-        """Compare final features; `calibrated` are the calls after the last block of the calibrated model."""
-        read, final = self._adapter.closing, self._adapter.final
-        closing = self._compute.place(self._merged.read(read))
-        for task, expert in self._experts.items():
-            own = self._compute.place(expert.weights.read(read))
-            first, batch = next(iter(expert.calls())), expert.batches[0]
-            target = final(own, first, batch)[:SAMPLES].double()
-            reached = final(closing, calibrated[task][0], batch)[:SAMPLES].double()
-            before = final(closing, self._calls[task][0], self._batches[task]).double()
+    def close(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
+        """Compare final features, by task; the lanes are behind the last block."""
+        adapter, place = self._run.adapter, self._run.compute.place
+        closing, found = place(self._run.merged.read(adapter.closing)), {}
+        for task, lane in self._lanes.items():
+            own = place(experts[task].weights.read(adapter.closing))
+            batch, theirs = experts[task].batches[0], (experts[task].calls[0], calibrated[task].calls[0])
+            target = adapter.final(own, theirs[0], batch)[:SAMPLES].double()
+            reached = adapter.final(closing, theirs[1], batch)[:SAMPLES].double()
+            before = adapter.final(closing, lane.calls[0], lane.batches[0]).double()
             apart = [float((features - target).norm() / target.norm()) for features in (before, reached)]
-            self.drift[task] = FinalDrift(len(target), *apart)
+            found[task] = FinalDrift(len(target), *apart)
+        return found
 
 
 def first_samples(batch: Batch) -> dict[str, Tensor]:

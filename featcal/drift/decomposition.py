@@ -19,7 +19,7 @@ from featcal.errors import InputError, NumericalError
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import walking
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.lane import ExpertPass
 from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
@@ -99,7 +99,7 @@ def decompose(
     """
     records = {task: _Record(class_token, attribution) for task in experts}
     with walking(run.adapter):
-        second = SecondRun(run.adapter, run.head, experts, run.compute.device, sublayers)
+        second = SecondRun(run, experts, sublayers)
         for crossing in cross(run, model, experts, sublayers):
             records[crossing.task].add(crossing, second.states(crossing) if crossing.position == 0 else None)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}

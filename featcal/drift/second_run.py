@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from featcal.drift.streams import LAST_LAYER, Crossing, Place
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.compute import Compute
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.lane import ExpertPass, through
+from featcal.models.run import Run
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,13 @@ class SecondRun:
     something else; tensors, states and calls are float64; both models start from the inputs and walk on their own.
 
     Args:
-        head: the tensors outside the tower that all models share.
         sublayers: attention and MLP of every block are layers of their own.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        head: Mapping[str, Tensor],
-        experts: Mapping[str, ExpertPass],
-        device: torch.device,
-        sublayers: bool = False,
-    ) -> None:
-        self._adapter, self._sublayers = adapter, sublayers
-        self._compute = Compute(device, torch.float64)
-        self._head = self._compute.place(head)
+    def __init__(self, run: Run, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
+        self._adapter, self._sublayers = run.adapter, sublayers
+        self._compute = Compute(run.compute.device, torch.float64)
+        self._head = self._compute.place(run.head)
         self._samples = {task: _alone(expert.batches[0]) for task, expert in experts.items()}
         self._calls: dict[str, tuple[Call, Call]] = {}
         self._waiting: dict[str, list[SecondStates]] = {}
@@ -99,14 +92,14 @@ class SecondRun:
             self._model = read, self._compute.place(read)
         own, theirs = self._compute.place(stored), self._model[1]
 
-        def through(tensors: Mapping[str, Tensor], call: Call) -> Call:
-            return _in_float64(stage.advance(call, block.run(tensors, call)))
+        def after(tensors: Mapping[str, Tensor], call: Call) -> Call:
+            return _in_float64(through(stage, block, tensors, call))
 
         before = stage.state(expert, inputs), stage.state(model, inputs)
-        self._calls[task] = following = through(own, expert), through(theirs, model)
+        self._calls[task] = following = after(own, expert), after(theirs, model)
         if not self._sublayers:
-            after = following[0], through(theirs, stage.with_state(model, before[0])), following[1]
-            return [SecondStates(row, before, *(stage.state(call, inputs) for call in after))]
+            calls = following[0], after(theirs, stage.with_state(model, before[0])), following[1]
+            return [SecondStates(row, before, *(stage.state(call, inputs) for call in calls))]
         of_expert, of_model = stage.sublayers(block, own, expert), stage.sublayers(block, theirs, model)
         found: list[SecondStates] = []
         for name, part in of_model.items():

@@ -22,14 +22,15 @@ from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
-from featcal.calibration.token_rows import TaskRows, TokenRows, task_rows
+from featcal.calibration.token_rows import TokenRows, task_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.models.adapter import Block, Call, Stage, walking
-from featcal.models.capture import capture_inputs
-from featcal.models.expert_pass import BlockTrace, ExpertPass, first_calls, require_same_compute
+from featcal.models.adapter import Block, Stage, walking
+from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.models.run import Run
+from featcal.models.walk import Walk
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 
@@ -120,55 +121,73 @@ def measure_sources(
     """
     family = as_family(family, precision=config.precision)
     require_same_compute(passes, family.compute)
-    with walking(family.adapter):
-        return _measure(family, calibrated, config, passes, progress)
-
-
-def _measure(
-    family: Family,
-    calibrated: Weights,
-    config: CalibrationConfig,
-    passes: Mapping[str, ExpertPass],
-    progress: Progress,
-) -> list[SourceExcess]:
-    found: list[SourceExcess] = []
-    adapter, compute, total = family.adapter, family.compute, len(family.adapter.blocks())
-    done = 0
-    streams: dict[str, dict[str, list[Call]]] = {}
-    rows: dict[str, TaskRows] = {}
-    for stage in adapter.stages:
-        outer = compute.place(family.merged.read(stage.outer))
-        for task, expert in passes.items():
-            expert.start(stage)
-            upstream = streams.get(task, {})
-            streams[task] = {
-                source: list(first_calls(stage, outer, expert.batches, upstream.get(source)))
-                for source in (DEPLOYED, "stale", "merged")
-            }
-            rows[task] = task_rows(stage, streams[task][DEPLOYED], expert.batches, config)
-        for index, block in enumerate(stage.blocks):
-            progress("comparing sources", done, total)
-            merged = compute.place(block.local(family.merged.read(block.names)))
-            new = compute.place(block.local(calibrated.read(block.names)))
-            books: list[_Book] = []
-            for task, expert in passes.items():
-                own = expert.tensors(block)
-                for position, trace in enumerate(expert.walk(stage, block, own, outputs=tuple(block.linears))):
-                    calls = {source: stream[position] for source, stream in streams[task].items()}
-                    seen, following = _inputs(stage, block, merged, new, compute.place(own), calls, trace)
-                    books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
+    run = family.run(progress)
+    with walking(run.adapter):
+        walk = Walk(run, "comparing sources", passes, dict.fromkeys((DEPLOYED, "stale", "merged"), run.merged))
+        found: list[SourceExcess] = []
+        for stage in run.adapter.stages:
+            walk.enter(stage)
+            first = {task: lane.calls for task, lane in walk.lanes[DEPLOYED].items()}
+            rows = {task: task_rows(stage, first[task], one.batches, config) for task, one in passes.items()}
+            for index, block in walk.blocks(stage):
+                models = _block_of(run, block, run.merged), _block_of(run, block, calibrated)
+                books: list[_Book] = []
+                for task, own in walk.experts_at(block):
+                    for position, (seen, outputs) in enumerate(_sources(walk, task, stage, block, own, models)):
+                        books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
+                        for book in books:
+                            book.update(seen, outputs, own, rows[task].batches[position][book.group.weighting])
                     for book in books:
-                        book.update(seen, trace.outputs, own, rows[task].batches[position][book.group.weighting])
-                    for source, call in following.items():
-                        streams[task][source][position] = call
+                        book.end_task(own)
+                anchors = [block.local(run.compute.move(one.read(block.names))) for one in (run.merged, run.base)]
                 for book in books:
-                    book.end_task(own)
-            anchors = [family.merged.read(block.names), family.base.read(block.names)]
-            for book in books:
-                found += book.close(block, *(block.local(compute.move(one)) for one in anchors))
-            done += 1
-    progress("comparing sources", total, total)
+                    found += book.close(block, *anchors)
+        walk.finish()
     return found
+
+
+def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:
+    """A model's tensors of a block as the forward takes them, by name inside the block."""
+    return block.local(run.compute.place(model.read(block.names)))
+
+
+def _sources(
+    walk: Walk,
+    task: str,
+    stage: Stage,
+    block: Block,
+    own: Mapping[str, Tensor],
+    models: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+) -> Iterator[tuple[dict[str, Mapping[str, Tensor]], Mapping[str, Tensor]]]:
+    """Inputs of every linear map from every source, and the expert's outputs, batch by batch; all lanes move on.
+
+    Args:
+        own: the expert's tensors of the block.
+        models: the merged model's and the calibrated one's, placed.
+    """
+    merged, new = models
+    linears = tuple(block.linears)
+    prefix, stale, untouched = (walk.lanes[source][task] for source in (DEPLOYED, "stale", "merged"))
+    steps = zip(
+        walk.experts[task].walk(stage, block, own, linears, linears),
+        prefix.walk(stage, block, merged, linears, move=False),
+        stale.walk(stage, block, merged, linears, move=False),
+        untouched.walk(stage, block, merged, linears),
+        prefix.walk(stage, block, new, linears),
+        strict=True,
+    )
+    for position, (expert, deployed, before, unchanged, inside) in enumerate(steps):
+        stale.calls.put(position, deployed.after)
+        yield (
+            {
+                DEPLOYED: deployed.inputs,
+                "stale": before.inputs,
+                "merged": unchanged.inputs,
+                "expert": expert.inputs,
+                INSIDE: inside.inputs,
+            },
+            expert.outputs,
+        )
 
 
 def compare_sources(
@@ -193,7 +212,7 @@ def compare_sources(
     if model == "merged":
         config = config_for(family, samples=samples, seed=seed)
         family = as_family(family, device, config.precision)
-        passes = expert_passes(family, config)
+        passes = expert_passes(family, config, Kept.on(family.compute.device))
         return measure_sources(family, calibrate(family, config, experts=passes).weights, config, passes, progress)
     config = recorded_config(Path(model))
     family = as_family(family, device, config.precision)
@@ -216,34 +235,6 @@ def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:
     return pd.DataFrame([asdict(one) for one in found])
 
 
-Seen = Mapping[str, Mapping[str, Tensor]]
-
-
-def _inputs(
-    stage: Stage,
-    block: Block,
-    merged: Mapping[str, Tensor],
-    new: Mapping[str, Tensor],
-    expert: Mapping[str, Tensor],
-    calls: Mapping[str, Call],
-    trace: BlockTrace,
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Call]]:
-    """Inputs of every module from every source on one batch, and the calls of the next block."""
-
-    def run(tensors: Mapping[str, Tensor], call: Call) -> tuple[dict[str, Tensor], Call]:
-        with capture_inputs(block.linears) as inputs:
-            output = block.run(tensors, call)
-        return inputs, stage.advance(call, output)
-
-    seen, following = {}, {}
-    seen[DEPLOYED], following["stale"] = run(merged, calls[DEPLOYED])
-    seen["stale"], _ = run(merged, calls["stale"])
-    seen["merged"], following["merged"] = run(merged, calls["merged"])
-    seen["expert"], _ = run(expert, trace.call)
-    seen[INSIDE], following[DEPLOYED] = run(new, calls[DEPLOYED])
-    return seen, following
-
-
 class _Book:
     """Moments of one group from every source, summed over tasks."""
 
@@ -254,7 +245,13 @@ class _Book:
         self._distance: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._sums: dict[tuple[str, str], list[Any]] = {}
 
-    def update(self, seen: Seen, outputs: Mapping[str, Tensor], own: Mapping[str, Tensor], tokens: TokenRows) -> None:
+    def update(
+        self,
+        seen: Mapping[str, Mapping[str, Tensor]],
+        outputs: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        tokens: TokenRows,
+    ) -> None:
         group = self.group
         expert = group.expert_outputs(outputs, own, tokens).double()
         features = {source: group.features(inputs, tokens).double() for source, inputs in seen.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,11 +10,13 @@ from torch import Tensor
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
-from featcal.models.compute import Compute
-from featcal.models.expert_pass import Entrance, ExpertPass
+from featcal.models.lane import Entrance, ExpertPass, Step, through
 from featcal.models.run import Run
+from featcal.models.walk import Entering, Walk
 
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
+MODEL = "model"
+"""The model beside the experts, as its lanes are called."""
 
 
 @dataclass(frozen=True)
@@ -58,52 +60,69 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
     Args:
         sublayers: attention and MLP of every block are layers of their own.
     """
-    adapter, compute, progress = run.adapter, run.compute, run.progress
-    streams: dict[str, list[Call]] = {}
-    names = iter(adapter.block_layers())
-    total, done = len(adapter.blocks()), 0
-    for stage in adapter.stages:
-        yield from _enter(adapter, Entrance(stage, model.read(stage.outer), compute), experts, streams)
-        for block in stage.blocks:
-            progress("measuring drift", done, total)
-            read, layer, done = block.local(model.read(block.names)), next(names), done + 1
-            tensors = compute.place(read)
-            for task, expert in experts.items():
-                stored = expert.tensors(block)
-                theirs = compute.place(stored) if sublayers else {}
-                place = Place(stage, block, (stored, read))
-                for position, trace in enumerate(expert.walk(stage, block, stored)):
-                    call, batch = streams[task][position], expert.batches[position]
-                    states = stage.state(trace.call, batch), stage.state(call, batch)
-                    to_call, to_state = _through(stage, block, tensors, call, batch)
-                    streams[task][position] = following = to_call(states[1])
-                    if not sublayers:
-                        after = stage.state(trace.after, batch), stage.state(following, batch)
-                        yield Crossing(task, position, layer, to_state, states, after, True, place)
-                        continue
-                    own = stage.sublayers(block, theirs, trace.call)
-                    for name, part in stage.sublayers(block, tensors, call).items():
-                        of_expert, of_model = (_masked(one, stage, call, batch) for one in (own[name], part))
-                        after = of_expert(states[0]), of_model(states[1])
-                        yield Crossing(task, position, f"{layer} {name}", of_model, states, after, True, place)
-                        states = after
-    yield from _close(adapter, model, run.head, experts, compute, streams)
-    progress("measuring drift", total, total)
+    walk = Walk(run, "measuring drift", experts, {MODEL: model})
+    names = iter(run.adapter.block_layers())
+    for stage in run.adapter.stages:
+        for entering in walk.entering(stage):
+            yield _entered(run.adapter, stage, walk.fronts[MODEL], experts[entering.task], entering)
+        for _, block in walk.blocks(stage):
+            layer, read = next(names), block.local(model.read(block.names))
+            tensors = run.compute.place(read)
+            for task, stored in walk.experts_at(block):
+                place, one = Place(stage, block, (stored, read)), experts[task]
+                theirs = run.compute.place(stored) if sublayers else {}
+                lanes = (
+                    walk.experts[task].walk(stage, block, stored),
+                    walk.lanes[MODEL][task].walk(stage, block, tensors),
+                )
+                for position, (own, step) in enumerate(zip(*lanes, strict=True)):
+                    both = _Both(task, position, layer, own, step, one.batches[position], place)
+                    yield from both.sublayers(theirs, tensors) if sublayers else [both.whole(tensors)]
+    yield from _close(run, model, experts, walk)
+    walk.finish()
 
 
-def _through(
-    stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call, batch: Batch
-) -> tuple[Callable[[Tensor], Call], Layer]:
-    """From a state before a block to the call of the next one, and to the state after it."""
+@dataclass(frozen=True)
+class _Both:
+    """One batch of a task that went through a block on both streams."""
 
-    def to_call(state: Tensor) -> Call:
-        on_state = stage.with_state(call, state)
-        return stage.advance(on_state, block.run(tensors, on_state))
+    task: str
+    position: int
+    layer: str
+    expert: Step
+    model: Step
+    batch: Batch
+    place: Place
 
-    def to_state(state: Tensor) -> Tensor:
-        return stage.state(to_call(state), batch)
+    def whole(self, tensors: Mapping[str, Tensor]) -> Crossing:
+        """The block as one layer of the model, whose tensors are placed."""
+        stage, block, batch = self.place.stage, self._block, self.batch
 
-    return to_call, to_state
+        def layer(state: Tensor) -> Tensor:
+            return stage.state(through(stage, block, tensors, stage.with_state(self.model.call, state)), batch)
+
+        after = stage.state(self.expert.after, batch), stage.state(self.model.after, batch)
+        return Crossing(self.task, self.position, self.layer, layer, self._before, after, True, self.place)
+
+    def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
+        """Its residual parts, each a layer, with the expert's and the model's tensors."""
+        stage, states = self.place.stage, self._before
+        own = stage.sublayers(self._block, theirs, self.expert.call)
+        for name, part in stage.sublayers(self._block, tensors, self.model.call).items():
+            of_expert, of_model = (_masked(one, stage, self.model.call, self.batch) for one in (own[name], part))
+            after = of_expert(states[0]), of_model(states[1])
+            yield Crossing(self.task, self.position, f"{self.layer} {name}", of_model, states, after, True, self.place)
+            states = after
+
+    @property
+    def _block(self) -> Block:
+        assert self.place.block is not None
+        return self.place.block
+
+    @property
+    def _before(self) -> tuple[Tensor, Tensor]:
+        state = self.place.stage.state
+        return state(self.expert.call, self.batch), state(self.model.call, self.batch)
 
 
 def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
@@ -115,62 +134,42 @@ def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
     return masked
 
 
-def _enter(
-    adapter: Adapter,
-    entrance: Entrance,
-    experts: Mapping[str, ExpertPass],
-    streams: dict[str, list[Call]],
-) -> Iterator[Crossing]:
+def _entered(adapter: Adapter, stage: Stage, front: Entrance, one: ExpertPass, entering: Entering) -> Crossing:
     """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
-        entrance: of the model.
-        streams: its calls per task after the stage before, which the first calls of this one replace.
+        front: of the model.
+        one: the task's samples.
     """
-    stage = entrance.stage
-    number = adapter.stages.index(stage)
+    batch, own, entry = one.batches[entering.position], entering.expert, entering.models[MODEL]
     layer = FIRST_LAYER if len(adapter.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
-    for task, expert in experts.items():
-        own_before, before = list(expert.calls()), streams.get(task)
-        expert.start(stage)
-        streams[task] = list(expert.enter(entrance, before))
-        place = Place(stage, None, (expert.weights.read(stage.outer), entrance.stored))
-        for position, (batch, own, call) in enumerate(zip(expert.batches, expert.calls(), streams[task], strict=True)):
-            after = stage.state(own, batch), stage.state(call, batch)
-            if before is None:
-                yield Crossing(task, position, layer, None, None, after, False, place)
-                continue
-            upper, ended = adapter.stages[number - 1], before[position]
+    place = Place(stage, None, (entering.front.stored, front.stored))
+    after = stage.state(own.first, batch), stage.state(entry.first, batch)
+    if own.ended is None or entry.ended is None:
+        return Crossing(entering.task, entering.position, layer, None, None, after, False, place)
+    upper, ended = adapter.stages[adapter.stages.index(stage) - 1], entry.ended
 
-            def lead_over(state: Tensor, upper: Stage = upper, ended: Call = ended, batch: Batch = batch) -> Tensor:
-                return stage.state(stage.first_call(entrance.placed, batch, upper.with_state(ended, state)), batch)
+    def lead_over(state: Tensor) -> Tensor:
+        return stage.state(stage.first_call(front.placed, batch, upper.with_state(ended, state)), batch)
 
-            arrived = upper.state(own_before[position], batch), upper.state(ended, batch)
-            yield Crossing(task, position, layer, lead_over, arrived, after, False, place)
+    arrived = upper.state(own.ended, batch), upper.state(ended, batch)
+    return Crossing(entering.task, entering.position, layer, lead_over, arrived, after, False, place)
 
 
-def _close(
-    adapter: Adapter,
-    model: Weights,
-    head: Mapping[str, Tensor],
-    experts: Mapping[str, ExpertPass],
-    compute: Compute,
-    streams: Mapping[str, list[Call]],
-) -> Iterator[Crossing]:
+def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Walk) -> Iterator[Crossing]:
     """The last layer: final norm and projection, which has no skip connection."""
-    stage = adapter.stages[-1]
-    read = model.read(adapter.closing)
-    closing = compute.place(read) | dict(head)
-    for task, expert in experts.items():
-        stored = expert.weights.read(adapter.closing)
-        place = Place(stage, None, (stored, read))
-        own = compute.place(stored) | dict(head)
-        calls = zip(expert.batches, expert.calls(), streams[task], strict=True)
+    adapter, place_on = run.adapter, run.compute.place
+    stage, read = adapter.stages[-1], model.read(adapter.closing)
+    closing = place_on(read) | dict(run.head)
+    for task, one in experts.items():
+        stored = one.weights.read(adapter.closing)
+        place, own = Place(stage, None, (stored, read)), place_on(stored) | dict(run.head)
+        calls = zip(one.batches, walk.experts[task].calls, walk.lanes[MODEL][task].calls, strict=True)
         for position, (batch, expert_call, call) in enumerate(calls):
 
-            def run(state: Tensor, call: Call = call, batch: Batch = batch) -> Tensor:
+            def layer(state: Tensor, call: Call = call, batch: Batch = batch) -> Tensor:
                 return adapter.final(closing, stage.with_state(call, state), batch)
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
-            after = adapter.final(own, expert_call, batch), run(before[1])
-            yield Crossing(task, position, LAST_LAYER, run, before, after, False, place)
+            after = adapter.final(own, expert_call, batch), layer(before[1])
+            yield Crossing(task, position, LAST_LAYER, layer, before, after, False, place)

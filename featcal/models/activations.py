@@ -40,16 +40,9 @@ class ActivationStore:
         self._files: Path | None = None
         self._number = 0
 
-    def hold(self, calls: Iterable[Call]) -> CallList:
+    def hold(self, calls: Iterable[Call] = ()) -> CallList:
         """A list of calls, taken one by one: an iterator's items need not be in memory together."""
         return CallList(self, calls)
-
-    def replace(self, old: CallList | list[Call], calls: Iterable[Call]) -> CallList:
-        """Hold calls that are made from the old ones, which are given up."""
-        held = self.hold(calls)
-        if isinstance(old, CallList):
-            old.clear()
-        return held
 
     def settle(self) -> None:
         """Where there is a budget, give memory that was freed since back to the system: a limit counts it."""
@@ -69,30 +62,44 @@ class ActivationStore:
 
 
 class CallList:
-    """A fixed number of calls that are read and replaced one at a time."""
+    """Calls that are read and replaced one at a time."""
 
     def __init__(self, store: ActivationStore, calls: Iterable[Call]) -> None:
         self._store = store
-        self._held = [_Held(store, call) for call in calls]
+        self._held: list[_Held | Call] = [self._hold(call) for call in calls]
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Call]:
-        return (held.call() for held in self._held)
+        return (held if isinstance(held, Call) else held.call() for held in self._held)
 
     def __getitem__(self, position: int) -> Call:
-        return self._held[position].call()
+        held = self._held[position]
+        return held if isinstance(held, Call) else held.call()
 
-    def __setitem__(self, position: int, call: Call) -> None:
-        self._held[position].drop()
-        self._held[position] = _Held(self._store, call)
+    def put(self, position: int, call: Call) -> None:
+        """Replace a call, or append the first one at this position."""
+        if position < len(self._held):
+            self._drop(self._held[position])
+            self._held[position] = self._hold(call)
+        else:
+            self._held.append(self._hold(call))
 
     def clear(self) -> None:
         """Give the memory back; the list is empty afterwards."""
         for held in self._held:
-            held.drop()
+            self._drop(held)
         self._held = []
+
+    def _hold(self, call: Call) -> _Held | Call:
+        """Nothing is counted where nothing is limited."""
+        return call if self._store.budget is None else _Held(self._store, call)
+
+    @staticmethod
+    def _drop(held: _Held | Call) -> None:
+        if isinstance(held, _Held):
+            held.drop()
 
 
 class _Held:

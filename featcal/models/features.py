@@ -9,22 +9,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter, Batch, Call, Stage, walking
+from featcal.models.activations import ActivationStore
+from featcal.models.adapter import Adapter, Batch, Stage, walking
 from featcal.models.compute import Compute
-from featcal.models.expert_pass import first_calls
+from featcal.models.lane import Entrance, Lane
+from featcal.models.replay import check_first_batch
 
 
 def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
     """Final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
-    calls: list[Call] | None = None
     with walking(adapter):
-        for stage in adapter.stages:
-            calls = _through(stage, model, batches, calls, compute)
+        lane = _walked(adapter, adapter.stages, model, batches, compute)
         closing = compute.place(model.read(adapter.closing)) | dict(head)
-        assert calls is not None
-        return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(calls, batches, strict=True)])
+        return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(lane.calls, batches, strict=True)])
 
 
 def pooled_features(
@@ -34,7 +33,8 @@ def pooled_features(
     stage = adapter.stages[0]
     pooled = []
     with walking(adapter):
-        for call, batch in zip(_through(stage, model, batches, None, compute), batches, strict=True):
+        lane = _walked(adapter, [stage], model, batches, compute)
+        for call, batch in zip(lane.calls, batches, strict=True):
             state = stage.state(call, batch)
             mask = batch.get("attention_mask")
             tokens = state.shape[1] if mask is None else mask.sum(1, keepdim=True)
@@ -42,12 +42,16 @@ def pooled_features(
     return torch.cat(pooled)
 
 
-def _through(
-    stage: Stage, model: Weights, batches: Sequence[Batch], upstream: list[Call] | None, compute: Compute
-) -> list[Call]:
-    """The calls after the last block of a stage, one per batch."""
-    calls = list(first_calls(stage, compute.place(model.read(stage.outer)), batches, upstream))
-    for block in stage.blocks:
-        tensors = block.local(compute.place(model.read(block.names)))
-        calls = [stage.advance(call, block.run(tensors, call)) for call in calls]
-    return calls
+def _walked(
+    adapter: Adapter, stages: Sequence[Stage], model: Weights, batches: Sequence[Batch], compute: Compute
+) -> Lane:
+    """The model's lane behind the last block of some stages."""
+    check_first_batch(adapter, batches[0])
+    lane = Lane(model, batches, compute, ActivationStore())
+    for stage in stages:
+        for _ in lane.enter(Entrance.of(stage, model, compute)):
+            pass
+        for block in stage.blocks:
+            for _ in lane.walk(stage, block, block.local(model.read(block.names))):
+                pass
+    return lane

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,23 +18,47 @@ from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 
 @torch.no_grad()
 def check_replay(adapter: Adapter, device: torch.device) -> None:
-    """Hold the calls that `Stage.advance` makes against those of the library's own forward.
+    """Hold the calls that `Stage.advance` makes against those of the library's own forward, on the adapter's probe.
 
-    The forward runs on the adapter's probe with stand-ins for the blocks, which note how they are called and return
-    constants in the form of what the first block returns, so no weights are read and no block is computed. Each tensor
-    that a block is given must be the very object of the replayed call: a mask of its own for some blocks has equal
-    values as long as the probe is shorter than its window.
+    Each tensor that a block is given must be the very object of the replayed call: a mask of its own for some blocks
+    has equal values as long as the probe is shorter than its window.
 
     Raises:
         InputError: naming the first block that the library calls otherwise, such as one with a sliding window among
             blocks without.
     """
-    inputs, upstream = _padded_probe(adapter, device), None
+    _check(adapter, _padded_probe(adapter, device), lambda ours, theirs: ours is theirs)
+
+
+@torch.no_grad()
+def check_first_batch(adapter: Adapter, batch: Batch) -> None:
+    """The same on samples of a run, its longest and its shortest: tensors of equal values are equal here.
+
+    Blocks are the library's own modules, so equal calls of all of them mean that the replayed states, the last one
+    included, are those of the library's own forward. What a library makes of long texts alone, such as a window's
+    mask, a probe does not show.
+
+    Args:
+        batch: the first of the run.
+
+    Raises:
+        InputError: naming the first block that the library calls otherwise.
+    """
+    mask = batch.get("attention_mask")
+    lengths = torch.arange(2 if len(next(iter(batch.values()))) > 1 else 1) if mask is None else mask.sum(1)
+    rows = torch.stack([lengths.argmax(), lengths.argmin()])
+    _check(adapter, {name: tensor[rows.to(tensor.device)] for name, tensor in batch.items()}, torch.equal)
+
+
+def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], bool]) -> None:
+    """The forward runs on `inputs` with stand-ins for the blocks, which note how they are called and return constants
+    in the form of what the first block returns, so no weights are read and no block is computed."""
+    upstream, device = None, next(iter(inputs.values())).device
     for stage in adapter.stages:
         outer = {name: _constant(adapter.shapes()[name], device) for name in stage.outer}
         calls, output = _library_calls(stage, outer, inputs, upstream, device)
-        for block, before, theirs in zip(stage.blocks[1:], calls, calls[1:], strict=False):
-            if not _same(stage.advance(before, output), theirs):
+        for block, (before, theirs) in zip(stage.blocks[1:], pairwise(calls), strict=True):
+            if not _same(stage.advance(before, output), theirs, same):
                 raise InputError(
                     f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
                     "such as a mask or positions of its own; featcal cannot run this architecture block by block"
@@ -90,14 +115,18 @@ def _standing_in(blocks: Sequence[Block], output: Any) -> Iterator[list[Call]]:
             del block.module.forward
 
 
-def _same(ours: Call, theirs: Call) -> bool:
-    """Whether two calls pass the same tensors, as objects, and equal values otherwise."""
+def _same(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether two calls pass the same tensors and equal values otherwise."""
     (one, layout), (other, their_layout) = (tree_flatten((call.args, dict(call.kwargs))) for call in (ours, theirs))
     if layout != their_layout:
         return False
-    return all(
-        a is b if isinstance(a, Tensor) or isinstance(b, Tensor) else a == b for a, b in zip(one, other, strict=True)
-    )
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return same(a, b)
+        return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
+
+    return all(map(alike, one, other))
 
 
 def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:

@@ -1,0 +1,306 @@
+"""A lane: one model on the batches of one task, block by block; and what is kept of it for the next walk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.errors import InputError
+from featcal.formats.weights import Weights
+from featcal.models.activations import ActivationStore
+from featcal.models.adapter import Batch, Block, Call, Stage
+from featcal.models.capture import capture_inputs, capture_outputs
+from featcal.models.compute import Compute
+from featcal.progress import available_bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch through one block of a lane."""
+
+    call: Call
+    """What the block was called with."""
+    after: Call
+    """What the next block will be called with."""
+    inputs: Mapping[str, Tensor]
+    """Input of linear maps by name, of those that were asked for."""
+    outputs: Mapping[str, Tensor]
+    """Output of linear maps, bias included, of those that were asked for."""
+
+
+def through(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
+    """One call through a block of any model: the call of the next block. Everything that walks runs blocks by this.
+
+    Args:
+        tensors: the model's, placed, by name inside the block.
+    """
+    return stage.advance(call, block.run(tensors, call))
+
+
+class Kept:
+    """What walks leave for the next one, in memory as far as there is room: first calls of every lane, and the steps
+    of those whose model stays the same, the experts'. They depend on models and samples, not on lam, rho or alpha.
+
+    Things are found again by the very objects that they were made of.
+
+    Args:
+        budget: bytes, beyond which blocks are run anew every time.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+        """Bytes that are not taken."""
+        self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
+
+    @classmethod
+    def on(cls, device: torch.device) -> Kept:
+        """A quarter of what the device has to spare now."""
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        return cls((free or 2**32) // 4)
+
+    def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
+        """What was kept under a key, one thing per batch; None where it was made of something else."""
+        of, things = self._entries.get(key, ((), []))
+        same = len(of) == len(made_of) and all(one is other for one, other in zip(of, made_of, strict=True))
+        return things if things and same else None
+
+    @contextmanager
+    def keeping(self, key: Hashable, made_of: Sequence[object]) -> Iterator[Callable[[Step | Call], None]]:
+        """Inside the `with`, what is handed over is kept in place of what the key had before: all of it once the body
+        ends, or nothing where room runs out or the walk is given up."""
+        self._drop(key)
+        things: list[Step | Call] = []
+        fits = True
+
+        def add(thing: Step | Call) -> None:
+            nonlocal fits
+            size = _bytes(thing)
+            fits = fits and size <= self.left
+            if fits:
+                self.left -= size
+                things.append(thing)
+            else:
+                give_back()
+
+        def give_back() -> None:
+            self.left += sum(map(_bytes, things))
+            things.clear()
+
+        try:
+            yield add
+        except BaseException:
+            give_back()
+            raise
+        if things:
+            self._entries[key] = made_of, things
+
+    def _drop(self, key: Hashable) -> None:
+        _, things = self._entries.pop(key, ((), []))
+        self.left += sum(map(_bytes, things))
+
+
+def _bytes(thing: Step | Call) -> int:
+    """Of every tensor that a thing adds; a step's call is the `after` of the step before."""
+    if isinstance(thing, Step):
+        parts: Iterable[Tensor] = (thing.after.hidden, *thing.inputs.values(), *thing.outputs.values())
+    else:
+        parts = (thing.hidden,)
+    return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """What stands in front of a stage of one model: embeddings and first norm."""
+
+    stage: Stage
+    stored: Mapping[str, Tensor]
+    """Its tensors as they are stored."""
+    compute: Compute
+
+    @classmethod
+    def of(cls, stage: Stage, model: Weights, compute: Compute) -> Entrance:
+        return cls(stage, model.read(stage.outer), compute)
+
+    @cached_property
+    def placed(self) -> dict[str, Tensor]:
+        """The tensors as the forward takes them."""
+        return self.compute.place(self.stored)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One batch in front of a stage."""
+
+    ended: Call | None
+    """The call after the last block of the stage before; None in front of the first stage."""
+    first: Call
+    """The call of block 0."""
+
+
+class Lane:
+    """One model on the batches of one task: for every batch the call of the next block.
+
+    Args:
+        batches: shared by all lanes of the task.
+        store: bounds the states that lie in memory between two blocks.
+        kept: what earlier walks left, and where this one leaves something.
+        name: of the lane in `kept`.
+        fixed: whether the next walk is of the same model, so that its steps are worth keeping.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        batches: Sequence[Batch],
+        compute: Compute,
+        store: ActivationStore,
+        kept: Kept | None = None,
+        name: str = "",
+        fixed: bool = False,
+    ) -> None:
+        self.weights, self.batches, self.compute = weights, batches, compute
+        self.calls = store.hold()
+        """For every batch how the next block is called."""
+        self._kept, self._name, self._fixed = kept, name, fixed
+
+    def tensors(self, block: Block) -> dict[str, Tensor]:
+        """The model's tensors of a block as they are stored, by name inside the block, on the compute device."""
+        return block.local(self.compute.move(self.weights.read(block.names)))
+
+    def enter(self, entrance: Entrance) -> Iterator[Entry]:
+        """First calls of a stage in place of the calls after the stage before; to be consumed to the end."""
+        if self._kept is None or (self.calls and not self._fixed):
+            yield from self._enter(entrance)
+            return
+        key = self._name, self._fixed, entrance.stage.name
+        made_of = [*entrance.stored.values(), *(call.hidden for call in self.calls)]
+        found = self._kept.find(key, made_of)
+        if found is not None:
+            yield from self._enter(entrance, found)
+            return
+        with self._kept.keeping(key, made_of) as keep:
+            for entry in self._enter(entrance):
+                keep(entry.first)
+                yield entry
+
+    def _enter(self, entrance: Entrance, found: Sequence[Call] | None = None) -> Iterator[Entry]:
+        for position, batch in enumerate(self.batches):
+            ended = self.calls[position] if position < len(self.calls) else None
+            first = entrance.stage.first_call(entrance.placed, batch, ended) if found is None else found[position]
+            self.calls.put(position, first)
+            yield Entry(ended, first)
+
+    def walk(
+        self,
+        stage: Stage,
+        block: Block,
+        stored: Mapping[str, Tensor],
+        inputs: Collection[str] = (),
+        outputs: Collection[str] = (),
+        move: bool = True,
+    ) -> Iterator[Step]:
+        """Every batch through a block, in order; to be consumed to the end before the next block.
+
+        Args:
+            stored: what `tensors(block)` gave, or other tensors for this block, by name inside it.
+            inputs, outputs: names of the linear maps whose inputs or outputs are wanted.
+            move: False leaves the lane in front of the block.
+        """
+        kept = self._kept if self._fixed and move else None
+        if kept is None:
+            yield from self._walk(stage, block, stored, inputs, outputs, move)
+            return
+        key = self._name, block.name
+        made_of = [self.weights, *(call.hidden for call in self.calls)]
+        found = kept.find(key, made_of)
+        if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
+            for position, step in enumerate(found):
+                self.calls.put(position, step.after)
+                yield step
+            return
+        with kept.keeping(key, made_of) as keep:
+            for step in self._walk(stage, block, stored, inputs, outputs, move):
+                keep(step)
+                yield step
+
+    def _walk(
+        self,
+        stage: Stage,
+        block: Block,
+        stored: Mapping[str, Tensor],
+        inputs: Collection[str],
+        outputs: Collection[str],
+        move: bool,
+    ) -> Iterator[Step]:
+        placed = self.compute.place(stored)
+        entering, leaving = ({name: block.linears[name] for name in names} for names in (inputs, outputs))
+        for position, call in enumerate(self.calls):
+            with capture_inputs(entering) as given, capture_outputs(leaving) as returned:
+                after = through(stage, block, placed, call)
+            if move:
+                self.calls.put(position, after)
+            yield Step(call, after, given, returned)
+
+    def inputs(
+        self, block: Block, placed: Mapping[str, Tensor], modules: Mapping[str, nn.Module], whole: bool
+    ) -> Iterator[dict[str, Tensor]]:
+        """What the modules of a block are given, batch by batch; the lane stays in front of it.
+
+        Args:
+            placed: the block's tensors as the forward takes them.
+            whole: run the first batch to the end of the block, so that a module that is called twice is found; all
+                others end when the last input was seen.
+        """
+        for position, call in enumerate(self.calls):
+            with capture_inputs(modules, to_the_end=whole and position == 0) as given:
+                block.run(placed, call)
+            yield given
+
+
+@dataclass(frozen=True)
+class ExpertPass:
+    """The samples of one task in batches, with the task's expert: what a walk starts from."""
+
+    task: str
+    weights: Weights
+    batches: list[Batch]
+    indices: tuple[int, ...]
+    """Position of every sample in its source, in the order of the batches."""
+    compute: Compute
+    kept: Kept | None = None
+    """Room for what the next walk can use. Without it there is one walk alone, which lets inputs go once they are
+    read."""
+    truncated: int = 0
+    """Samples whose text was cut at the task's limits."""
+
+    def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
+        """The expert's lane, or another model's on the same samples."""
+        fixed = model is None
+        weights = self.weights if model is None else model
+        return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
+
+    def spend(self, stage: Stage) -> None:
+        """Let inputs go that nothing but the first calls of a stage reads, unless there may be another walk."""
+        if self.kept is None and stage.spent:
+            self.batches[:] = [{n: t for n, t in batch.items() if n not in stage.spent} for batch in self.batches]
+
+    def digest(self) -> str:
+        """SHA-256 of all inputs, in order."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name in sorted(batch):
+                digest.update(batch[name].cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
+    """Raise InputError if expert passes were made on another device or in another precision."""
+    if any(one.compute != compute for one in passes.values()):
+        raise InputError("the expert passes were made on another device or in another precision; make them anew")

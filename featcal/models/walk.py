@@ -1,0 +1,101 @@
+"""The one walk: experts and other models side by side through all blocks, on the samples of every task.
+
+Whoever walks is a visitor: it loops over stages and blocks, runs the lanes it needs through each block and takes what
+they captured. Calibration, drift, feature sources and final features are visitors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from torch import Tensor
+
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Block, Stage
+from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
+from featcal.models.replay import check_first_batch
+from featcal.models.run import Run
+
+
+@dataclass(frozen=True)
+class Entering:
+    """One batch of one task in front of a stage, on every lane."""
+
+    task: str
+    position: int
+    """Of the batch among the task's."""
+    front: Entrance
+    """What stands in front of the stage in the task's expert."""
+    expert: Entry
+    models: Mapping[str, Entry]
+    """By the model's name in the walk."""
+
+
+class Walk:
+    """Lanes of every task's expert and of other models. To be walked inside `walking`.
+
+    Args:
+        label: what progress calls it.
+        experts: their batches are the samples.
+        models: weights of the others by name.
+    """
+
+    def __init__(self, run: Run, label: str, experts: Mapping[str, ExpertPass], models: Mapping[str, Weights]) -> None:
+        self._run, self._label, self._passes, self._models = run, label, experts, models
+        self.experts: dict[str, Lane] = {task: one.lane(run.store) for task, one in experts.items()}
+        """By task."""
+        self.lanes: dict[str, dict[str, Lane]] = {
+            name: {task: one.lane(run.store, model) for task, one in experts.items()} for name, model in models.items()
+        }
+        """By model, then by task."""
+        self.fronts: dict[str, Entrance] = {}
+        """What stands in front of the stage that was entered last, by model."""
+        self._done, self._total = 0, len(run.adapter.blocks())
+        check_first_batch(run.adapter, next(iter(experts.values())).batches[0])
+
+    def entering(self, stage: Stage) -> Iterator[Entering]:
+        """First calls of a stage on every lane, batch by batch; to be consumed to the end."""
+        compute = self._run.compute
+        self.fronts = {name: Entrance.of(stage, model, compute) for name, model in self._models.items()}
+        for task, one in self._passes.items():
+            front = Entrance.of(stage, one.weights, compute)
+            others = zip(*(self.lanes[name][task].enter(self.fronts[name]) for name in self._models), strict=True)
+            for position, (own, entries) in enumerate(zip(self.experts[task].enter(front), others, strict=True)):
+                models = dict(zip(self._models, entries, strict=True))
+                yield Entering(task, position, front, own, models)
+            one.spend(stage)
+
+    def enter(self, stage: Stage) -> None:
+        """First calls of a stage on every lane."""
+        for _ in self.entering(stage):
+            pass
+
+    def blocks(self, stage: Stage) -> Iterator[tuple[int, Block]]:
+        """The blocks of a stage with their index; every lane must have been taken through one before the next."""
+        for index, block in enumerate(stage.blocks):
+            self._run.progress(self._label, self._done, self._total)
+            yield index, block
+            self._done += 1
+            self._run.store.settle()
+
+    def experts_at(self, block: Block) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Every task with its expert's tensors of a block, on the device as they are stored, by name inside it.
+
+        Where memory is not limited the next expert's are read while the last ones are computed with.
+        """
+        ahead, seconds = self._run.store.budget is None, self._run.seconds
+        with ThreadPoolExecutor(1) as reader:
+            reading: Future[dict[str, Tensor]] | None = None
+            for task, following in zip_longest(self.experts, list(self.experts)[1:]):
+                with seconds("load"):
+                    tensors = self.experts[task].tensors(block) if reading is None else reading.result()
+                reading = reader.submit(self.experts[following].tensors, block) if ahead and following else None
+                yield task, tensors
+                del tensors
+
+    def finish(self) -> None:
+        """Say that all blocks are done."""
+        self._run.progress(self._label, self._total, self._total)
