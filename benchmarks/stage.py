@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def ours(family: Family, config: CalibrationConfig, device: str) -> Work:
     """featcal's own calibration."""
     keep_memory()  # as the command line does
-    passes = expert_passes(family, config, once=True)
+    passes = expert_passes(family, config)
 
     def work() -> tuple[dict[str, Tensor], dict[str, float]]:
         result = calibrate(family, config, experts=passes)

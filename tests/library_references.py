@@ -22,6 +22,7 @@ from conftest import in_float64
 from featcal import CalibrationConfig, Family, calibrate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import expert_passes
 from featcal.drift.source import measure_sources
+from featcal.models.lane import Kept
 
 COUNT = 10
 """Samples per task."""
@@ -156,7 +157,7 @@ def assert_relative_drift_alike(reference: Reference, states: Mapping[str, State
 def assert_excesses_alike(reference: Reference, blocks: Sequence[str]) -> None:
     """Every number of Prop. 8 for every group of linear maps and every feature source."""
     config = CalibrationConfig(lam=0.05, rho=0.5, alpha=0.3, batch_size=4)
-    passes = expert_passes(reference.exact, config)
+    passes = expert_passes(reference.exact, config, Kept(2**26))
     model = calibrate(reference.exact, config, experts=passes).weights
     ours = measure_sources(reference.exact, model, config, passes)
     groups = {f"{one.block}: {one.modules}": tuple(f"{one.block}.{n}" for n in one.modules.split(", ")) for one in ours}

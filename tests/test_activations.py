@@ -43,17 +43,19 @@ def test_calls_come_back_bit_for_bit(tmp_path: Path) -> None:
 def test_replacing_frees_memory_and_files(tmp_path: Path) -> None:
     store = ActivationStore(budget=0, folder=tmp_path)
     held = store.hold([call(0)])
-    held[0] = call(1)
+    held.put(0, call(1))
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     assert held[0].hidden.equal(call(1).hidden)
-    following = store.replace(held, (Call((one.hidden + 1,), {}) for one in held))
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    held.put(1, call(2))
+    assert held[1].hidden.equal(call(2).hidden)
+    held.clear()
+    assert not list(tmp_path.rglob("*.safetensors"))
     assert len(held) == 0
-    assert following[0].hidden.equal(call(1).hidden + 1)
-    roomy = ActivationStore()
-    kept = roomy.hold([call(0), call(1)])
+    roomy = ActivationStore(budget=2**20)
+    kept = roomy.hold([call(0)])
+    kept.put(1, call(1))
     assert roomy.resident == 2 * STATES
-    kept[0] = Call((torch.zeros(1, 1, 4),), {})
+    kept.put(0, Call((torch.zeros(1, 1, 4),), {}))
     assert roomy.resident == STATES + 16
     kept.clear()
     assert roomy.resident == 0

@@ -21,8 +21,8 @@ from featcal.family import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import computing
-from featcal.models.expert_pass import Kept, first_calls
 from featcal.models.features import final_features
+from featcal.models.lane import Kept
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -69,18 +69,18 @@ class SeesLinears(TorchFunctionMode):
 @torch.no_grad()
 def test_every_linear_map_is_seen_exactly_once(family: Family) -> None:
     batch = family.samples(TASKS[0], "calibration", 2, 0).inputs
-    calls: list[Call] = []
+    upstream: Call | None = None
     for stage in family.adapter.stages:
-        calls = list(first_calls(stage, family.base.read(stage.outer), [batch], calls or None))
+        call = stage.first_call(family.base.read(stage.outer), batch, upstream)
         for block in stage.blocks:
             tensors = block.local(family.base.read(block.names))
             with SeesLinears() as oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
-                output = block.run(tensors, calls[0])
+                output = block.run(tensors, call)
             names = block.linears
             assert set(inputs) >= set(names)
             assert {id(w) for w in oracle.weights} == {id(tensors[f"{name}.weight"]) for name in names}
             assert len(oracle.weights) == len(names)
-            calls = [stage.advance(calls[0], output)]
+            upstream = call = stage.advance(call, output)
 
 
 def test_number_of_linear_maps(family: Family) -> None:
@@ -132,7 +132,7 @@ def test_sublayers_together_are_the_block(family: Family) -> None:
 
 
 def test_features_followed_are_those_taken_apart(family: Family) -> None:
-    passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4) for task in TASKS}
+    passes = {task: family.expert_pass(family.samples(task, "test", None, 0), 4, Kept(2**24)) for task in TASKS}
     both = family.run(), family.merged, passes
     followed = follow(*both)
     for task, whole in decompose(*both).items():

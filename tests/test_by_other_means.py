@@ -22,6 +22,7 @@ from featcal.drift.heads import LinearHead
 from featcal.drift.source import measure_sources
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Overlay, Weights
+from featcal.models.lane import Kept
 
 
 @pytest.fixture(scope="module", params=["clip", "t5", "llama"])
@@ -116,7 +117,7 @@ def hidden_states(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor
 def test_the_coupling_counts_inputs_and_the_targets_that_alpha_leaves_to_the_student(tiny64: Family) -> None:
     """Mean over tokens of sqrt(|u' - u|^2 + (1 - alpha)^2 |W_expert (u' - u)|^2), both inputs from whole forwards."""
     config = CalibrationConfig(samples=6, alpha=0.4, batch_size=4)
-    passes = expert_passes(tiny64, config)
+    passes = expert_passes(tiny64, config, Kept(2**24))
     calibrated = calibrate(tiny64, config, experts=passes).weights
     first, second = tiny64.adapter.blocks()[:2]
     prefix = network(tiny64, Overlay("prefix", tiny64.merged, calibrated.read(first.names)))

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from featcal.family import Family
 from featcal.models.adapter import capture_call, check_buffers
 from featcal.models.capture import capture_inputs, capture_outputs
-from featcal.models.expert_pass import first_calls
 
 
 class LinearOracle(TorchFunctionMode):
@@ -31,7 +30,7 @@ class LinearOracle(TorchFunctionMode):
 def first(family: Family) -> Any:
     stage = family.adapter.stages[0]
     samples = family.expert_pass(family.samples("pets", "validation", 4, 0), 4)
-    (call,) = first_calls(stage, family.merged.read(stage.outer), samples.batches, None)
+    call = stage.first_call(family.merged.read(stage.outer), samples.batches[0], None)
     return stage, stage.blocks[0], call
 
 

@@ -14,7 +14,7 @@ from featcal.drift.ledger import TaskDrift
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.family import Family
-from featcal.models.expert_pass import ExpertPass
+from featcal.models.lane import ExpertPass
 
 
 def passes(family: Family, batch_size: int = 5) -> dict[str, ExpertPass]:

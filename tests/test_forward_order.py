@@ -21,8 +21,9 @@ from featcal.drift.decomposition import measure_drift
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.formats.weights import InMemory, Overlay, Weights
+from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Call
-from featcal.models.expert_pass import BlockTrace, Entrance, Kept, first_calls
+from featcal.models.lane import Entrance, ExpertPass, Kept, Step
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
 
@@ -122,7 +123,7 @@ def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatc
     stage = tiny64.adapter.stages[0]
     with torch.no_grad():
         for position, expert in enumerate(expert_passes(tiny64, config).values()):
-            (call,) = first_calls(stage, model.read(stage.outer), expert.batches, None)
+            call = stage.first_call(model.read(stage.outer), expert.batches[0], None)
             for index, block in enumerate(stage.blocks):
                 student = used[index * len(TASKS) + position]
                 torch.testing.assert_close(call.hidden, student, rtol=0, atol=1e-12)
@@ -204,19 +205,20 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
     held, stage = tiny.resident(), tiny.adapter.stages[0]
     expert = next(iter(expert_passes(held, CONFIG, kept=Kept(2**30)).values()))
 
-    def entered(model: Weights) -> list[Call]:
-        return list(expert.enter(Entrance(stage, model.read(stage.outer), held.compute), None))
+    def entered(one: ExpertPass, model: Weights) -> list[Call]:
+        front = Entrance.of(stage, model, held.compute)
+        return [entry.first for entry in one.lane(ActivationStore(), model).enter(front)]
 
-    merged, base = entered(held.merged), entered(held.base)
+    merged, base = entered(expert, held.merged), entered(expert, held.base)
     for calls, model in ((merged, held.merged), (base, held.base)):
-        own = first_calls(stage, held.compute.place(model.read(stage.outer)), expert.batches, None)
-        for call, fresh in zip(calls, own, strict=True):
-            assert call.hidden.equal(fresh.hidden)
-    again = entered(held.base)
+        placed = held.compute.place(model.read(stage.outer))
+        for call, batch in zip(calls, expert.batches, strict=True):
+            assert call.hidden.equal(stage.first_call(placed, batch, None).hidden)
+    again = entered(expert, held.base)
     assert all(one is other for one, other in zip(again, base, strict=True))
-    expert.kept = Kept(0)
-    expert._entered = None
-    assert all(one is not other for one, other in zip(entered(held.base), entered(held.base), strict=True))
+    poor = replace(expert, kept=Kept(0))
+    pairs = zip(entered(poor, held.base), entered(poor, held.base), strict=True)
+    assert all(one is not other for one, other in pairs)
 
 
 def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
@@ -292,7 +294,7 @@ def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: 
     weight, x, x_expert = torch.randn(outputs, 32), torch.randn(24, 32), torch.randn(24, 32)
     expert = {"map.weight": weight, "map.bias": torch.randn(outputs)}
     own = nn.functional.linear(x_expert.double(), *(t.double() for t in expert.values())).float()
-    trace = BlockTrace(Call((x,), {}), Call((x,), {}), {"map": x_expert}, {"map": own})
+    trace = Step(Call((x,), {}), Call((x,), {}), {"map": x_expert}, {"map": own})
     mixed = 0.15 * x_expert.double() + 0.85 * x.double()
     right = weight.double() @ mixed.mT @ x.double() / 24
     right /= torch.linalg.matrix_norm(x.double().mT @ x.double() / 24)
@@ -321,19 +323,22 @@ def test_an_option_that_means_nothing_here_is_refused(tiny: Family, option: str)
 @pytest.mark.parametrize("room", [0, 200_000, 2**30])
 def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, room: int) -> None:
     expected = calibrated(tiny)
-    passes = expert_passes(tiny, CONFIG, Kept(room))
+    held, kept = tiny.resident(), Kept(room)
+    passes = expert_passes(held, CONFIG, kept)
     for _ in range(2):
-        assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), expected, 0.0)
-    walked = [len(one._traces) for one in passes.values()]
-    blocks = len(tiny.adapter.blocks())
-    assert {0: max(walked) == 0, 2**30: min(walked) == blocks}.get(room, 0 < sum(walked) < blocks * len(walked))
+        assert_same(tower(held, calibrate(held, CONFIG, experts=passes).weights), expected, 0.0)
+    walked = sum(len(key) == 2 for key in kept._entries)  # blocks; first calls have a longer key
+    blocks = len(TASKS) * len(tiny.adapter.blocks())
+    assert {0: walked == 0, 2**30: walked == blocks}.get(room, 0 < walked < blocks)
 
 
 def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
-    passes = expert_passes(tiny, CONFIG, once=True)
+    passes = expert_passes(tiny, CONFIG)
     calibrate(tiny, CONFIG, experts=passes)
     assert not any("pixel_values" in batch for one in passes.values() for batch in one.batches)
-    kept = expert_passes(tiny, CONFIG)
+    with pytest.raises(InputError, match="walked once"):
+        calibrate(tiny, CONFIG, experts=passes)
+    kept = expert_passes(tiny, CONFIG, Kept(0))
     calibrate(tiny, CONFIG, experts=kept)
     assert all("pixel_values" in batch for one in kept.values() for batch in one.batches)
 
@@ -344,7 +349,7 @@ def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> Non
     group = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)})
     for scale in (1.0, 3e9):
         x = scale * torch.ones(24, 32)
-        trace = BlockTrace(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
+        trace = Step(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
         group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
         group.end_task(expert, config)
     with pytest.raises(NumericalError, match="not finite"):

@@ -19,7 +19,7 @@ from featcal.errors import InputError
 from featcal.family import Family
 from featcal.models.adapter import Block, Call, Stage, capture_call
 from featcal.models.capture import capture_inputs, capture_outputs
-from featcal.models.expert_pass import BlockTrace
+from featcal.models.lane import Step
 from featcal.models.replay import check_replay
 
 WIDTH, HEADS = 8, 2
@@ -100,9 +100,9 @@ def calibrated(stage: Stage, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
         following = stage.advance(call, block.run(tensors, call))
     moments.see(inputs)
     rows = task_rows(stage, [call], [batch], EXACT)
-    moments.update(rows, 0, inputs, BlockTrace(call, following, inputs, outputs), tensors)
+    moments.update(rows, 0, inputs, Step(call, following, inputs, outputs), tensors)
     moments.end_task(tensors)
-    return moments.solve(tensors, tensors)
+    return {n: t for group in moments.groups for n, t in group.solve(tensors, tensors, EXACT).items()}
 
 
 def parameters(module: nn.Module) -> dict[str, Tensor]:

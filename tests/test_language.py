@@ -157,8 +157,7 @@ def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
     drawn = family.samples(TASKS[0], "calibration", None, 0)
     stage = family.adapter.stages[0]
     expert = family.expert_pass(drawn, 64)
-    expert.start(stage)
-    (call,) = expert.calls()
+    call = stage.first_call(expert.weights.read(stage.outer), expert.batches[0], None)
     config = config_for(family, lam=0.05, completion_only=True)
     weights = stage.token_weights("tokens", call, expert.batches[0], config)
     assert weights is not None

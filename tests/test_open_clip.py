@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from conftest import in_float64, write_suite
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
-from featcal.calibration.forward_order import calibrate_blocks
+from featcal.calibration.forward_order import InMemoryBlocks, calibrate_blocks
 from featcal.errors import InputError
 from featcal.evaluation.zero_shot import zero_shot_heads
 from featcal.export.clip_layouts import to_hf, vision_pairs
@@ -32,10 +32,11 @@ from featcal.formats.weights import InMemory
 from featcal.models.adapter import Adapter, Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
-from featcal.models.expert_pass import ExpertPass, first_calls
 from featcal.models.features import final_features
+from featcal.models.lane import ExpertPass
 from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
 from featcal.models.open_clip_text import OpenClipText
+from featcal.models.run import Run
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Compute(CPU, torch.float64), Compute(CPU, torch.float32)
@@ -116,7 +117,7 @@ def test_every_linear_map_is_seen_exactly_once(folder: Path, kind: type[Adapter]
     adapter = opened(located, kind)
     weights = located.open(adapter.canonical)
     (stage,) = adapter.stages
-    (call,) = first_calls(stage, weights.read(stage.outer), [adapter.probe()], None)
+    call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
         tensors = block.local(weights.read(block.names))
         with SeesLinears() as oracle, capture_inputs({**block.linears, **block.layernorms}) as inputs:
@@ -150,7 +151,7 @@ def test_sublayers_together_are_the_block(folder: Path, kind: type[Adapter]) -> 
     adapter = opened(located, kind)
     weights = located.open(adapter.canonical)
     (stage,) = adapter.stages
-    (call,) = first_calls(stage, weights.read(stage.outer), [adapter.probe()], None)
+    call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
         tensors = block.local(weights.read(block.names))
         state = call.hidden
@@ -546,12 +547,12 @@ def texts(count: int, seed: int) -> dict[str, Tensor]:
 
 def calibrated_text(merged: InMemory, experts: list[InMemory], adapter: Any, batches: list[Any]) -> InMemory:
     passes = {
-        str(i): ExpertPass(adapter, expert, [batch], tuple(range(len(batch["input_ids"]))), EXACT)
+        str(i): ExpertPass(str(i), expert, [batch], tuple(range(len(batch["input_ids"]))), EXACT)
         for i, (expert, batch) in enumerate(zip(experts, batches, strict=True))
     }
-    done = dict(merged.tensors)
-    calibrate_blocks(adapter, merged, merged, passes, CONFIG, EXACT, lambda _, tensors: done.update(tensors))
-    return InMemory("calibrated", done)
+    blocks = InMemoryBlocks()
+    calibrate_blocks(Run(adapter, merged, merged, {}, EXACT), passes, CONFIG, blocks, None)
+    return InMemory("calibrated", {**merged.tensors, **blocks.tensors})
 
 
 @pytest.mark.parametrize("prefix", ["", "text."])

@@ -27,13 +27,14 @@ from featcal.drift.source import (
 )
 from featcal.errors import InputError
 from featcal.family import Family, as_family
+from featcal.models.lane import Kept
 
 CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)
 
 
 @pytest.fixture(scope="module")
 def found(tiny64: Family) -> list[SourceExcess]:
-    passes = expert_passes(tiny64, CONFIG)
+    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
     calibrated = calibrate(tiny64, CONFIG, experts=passes).weights
     return measure_sources(tiny64, calibrated, CONFIG, passes)
 
@@ -85,7 +86,7 @@ def test_the_deployed_minimiser_is_the_calibrated_weight(tiny64: Family, monkeyp
         return compare(deployed, other)
 
     monkeypatch.setattr(source, "compare", spy)
-    passes = expert_passes(tiny64, CONFIG)
+    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
     model = calibrate(tiny64, CONFIG, experts=passes).weights
     rows = measure_sources(tiny64, model, CONFIG, passes)
     for one, weight in zip(rows, right, strict=True):
@@ -123,7 +124,7 @@ def test_objective_is_the_weighted_squared_error() -> None:
 
 def test_batches_change_nothing(tiny64: Family, found: list[SourceExcess]) -> None:
     config = replace(CONFIG, batch_size=10)
-    passes = expert_passes(tiny64, config)
+    passes = expert_passes(tiny64, config, Kept(2**24))
     again = measure_sources(tiny64, calibrate(tiny64, config, experts=passes).weights, config, passes)
     for one, other in zip(found, again, strict=True):
         assert one.excess == pytest.approx(other.excess, rel=1e-6, abs=1e-9)

@@ -20,6 +20,7 @@ from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drif
 from featcal.drift.propagation import propagate
 from featcal.family import Family
 from featcal.formats.weights import Overlay
+from featcal.models.lane import Kept
 
 SEEDS = st.integers(0, 2**31)
 
@@ -246,7 +247,7 @@ def test_margins_certify_no_wrong_decision_on_a_model(tiny: Family) -> None:
 
 def test_sublayers_are_the_block_in_two_steps(tiny64: Family) -> None:
     """Attention and MLP after each other give the block: same drift at its end, same final drift, same identities."""
-    passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5) for task in TASKS}
+    passes = {task: tiny64.expert_pass(tiny64.samples(task, "validation", 8, 0), 5, Kept(2**24)) for task in TASKS}
 
     def walk(sublayers: bool) -> dict[str, TaskDrift]:
         return decompose(tiny64.run(), tiny64.merged, passes, sublayers=sublayers, attribution=True)

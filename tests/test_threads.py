@@ -26,9 +26,10 @@ from featcal.drift.ledger import TaskDrift
 from featcal.drift.propagation import propagate
 from featcal.drift.streams import cross
 from featcal.family import Family
+from featcal.models.activations import ActivationStore
 from featcal.models.attention import attention, plain_attention
 from featcal.models.compute import computing
-from featcal.models.expert_pass import Kept
+from featcal.models.lane import Entrance, Kept
 from featcal.progress import Progress, silent
 
 KINDS = ("clip", "t5", "llama")
@@ -210,17 +211,20 @@ def test_overtaken_walks_give_back_the_room_they_took(families: dict[str, Family
     kept = Kept(2**20)
     passes = expert_passes(family, config, kept)
     follow(family.run(), family.merged, passes)
-    needed = 2**20 - kept._left
+    needed = 2**20 - kept.left
     room = Kept(needed)
     passes = expert_passes(family, config, room)
     stage, block = family.adapter.stages[0], family.adapter.blocks()[0]
     for expert in passes.values():
         for _ in range(3):
-            expert.start(stage)
-            walk = expert.walk(stage, block, expert.tensors(block))
+            lane = expert.lane(ActivationStore())
+            list(lane.enter(Entrance.of(stage, expert.weights, expert.compute)))
+            taken = room.left
+            walk = lane.walk(stage, block, lane.tensors(block))
             next(walk)
+            assert room.left < taken
             walk.close()
-    assert room._left == needed
+            assert room.left == taken
     assert needed > 0
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ STUDENT = "student"
 """The model under calibration, as its lanes are called."""
 
 
+@runtime_checkable
 class Blocks(Protocol):
     """Where solved blocks go, and where those of an interrupted run come from."""
 

@@ -98,7 +98,7 @@ class BlockMoments:
     def again(self, config: CalibrationConfig) -> BlockMoments:
         """The same finished statistics, to be solved with other options; the solve leaves these as they are."""
         same = copy(self)
-        same._config = config
+        same.config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
         return same
 

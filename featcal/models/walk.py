@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
+from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
 from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
@@ -54,7 +55,10 @@ class Walk:
         self.fronts: dict[str, Entrance] = {}
         """What stands in front of the stage that was entered last, by model."""
         self._done, self._total = 0, len(run.adapter.blocks())
-        check_first_batch(run.adapter, next(iter(experts.values())).batches[0])
+        first = next(iter(experts.values())).batches[0]
+        if any(name not in first for name in run.adapter.stages[0].spent):
+            raise InputError("expert passes without `kept` are walked once; make them anew, or with room for more")
+        check_first_batch(run.adapter, first)
 
     def entering(self, stage: Stage) -> Iterator[Entering]:
         """First calls of a stage on every lane, batch by batch; to be consumed to the end."""
