@@ -39,7 +39,7 @@ def network(family: Family, weights: Weights) -> nn.Module:
     adapter: Any = family.adapter
     tensors = weights.read(adapter.tower)
     if adapter.modality != "pixels":
-        whole: nn.Module = adapter.generator(tensors, family.base_folder)
+        whole: nn.Module = adapter.whole(tensors, family.base_folder)
         return whole
     model = CLIPVisionModelWithProjection(adapter.model.config).double().eval()
     model.load_state_dict({**tensors, **family.base.read(adapter.head)}, strict=True)

@@ -12,7 +12,7 @@ from tiny_text import ROWS, write_text_suite
 from torch import Tensor
 
 from conftest import CLASSES, TASKS
-from featcal import Family, InputError, calibrate, evaluate, load_suite, open_family
+from featcal import Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import score, task_features
 from featcal.evaluation.heads import ClassificationHead, LinearHead
@@ -159,6 +159,23 @@ def test_a_models_own_head_comes_first(tiny: Family) -> None:
     family = with_heads(tiny, heads())
     assert head_of(family, Model(tiny.merged, heads={PETS: own}), PETS) is own
     assert head_of(family, family.experts[SIGNS], PETS) is own_head(family.experts[PETS], PETS)
+
+
+def test_scores_drift_through_classification_heads(tiny: Family) -> None:
+    """Through one head for expert and model, and through two, whose difference on the expert's features is delta."""
+    family, brought = with_heads(tiny, heads()), heads()
+    other = ClassificationHead(random(30, 3, WIDTH), random(31, 3))
+    for model, head in ((tiny.merged, brought[PETS]), (Model(tiny.merged, heads={PETS: other}), other)):
+        found = measure_drift(family, model, samples=6, output=True).tasks[PETS]
+        output, features = found.output, found.expert_features.double()
+        assert output is not None
+        torch.testing.assert_close(output.expert_scores, brought[PETS].scores(features))
+        torch.testing.assert_close(output.model_scores, head.scores(found.model_features.double()))
+        delta = (head.scores(features) - brought[PETS].scores(features)).norm(dim=1)
+        torch.testing.assert_close(output.head_mismatch, delta)
+        largest = torch.linalg.svdvals(head.weight.double())[0]
+        torch.testing.assert_close(output.bound, largest * output.feature_drift + delta, rtol=1e-6, atol=0)
+        assert float(output.tightness.max()) <= 1
 
 
 def test_models_with_heads_need_no_text_tower_to_be_judged(tiny: Family) -> None:

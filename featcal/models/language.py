@@ -33,7 +33,7 @@ class LanguageModel(Adapter):
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
         """By the library's own `generate`; the whole model is on the device of the tensors."""
-        model = self._whole(tensors, folder)
+        model = self.whole(tensors, folder)
 
         def answer(batch: Batch, **options: Any) -> Tensor:
             if self.modality == "seq2seq":
@@ -45,7 +45,7 @@ class LanguageModel(Adapter):
 
         return answer
 
-    def _whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+    def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
         """The library's own model on the given tensors, with a folder's generation settings."""
         from transformers import GenerationConfig
 
