@@ -124,11 +124,12 @@ def test_the_constant_of_a_linear_map_is_attained(make: Callable[[Tensor], Head]
 
 
 def test_the_constant_of_class_prompts_is_closed_form_and_attained() -> None:
-    """Segments that pass the origin at distances 1 and 3; a tiny turn at the nearest point moves scores that fast."""
-    expert = torch.tensor([[1.0, -2.0], [3.0, 0.0]], dtype=torch.float64)
-    model = torch.tensor([[1.0, 2.0], [4.0, 0.0]], dtype=torch.float64)
+    """Nearest to the origin in between (twice), at the start, at the end; a tiny turn there moves scores that fast."""
+    expert = torch.tensor([[1.0, -2.0], [1.0, -3.0], [3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    model = torch.tensor([[1.0, 2.0], [1.0, 1.0], [4.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
     head = CosineHead(torch.eye(2, dtype=torch.float64), 6.0, ("a", "b"))
-    torch.testing.assert_close(head.lipschitz(expert, model), torch.tensor([6.0, 2.0], dtype=torch.float64))
+    found = torch.tensor([6.0, 6.0, 2.0, 3.0], dtype=torch.float64)
+    torch.testing.assert_close(head.lipschitz(expert, model), found)
     around = torch.tensor([[1.0, -1e-5]], dtype=torch.float64), torch.tensor([[1.0, 1e-5]], dtype=torch.float64)
     moved = (head.scores(around[1]) - head.scores(around[0])).norm(dim=1)
     torch.testing.assert_close(moved, 6.0 * (around[1] - around[0]).norm(dim=1), rtol=1e-8, atol=0)
