@@ -38,7 +38,7 @@ def adapted(family: Family) -> bool:
 def library_output(family: Family, inputs: Any) -> Tensor:
     """Scores at the position of the answer, by the library alone with the kernels that featcal takes."""
     model: Any = family.adapter
-    loaded = model.generator(family.base.read(family.adapter.tower), family.base_folder)
+    loaded = model.whole(family.base.read(family.adapter.tower), family.base_folder)
     with torch.no_grad(), computing, sdpa_kernel(SDPBackend.MATH):
         logits = loaded(**inputs, use_cache=False).logits
     if family.adapter.family == "t5":
@@ -192,7 +192,7 @@ def test_the_export_reloads_in_transformers_with_equal_outputs(family: Family, t
 def test_the_head_is_never_calibrated(family: Family) -> None:
     done = calibrate(family).weights
     adapter: Any = family.adapter
-    names = [*adapter.vocabulary, adapter.lm_head]
+    names = [*adapter.vocabulary, *adapter.scoring]
     for name, tensor in family.merged.read(names).items():
         assert done.read([name])[name].equal(tensor)
 

@@ -18,7 +18,6 @@ from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.token_rows import TokenRows, task_rows
-from featcal.drift.heads import LinearHead
 from featcal.drift.source import measure_sources
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Overlay, Weights
@@ -41,7 +40,7 @@ def network(family: Family, weights: Weights) -> nn.Module:
     adapter: Any = family.adapter
     tensors = weights.read(adapter.tower)
     if adapter.modality != "pixels":
-        whole: nn.Module = adapter.generator(tensors, family.base_folder)
+        whole: nn.Module = adapter.whole(tensors, family.base_folder)
         return whole
     model = CLIPVisionModelWithProjection(adapter.model.config).double().eval()
     model.load_state_dict({**tensors, **family.base.read(adapter.head)}, strict=True)
@@ -185,10 +184,3 @@ def test_every_target_of_a_t5_decoder_counts_and_every_token_of_its_encoder(tmp_
     used = {name: decoder.weighting(0, name) for name in decoder.blocks[0].linears}
     crossed = {"layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"}
     assert {name for name, weighting in used.items() if weighting == "encoder tokens"} == crossed
-
-
-def test_a_linear_heads_bound_is_the_spectral_norm() -> None:
-    weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    features = torch.zeros(3, 4, dtype=torch.float64)
-    bound = LinearHead(lambda: weight, scale=-0.5).lipschitz(features, features)
-    torch.testing.assert_close(bound, (0.5 * torch.linalg.svdvals(weight)[0]).expand(3))

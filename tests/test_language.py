@@ -14,8 +14,9 @@ from tiny_text import ROWS, TASKS, WORDS, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.config import CalibrationConfig
-from featcal.evaluation.language import exact_match, first_answers, prompts, spearman
+from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.models.adapter import Call
+from featcal.models.language import prompts
 
 
 def text_suite(root: Path, kind: str) -> Path:

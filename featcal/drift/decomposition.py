@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.drift.heads import judges
 from featcal.drift.ledger import Attribution, DriftLedger, FeatureDrift, LayerDrift, TaskDrift, TaskFeatures
 from featcal.drift.output import output_drift
 from featcal.drift.propagation import TINY, Contributions
 from featcal.drift.second_run import SecondRun, SecondStates
 from featcal.drift.streams import LAST_LAYER, Crossing, cross
 from featcal.errors import InputError, NumericalError
+from featcal.evaluation.judges import judges
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import walking

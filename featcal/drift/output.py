@@ -1,20 +1,18 @@
 """From feature drift to scores, losses and decisions: Propositions 3, 6 and 7, Corollary 2 and Eq. (44).
 
-Pure functions of final features and heads: the cosine head of CLIP, which all models share, and the linear
-head of a language model, of which every model has its own. Everything is computed in float64.
+Pure functions of final features and heads, whichever a head is. Everything is computed in float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from featcal.drift.heads import Head
+from featcal.models.model import Head
 
 LOSS_NODES = 64
 """Gauss-Legendre nodes of the loss integral; CLIP-sized logits need 32 to 64 for an error below 1e-3."""
@@ -56,11 +54,6 @@ class OutputDrift:
         return torch.where(self.bound > 0, self.score_drift / self.bound, ones)
 
     @property
-    def loss_bound(self) -> Float[Tensor, " n"]:
-        """Right side of Eq. (43) with G = sqrt(2), which no cross-entropy gradient exceeds."""
-        return sqrt(2) * self.bound
-
-    @property
     def margin(self) -> Float[Tensor, " n"]:
         """mu, the expert's lead of its first over its second class."""
         first, second = self.expert_scores.topk(2, dim=1).values.unbind(1)
@@ -93,7 +86,7 @@ def output_drift(
     """Scores of both final features, each through its own head.
 
     Args:
-        expert, model: final features; before normalisation for a `CosineHead`.
+        expert, model: final features, before any normalisation that a head does.
         labels: the right class or token of every sample.
     """
     expert, model = expert.double(), model.double()

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError, NumericalError
-from featcal.evaluation.language import METRICS, answers
-from featcal.evaluation.zero_shot import ZeroShotHead, zero_shot_heads
+from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, right_answers, shared_heads
+from featcal.evaluation.language import METRICS, generated
 from featcal.family import Calibrated, Family, as_family, batches_of
 from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch
 from featcal.models.features import final_features
-from featcal.models.language import LanguageModel
+from featcal.models.model import Head, mapped
 from featcal.progress import Progress, silent
 from featcal.suite import Suite
 from featcal.tasks.sources import Samples, open_pool
@@ -108,51 +110,59 @@ def evaluate(
     return Scores(family.suite.name, label, split, scores)
 
 
-def scoring_heads(family: Family, split: str) -> dict[str, ZeroShotHead]:
-    """Zero-shot heads of all tasks of pictures; a language model needs none.
+def scoring_heads(family: Family, split: str) -> dict[str, Head]:
+    """Heads that all models share, by task: class prompts; none where every model has its own.
 
     Raises:
         InputError: class names or a text tower are missing.
     """
-    if isinstance(family.adapter, LanguageModel):
+    if family.adapter.scores_with != "prompts":
         return {}
-    return heads_for(family, {task: class_names(family, task, split) for task in family.suite.tasks})
+    return shared_heads(family, {task: class_names(family, task, split) for task in family.suite.tasks})
 
 
-def score(family: Family, model: Weights, parts: Iterable[Samples], head: ZeroShotHead | None) -> TaskScore:
-    """One model on samples with known answers, part by part: top-1 accuracy with a head, the task's own metric without.
+def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:
+    """One model on samples with known answers, part by part: top-1 accuracy of classes, the task's own metric of text.
+
+    Args:
+        head: of `scoring_heads`; a model's own head for the task comes before it.
 
     Raises:
-        InputError: labels or answers are missing.
+        InputError: labels, answers or a head are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
     return joined([_score(family, model, part, head) for part in parts])
 
 
-def _score(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead | None) -> TaskScore:
-    if head is not None:
-        return _accuracy(family, model, require_labels(drawn), head)
+def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
+    if answers_of(family, model, drawn.task) == "classes":
+        return _accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise InputError(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
-    predicted = answers(family, model, drawn, task.max_target_length)
+    predicted = generated(family, model, drawn, task.max_target_length)
     metric = "exact_match" if task.metric == "accuracy" else task.metric
     return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
 
 
-def _accuracy(family: Family, model: Weights, drawn: Samples, head: ZeroShotHead) -> TaskScore:
+def _accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+    labels = right_answers(family, model, drawn)
+    check_classes(head, drawn)
     batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
-    own_head = family.head()
     predictions = []
     for start in range(0, len(batches), CHUNK):  # states of one chunk are in memory at a time
-        chunk = batches[start : start + CHUNK]
-        features = final_features(family.adapter, model, own_head, chunk, family.compute).float().cpu()
+        features = task_features(family, model, drawn.task, batches[start : start + CHUNK])
         if not bool(torch.isfinite(features).all()):
             raise NumericalError(f"{model.label}, task '{drawn.task}': final features are not finite")
-        predictions.append(head.logits(features).argmax(1))
-    assert drawn.labels is not None
+        predictions.append(head.scores(features).argmax(1))
     predicted = torch.cat(predictions)
-    return TaskScore("accuracy", float((predicted == drawn.labels).double().mean()), predicted, drawn.labels)
+    return TaskScore("accuracy", float((predicted == labels).double().mean()), predicted, labels)
+
+
+def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
+    """What a model's head for a task takes, float32 on the CPU."""
+    features = final_features(family.adapter, model, family.head(), batches, family.compute)
+    return mapped(model, task, features).float().cpu()
 
 
 def joined(parts: Sequence[TaskScore]) -> TaskScore:
@@ -168,19 +178,6 @@ def joined(parts: Sequence[TaskScore]) -> TaskScore:
     return TaskScore(metric, METRICS[metric](answered, right), answered, right)
 
 
-def require_labels(drawn: Samples) -> Samples:
-    """The samples themselves; InputError if they have no labels or no class names."""
-    if drawn.labels is None:
-        raise InputError(
-            f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"
-        )
-    if drawn.class_names is None:
-        raise InputError(
-            f"task '{drawn.task}': no class names for the zero-shot head; give 'classes' in the suite file"
-        )
-    return drawn
-
-
 def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
     """The task's class names from the suite file or its source; InputError if there are none."""
     spec = family.suite.task(task)
@@ -191,11 +188,5 @@ def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
         raise InputError(f"task '{task}', {split} samples: the suite file gives none; add '{split}:' to the task")
     names = open_pool(source, split, family.suite.root, f"task '{task}', {split} samples").class_names
     if names is None:
-        raise InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+        raise no_class_names(task)
     return names
-
-
-def heads_for(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str, ZeroShotHead]:
-    """Zero-shot heads from the class names of tasks and the templates of the suite."""
-    prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
-    return zero_shot_heads(family.origin, prompts)

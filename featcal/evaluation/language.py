@@ -12,8 +12,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch
-from featcal.models.language import IGNORED, LanguageModel, answer_position
+from featcal.models.language import IGNORED, answer_position
 from featcal.tasks.prepare import tokenizer_of
 from featcal.tasks.sources import Samples
 
@@ -36,14 +35,8 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
     return inputs["input_ids"][rows, answer_position(inputs) + 1]
 
 
-def language_model(family: Family) -> LanguageModel:
-    """The family's adapter, known to be a language model's."""
-    assert isinstance(family.adapter, LanguageModel)
-    return family.adapter
-
-
 @torch.no_grad()
-def answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
+def generated(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
     """What a model answers to every sample: greedy decoding by the library's own `generate`.
 
     The whole model is in memory for this, in the compute dtype.
@@ -51,42 +44,21 @@ def answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple
     Args:
         limit: largest number of new tokens.
     """
-    adapter, compute = language_model(family), family.compute
+    adapter, compute = family.adapter, family.compute
     tokenizer = tokenizer_of(family.base_folder)
-    generator = adapter.generator(compute.place(model.read(adapter.tower)), family.base_folder)
+    answer = adapter.generating(compute.place(model.read(adapter.tower)), family.base_folder)
     texts: list[str] = []
     for batch in batches_of(drawn, BATCH_SIZE, compute.device):
-        ids, mask = (batch["input_ids"], batch["attention_mask"]) if adapter.modality == "seq2seq" else prompts(batch)
-        produced = generator.generate(
-            ids,
-            attention_mask=mask,
+        new = answer(
+            batch,
             max_new_tokens=limit,
             max_length=None,
             do_sample=False,
             num_beams=1,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
-        new = produced if adapter.modality == "seq2seq" else produced[:, ids.shape[1] :]
         texts += tokenizer.batch_decode(new, skip_special_tokens=True)
     return tuple(text.strip() for text in texts)
-
-
-def prompts(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
-
-    Returns:
-        Token ids and attention mask, `[batch, tokens]`.
-    """
-    ids, kept = batch["input_ids"], batch["attention_mask"]
-    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
-        kept = kept * (1 - batch["completion_mask"])
-    width = int(kept.sum(1).max())
-    moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
-    for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
-        prompt = own[counted]
-        moved[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return moved, mask
 
 
 def exact_match(predicted: Sequence[str], right: Sequence[str]) -> float:

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.evaluation.heads import CosineHead
 from featcal.formats.locate import Located
 from featcal.formats.pretrained import load_pretrained
-
-
-@dataclass(frozen=True)
-class ZeroShotHead:
-    """One unit row per class, and the factor of the cosine that gives logits."""
-
-    class_names: tuple[str, ...]
-    prompts: Float[Tensor, "classes k"]
-    scale: float
-
-    def logits(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n classes"]:
-        """scale * cosine of every image feature to every class."""
-        return self.scale * torch.nn.functional.normalize(features, dim=-1) @ self.prompts.mT
-
 
 PromptEncoder = Callable[[list[str]], Float[Tensor, "n k"]]
 """Texts → features in the space of image features, not normalised."""
 
 
 @torch.no_grad()
-def zero_shot_heads(base: Located, tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, ZeroShotHead]:
+def zero_shot_heads(base: Located, tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, CosineHead]:
     """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
     templates, normalise.
 
@@ -45,7 +31,7 @@ def zero_shot_heads(base: Located, tasks: Mapping[str, tuple[Sequence[str], Sequ
         texts = [template.replace("{}", name) for name in class_names for template in templates]
         unit = torch.nn.functional.normalize(encode(texts), dim=-1)
         mean = unit.reshape(len(class_names), len(templates), -1).mean(1)
-        heads[task] = ZeroShotHead(tuple(class_names), torch.nn.functional.normalize(mean, dim=-1), scale)
+        heads[task] = CosineHead(torch.nn.functional.normalize(mean, dim=-1), scale, tuple(class_names))
     return heads
 
 

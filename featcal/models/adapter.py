@@ -24,6 +24,8 @@ from featcal.formats.weights import Weights
 from featcal.models.compute import computing
 
 M = TypeVar("M", bound=nn.Module)
+Answers = Literal["classes", "text"]
+"""What a decision is: the class with the largest score, or generated text."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
@@ -171,6 +173,10 @@ class Adapter(ABC):
     """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
     modality: Literal["pixels", "seq2seq", "causal", "tokens"]
     """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "tokens" (ids alone)."""
+    scores_with: Literal["prompts", "vocabulary", "own"]
+    """What scores a task for which a model brings no head: "prompts" (features of class prompts, by the base's text
+    tower), "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (what the task's expert
+    brings)."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
     """Canonical names that base, merged and every expert must have: all that a merger acts on."""
@@ -180,6 +186,8 @@ class Adapter(ABC):
     """Names of the tower that `final` needs."""
     scoring: tuple[str, ...] = ()
     """Names of the tower that `output` needs."""
+    scale = 1.0
+    """Factor of the final features before `scoring`."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
     aliases: Mapping[str, str] = {}
@@ -196,6 +204,22 @@ class Adapter(ABC):
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Final features `[batch, k]` from the call after the last block; needs the tensors in `closing` and `head`."""
+
+    @property
+    def answers(self) -> Answers:
+        """What the decisions of these models are, where a model brings no head."""
+        return "text" if self.scores_with == "vocabulary" else "classes"
+
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
+        """What answers a batch with text, on the given tensors of the tower; where `answers` is "text".
+
+        Args:
+            folder: checkpoint whose generation settings are used.
+
+        Returns:
+            A function of a batch and options of transformers' `generate`, which gives new token ids `[batch, new]`.
+        """
+        raise NotImplementedError(f"a {self.family} model generates no text")
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """What the library's own model returns for final features: the features, or a language model's scores."""

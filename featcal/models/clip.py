@@ -81,6 +81,7 @@ class ClipVision(Adapter):
 
     family = "clip"
     modality = "pixels"
+    scores_with = "prompts"
     class_token = True
     classes = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
     defaults: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,32 @@ IGNORED = -100
 class LanguageModel(Adapter):
     """A model whose outputs are scores of tokens: its decisions are generated text."""
 
+    scores_with = "vocabulary"
     model: Any
     """Skeleton of the whole model."""
-    lm_head: str
+    scoring: tuple[str]
     """Canonical name of the tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
-    scale = 1.0
-    """Factor of the features before the head."""
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Scores of the next token, `[batch, vocabulary]`."""
-        return torch.nn.functional.linear(self.scale * features, tensors[self.lm_head])
+        return torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]])
 
-    def generator(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
-        """The library's own model on the given tensors of the tower, ready for `generate`.
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
+        """By the library's own `generate`; the whole model is on the device of the tensors."""
+        model = self.whole(tensors, folder)
 
-        Args:
-            folder: checkpoint whose generation settings are used.
-        """
+        def answer(batch: Batch, **options: Any) -> Tensor:
+            if self.modality == "seq2seq":
+                ids, mask = batch["input_ids"], batch["attention_mask"]
+            else:
+                ids, mask = prompts(batch)
+            produced: Tensor = model.generate(ids, attention_mask=mask, **options)
+            return produced if self.modality == "seq2seq" else produced[:, ids.shape[1] :]
+
+        return answer
+
+    def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+        """The library's own model on the given tensors, with a folder's generation settings."""
         from transformers import GenerationConfig
 
         model = self.fresh()
@@ -103,6 +112,24 @@ def without_cache(call: Call) -> Call:
     if call.kwargs.get("past_key_values") is not None:
         raise RuntimeError("a captured call carries a cache; replaying it would not give the same output")
     return call
+
+
+def prompts(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
+
+    Returns:
+        Token ids and attention mask, `[batch, tokens]`.
+    """
+    ids, kept = batch["input_ids"], batch["attention_mask"]
+    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
+        kept = kept * (1 - batch["completion_mask"])
+    width = int(kept.sum(1).max())
+    moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
+    for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
+        prompt = own[counted]
+        moved[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return moved, mask
 
 
 def random_tokens(rows: int, batch: int = 2, tokens: int = 7) -> Tensor:

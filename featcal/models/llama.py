@@ -111,10 +111,9 @@ class Llama(LanguageModel):
         self.settings = {name: getattr(self._config, name, None) for name in _SETTINGS}
         self.stages = (DecoderStage(self.model),)
         self.tower = tuple(name for name, _ in self.model.named_parameters())
-        self.lm_head = _EMBEDDING if tied else _HEAD
         self.aliases = {_HEAD: _EMBEDDING} if tied else {}
         self.vocabulary = (_EMBEDDING,) if tied else (_EMBEDDING, _HEAD)
-        self.closing, self.scoring = (_NORM,), (self.lm_head,)
+        self.closing, self.scoring = (_NORM,), (_EMBEDDING if tied else _HEAD,)
 
     def fresh(self) -> LlamaForCausalLM:
         with torch.device("meta"):

@@ -203,6 +203,7 @@ class OpenClip(Adapter):
     family = "open_clip"
     library = "open_clip"
     modality = "pixels"
+    scores_with = "prompts"
     class_token = True
     defaults: Mapping[str, Any] = ClipVision.defaults
     head = (_PROJECTION,)

@@ -79,6 +79,7 @@ class OpenClipText(Adapter):
 
     family = "open_clip text"
     modality = "causal"
+    scores_with = "own"
     defaults: Mapping[str, Any] = ClipVision.defaults
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:

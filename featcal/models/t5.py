@@ -156,9 +156,8 @@ class T5(LanguageModel):
         self._start = checked.pad_token_id if start is None else start
         self.stages = (EncoderStage(self.model), DecoderStage(self.model, self._start))
         self.tower = tuple(name for name, _ in self.model.named_parameters())
-        self.lm_head = _HEAD if self._untied else _SHARED
         self.vocabulary = (_SHARED, _HEAD) if self._untied else (_SHARED,)
-        self.closing, self.scoring = ("decoder.final_layer_norm.weight",), (self.lm_head,)
+        self.closing, self.scoring = ("decoder.final_layer_norm.weight",), (_HEAD if self._untied else _SHARED,)
         self.scale = checked.d_model**-0.5 if checked.scale_decoder_outputs else 1.0
 
     def fresh(self) -> T5ForConditionalGeneration:

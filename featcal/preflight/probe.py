@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from featcal.drift.heads import CosineHead, Head, language_head
 from featcal.errors import InputError
-from featcal.evaluation.evaluate import heads_for, require_labels
-from featcal.evaluation.language import first_answers
+from featcal.evaluation.evaluate import task_features
+from featcal.evaluation.judges import head_of, names_of, right_answers, shared_heads
 from featcal.family import Family, batches_of
-from featcal.models.features import final_features
-from featcal.models.language import LanguageModel
 from featcal.preflight.models import expert_role
 from featcal.tasks.sources import Samples
 from featcal.words import some
@@ -122,26 +119,18 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     drawn = {task: one for task in family.experts if (one := _labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
         return None
-    shared = {} if isinstance(family.adapter, LanguageModel) else _zero_shot(family, drawn)
+    shared = shared_heads(family, names_of(drawn))
+    right = {task: right_answers(family, family.experts[task], one) for task, one in drawn.items()}
     accuracy: dict[str, dict[str, float]] = {}
     for expert in drawn:
-        weights = family.experts[expert]
-        own = language_head(family, weights) if isinstance(family.adapter, LanguageModel) else None
-        accuracy[expert] = {}
+        weights, accuracy[expert] = family.experts[expert], {}
         for task, samples in drawn.items():
+            head = head_of(family, weights, task, shared.get(task))
             batches = batches_of(samples, _BATCH, family.compute.device)
-            features = final_features(family.adapter, weights, family.head(), batches, family.compute).float().cpu()
-            head: Head = shared[task] if own is None else own
-            right = first_answers(samples) if own is not None else samples.labels
-            assert right is not None
-            accuracy[expert][task] = float((head.scores(features).argmax(1) == right).double().mean())
+            scores = head.scores(task_features(family, weights, task, batches))
+            accuracy[expert][task] = float((scores.argmax(1) == right[task]).double().mean())
     splits = {task: one.split for task, one in drawn.items()}
     return Diagonal(accuracy, min(len(one) for one in drawn.values()), splits)
-
-
-def _zero_shot(family: Family, drawn: Mapping[str, Samples]) -> dict[str, CosineHead]:
-    heads = heads_for(family, {task: one.class_names or () for task, one in drawn.items()})
-    return {task: CosineHead(head.prompts, head.scale) for task, head in heads.items()}
 
 
 def _labelled(family: Family, task: str, seed: int) -> Samples | None:
@@ -152,10 +141,8 @@ def _labelled(family: Family, task: str, seed: int) -> Samples | None:
     for split in ("validation", "calibration", "test"):
         try:
             drawn = family.samples(task, split, PROBE_SAMPLES, seed)
-            if isinstance(family.adapter, LanguageModel):
-                first_answers(drawn)
-                return drawn
-            return require_labels(drawn)
+            right_answers(family, family.experts[task], drawn)
         except InputError:
             continue
+        return drawn
     return None

@@ -1,0 +1,146 @@
+"""Which head scores a model on a task, and which answers are right.
+
+A model's own head for the task comes first, else what its architecture says (`Adapter.scores_with`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.evaluation.heads import LinearHead
+from featcal.evaluation.language import first_answers
+from featcal.evaluation.zero_shot import zero_shot_heads
+from featcal.family import Family
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Adapter, Answers
+from featcal.models.model import Head, own_head
+from featcal.tasks.sources import Samples
+from featcal.words import some
+
+
+def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head, Tensor]]:
+    """For every task the expert's head, the model's head and the right class or first token of every sample.
+
+    Raises:
+        InputError: labels, answers, class names, a text tower or a head are missing, a task has fewer than two
+            classes, or the two heads score different ones.
+    """
+    right = {task: right_answers(family, model, one) for task, one in drawn.items()}
+    experts = family.experts
+    complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
+    shared = shared_heads(family, names_of({task: one for task, one in drawn.items() if task not in complete}))
+    found: dict[str, tuple[Head, Head, Tensor]] = {}
+    for task, one in drawn.items():
+        expert, own = (head_of(family, weights, task, shared.get(task)) for weights in (experts[task], model))
+        counts = [None if head.classes is None else len(head.classes) for head in (expert, own)]
+        if counts[0] != counts[1]:
+            raise InputError(f"task '{task}': the head of {model.label} does not score the classes of the expert's")
+        if counts[0] is not None and counts[0] < 2:
+            raise InputError(f"task '{task}': a margin needs at least two classes")
+        for head in (expert, own):
+            check_classes(head, one)
+        found[task] = expert, own, right[task]
+    return found
+
+
+def head_of(family: Family, model: Weights, task: str, shared: Head | None = None) -> Head:
+    """The head that turns a model's final features into scores of a task.
+
+    Args:
+        model: any of the family; an expert may be asked for the task of another.
+        shared: of `shared_heads`, for a task that has one.
+
+    Raises:
+        InputError: nobody has a head for the task.
+    """
+    own, scores_with = own_head(model, task), family.adapter.scores_with
+    if own is not None:
+        return own
+    if scores_with == "vocabulary":
+        return vocabulary_head(family.adapter, model)
+    if scores_with == "prompts":
+        if shared is None:
+            raise no_class_names(task)
+        return shared
+    theirs = own_head(family.experts[task], task)
+    if theirs is None:
+        raise InputError(
+            f"task '{task}': {model.label} has no head for it, nor has the task's expert; "
+            f"give Model(weights, heads={{'{task}': ClassificationHead(weight, bias)}})"
+        )
+    return theirs
+
+
+def answers_of(family: Family, model: Weights, task: str) -> Answers:
+    """What a model's decisions on a task are."""
+    own = own_head(model, task)
+    if own is None:
+        return family.adapter.answers
+    return "text" if own.classes is None else "classes"
+
+
+def shared_heads(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str, Head]:
+    """Heads that all models of the family have in common: class prompts, or none.
+
+    Args:
+        names: of the classes, by task; prompts are made of these and the suite's templates.
+
+    Raises:
+        InputError: the base has no text tower or no tokenizer.
+    """
+    if family.adapter.scores_with != "prompts" or not names:
+        return {}
+    prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
+    return {**zero_shot_heads(family.origin, prompts)}
+
+
+def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:
+    """The language-modelling head of one model, which may be tied to its embedding."""
+    (name,) = adapter.scoring
+    return LinearHead(lambda: model.read([name])[name], adapter.scale)
+
+
+def names_of(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:
+    """Class names by task, of the tasks whose samples have them."""
+    return {task: one.class_names for task, one in drawn.items() if one.class_names is not None}
+
+
+def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor, " n"]:
+    """The right class of every sample, or the first token of its answer where the model's answers are text.
+
+    Raises:
+        InputError: no labels, no answers, or no class names where prompts are made of them.
+    """
+    if answers_of(family, model, drawn.task) == "text":
+        return first_answers(drawn)
+    if drawn.labels is None:
+        raise InputError(
+            f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"
+        )
+    prompted = family.adapter.scores_with == "prompts" and own_head(model, drawn.task) is None
+    if prompted and drawn.class_names is None:
+        raise no_class_names(drawn.task)
+    return drawn.labels
+
+
+def no_class_names(task: str) -> InputError:
+    """The error for a task of which no prompts can be made."""
+    return InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+
+
+def check_classes(head: Head, drawn: Samples) -> None:
+    """Raise InputError if the labels count other classes than the head scores."""
+    if drawn.labels is None or head.classes is None:
+        return
+    task, own, names = f"task '{drawn.task}'", head.classes, drawn.class_names
+    if len(drawn) and int(drawn.labels.max()) >= len(own):
+        raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(own)}")
+    if names is not None and names != own and set(names) == set(own):
+        raise InputError(
+            f"{task}: labels count {some(names)}, the head scores {some(own)}: the same classes in another order; "
+            "bring 'classes' and the rows of the head into one"
+        )
