@@ -22,17 +22,18 @@ from featcal.calibration.calibrate import CalibrationResult, calibrate, config_f
 from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
-from featcal.drift.heads import Head, judges
 from featcal.drift.ledger import DriftLedger, Features, TaskDrift
 from featcal.drift.output import output_drift
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.evaluation.judges import judges
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
 from featcal.models.features import pooled_features
 from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import Head
 from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.suite import load_suite
