@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from featcal.drift.ledger import Attribution, DriftLedger, FeatureDrift, LayerDrift, TaskDrift, TaskFeatures
+from featcal.drift.ledger import DriftLedger, FeatureDrift, TaskDrift, TaskFeatures
 from featcal.drift.output import output_drift
-from featcal.drift.propagation import TINY, Contributions
-from featcal.drift.second_run import SecondRun, SecondStates
-from featcal.drift.streams import LAST_LAYER, Crossing, cross
-from featcal.errors import InputError, NumericalError
+from featcal.drift.parts import take_apart
+from featcal.drift.record import Record, final_features, joined
+from featcal.drift.room import Room
+from featcal.drift.second_run import SecondRun
+from featcal.drift.streams import LAST_LAYER, cross
+from featcal.errors import InputError
 from featcal.evaluation.judges import judges
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
@@ -97,11 +97,18 @@ def decompose(
     on the expert's, which is what separates mismatch from propagation. One sample per task does so a second time,
     in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
     """
-    records = {task: _Record(class_token, attribution) for task in experts}
+    records = {task: Record(class_token, attribution) for task in experts}
+    layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
+    room = Room.of(run, experts, layers, attribution)
     with walking(run.adapter):
-        second = SecondRun(run, experts, sublayers)
-        for crossing in cross(run, model, experts, sublayers):
-            records[crossing.task].add(crossing, second.states(crossing) if crossing.position == 0 else None)
+        for part in room.parts(experts):
+            second = SecondRun(run, model, part, sublayers)
+            for crossing in cross(run, model, part, sublayers):
+                record, on_expert, (expert, reached) = records[crossing.task], crossing.on_expert(), crossing.after
+                parts = take_apart((expert, on_expert, reached), crossing.incoming, class_token)
+                record.add(crossing, parts, on_expert, room.tangents)
+                if crossing.position == 0 and crossing.layer not in record.residuals:
+                    record.check(crossing, parts, second.states(crossing))
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
@@ -119,134 +126,7 @@ def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[
                 final[crossing.task].append(crossing.after)
     found = {}
     for task, layers in norms.items():
-        drifts = tuple(FeatureDrift(layer, *_joined(batches)) for layer, batches in layers.items())
-        own, reached = _features(task, final[task])
+        drifts = tuple(FeatureDrift(layer, *joined(batches)) for layer, batches in layers.items())
+        own, reached = final_features(task, final[task])
         found[task] = TaskFeatures(task, drifts, own, reached, experts[task].indices)
     return found
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Drift through one layer taken apart, one row of float64 per sample."""
-
-    expert: Float[Tensor, "n d"]
-    e: Float[Tensor, "n d"]
-    m: Float[Tensor, "n d"]
-    p: Float[Tensor, "n d"]
-    incoming: Float[Tensor, "n d"] | None
-    """e before the layer; None where the layer has no skip connection."""
-
-    @property
-    def r(self) -> Float[Tensor, "n d"] | None:
-        """What the residual branch answers to the incoming drift (Eq. 28)."""
-        return None if self.incoming is None else self.p - self.incoming
-
-
-@dataclass
-class _Record:
-    """Collects one task's layers batch by batch."""
-
-    class_token: bool
-    attribution: bool
-    numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
-    residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    contributions: list[Contributions] = field(default_factory=list)
-    final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def add(self, crossing: Crossing, second: SecondStates | None) -> None:
-        """One batch through one layer. The very first layer has no drift before it: all of its drift is mismatch.
-
-        Args:
-            second: the same layer computed another way for one sample of the batch.
-        """
-        before, (expert, model), on_expert = crossing.before, crossing.after, crossing.on_expert()
-        parts = self._parts((expert, on_expert, model), before if crossing.skip else None)
-        self.numbers.setdefault(crossing.layer, []).append(_measured(parts))
-        if second is not None:
-            again = self._parts(
-                (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
-            )
-            self.residuals[crossing.layer] = _residuals(parts, again, second.row)
-        if self.attribution:
-            if crossing.run is None or before is None:
-                self.contributions.append(Contributions.first(expert, model))
-            else:
-                self.contributions[crossing.position].step(crossing.run, before, (expert, on_expert, model))
-        if crossing.layer == LAST_LAYER:
-            self.final.append(crossing.after)
-
-    def _parts(self, after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None) -> _Parts:
-        """Args: `after` is the expert's state, the model's layer on the expert's state, the model's own state."""
-        expert, on_expert, model = (self._state(state) for state in after)
-        incoming = None if before is None else self._state(before[1] - before[0])
-        return _Parts(expert, model - expert, on_expert - expert, model - on_expert, incoming)
-
-    def _state(self, state: Tensor) -> Tensor:
-        chosen = state[:, :1] if self.class_token and state.ndim == 3 else state
-        return chosen.flatten(1).double()
-
-    def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
-        layers = []
-        for layer, batches in self.numbers.items():
-            numbers = dict(zip(batches[0], _joined([tuple(batch.values()) for batch in batches]), strict=True))
-            response, (residual, skip) = numbers.pop("response", None), self.residuals[layer]
-            layers.append(LayerDrift(layer, **numbers, residual=residual, response=response, skip_residual=skip))
-        expert, model = _features(task, self.final)
-        booked = None
-        if self.attribution:
-            inner, norm, telescoped, quality = (
-                torch.cat(parts, dim=1).double().cpu()
-                for parts in zip(*(one.book() for one in self.contributions), strict=True)
-            )
-            booked = Attribution(inner, norm, telescoped, quality, (model - expert).double().square().sum(1))
-        return TaskDrift(task, tuple(layers), expert, model, indices, booked)
-
-
-def _measured(parts: _Parts) -> dict[str, Tensor]:
-    """The numbers of one layer, one per sample."""
-    drift, mismatch, propagation = parts.e.norm(dim=1), parts.m.norm(dim=1), parts.p.norm(dim=1)
-    numbers = {
-        "drift": drift,
-        "expert_norm": parts.expert.norm(dim=1),
-        "mismatch": mismatch,
-        "propagation": propagation,
-        "alignment": _cosine(parts.m, parts.p, mismatch * propagation),
-    }
-    before, r = parts.incoming, parts.r
-    if before is not None and r is not None:
-        numbers["response"] = _cosine(r, before, r.norm(dim=1) * before.norm(dim=1))
-    return numbers
-
-
-def _residuals(parts: _Parts, again: _Parts, row: int) -> tuple[Tensor, Tensor | None]:
-    """How far m or p, and r, of the sample in `row` are from a second computation, relative to its drift."""
-    only = slice(row, row + 1)
-    scale = parts.e[only].norm(dim=1)
-    apart = torch.maximum((parts.m[only] - again.m).norm(dim=1), (parts.p[only] - again.p).norm(dim=1))
-    r, second_r = parts.r, again.r
-    response = None if r is None or second_r is None else _relative((r[only] - second_r).norm(dim=1), scale)
-    return _relative(apart, scale), response
-
-
-def _joined(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Batches below each other, on the CPU."""
-    return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
-
-
-def _features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The expert's and the model's final features; NumericalError if they are not finite."""
-    features = _joined(batches)
-    if not all(bool(torch.isfinite(one).all()) for one in features):
-        raise NumericalError(f"task '{task}': final features are not finite")
-    return features
-
-
-def _cosine(left: Tensor, right: Tensor, norms: Tensor) -> Tensor:
-    """Per row; `norms` are the products of theirs."""
-    cosine: Tensor = (left * right).sum(1) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-    return cosine
-
-
-def _relative(rest: Tensor, scale: Tensor) -> Tensor:
-    """`rest` over `scale` on the CPU: 0 where nothing is left, finite where there is no scale."""
-    return (rest / scale.clamp_min(TINY)).cpu()

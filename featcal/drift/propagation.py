@@ -44,16 +44,25 @@ class Contributions:
         """After the first layer all drift is its own mismatch."""
         return cls([model - expert], [model, expert])
 
-    def step(self, layer: Layer, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor, Tensor]) -> None:
+    def step(
+        self,
+        layer: Layer,
+        before: tuple[Tensor, Tensor],
+        after: tuple[Tensor, Tensor, Tensor],
+        tangents: int | None = None,
+    ) -> None:
         """Carry everything through one layer of the model.
 
         Args:
             before: expert's and model's states before the layer.
             after: expert's state after it, the model's layer on the expert's state, the model's own state.
+            tangents: derivatives that are taken side by side; None for all.
         """
         expert, model = before
         own, on_expert, reached = after
-        carried, quality = propagate(layer, expert, model - expert, reached - on_expert, self.propagated)
+        carried, quality = propagate(
+            layer, expert, model - expert, reached - on_expert, self.propagated, together=tangents
+        )
         self.propagated = [*carried, on_expert - own]
         self.quality.append(quality)
         # u_0 is the model's own state and u of the last layer the model on the expert's: both are known
@@ -73,7 +82,13 @@ class Contributions:
 
 
 def propagate(
-    layer: Layer, expert: Tensor, drift: Tensor, propagation: Tensor, contributions: list[Tensor], nodes: int = NODES
+    layer: Layer,
+    expert: Tensor,
+    drift: Tensor,
+    propagation: Tensor,
+    contributions: list[Tensor],
+    nodes: int = NODES,
+    together: int | None = None,
 ) -> tuple[list[Tensor], Float[Tensor, " batch"]]:
     """Apply the secant-corrected path-averaged operator of one layer to every contribution.
 
@@ -83,15 +98,17 @@ def propagate(
         drift: e_{k-1}, to which the contributions sum.
         propagation: p_k = layer(h + e) - layer(h).
         contributions: c_l before the layer.
+        together: how many derivatives are taken side by side; None for all.
 
     Returns:
         The contributions after the layer, which sum to `propagation`, and ||r|| / ||p|| per sample.
     """
     averaged = torch.zeros(len(contributions), *propagation.shape, dtype=propagation.dtype, device=propagation.device)
     moving = [i for i, part in enumerate(contributions) if bool(part.any())]  # a linear map keeps 0 at 0
-    if moving:
-        tangents = torch.stack([contributions[i] for i in moving])
-        averaged[moving] = _path_average(layer, expert, drift, tangents, nodes)
+    most = together or max(1, len(moving))
+    for some in (moving[start : start + most] for start in range(0, len(moving), most)):
+        tangents = torch.stack([contributions[i] for i in some])
+        averaged[some] = _path_average(layer, expert, drift, tangents, nodes)
     missed = propagation - averaged.sum(0)
     square = drift.flatten(1).square().sum(1).clamp_min(TINY)
     corrected = [

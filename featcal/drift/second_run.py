@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from featcal.drift.streams import LAST_LAYER, Crossing, Place
+from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.compute import Compute
 from featcal.models.lane import ExpertPass, through
+from featcal.models.model import mapped
 from featcal.models.run import Run
 
 
@@ -44,8 +46,9 @@ class SecondRun:
         sublayers: attention and MLP of every block are layers of their own.
     """
 
-    def __init__(self, run: Run, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
+    def __init__(self, run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
         self._adapter, self._sublayers = run.adapter, sublayers
+        self._models = {task: (one.weights, model) for task, one in experts.items()}
         self._compute = Compute(run.compute.device, torch.float64)
         self._head = self._compute.place(run.head)
         self._samples = {task: _alone(expert.batches[0]) for task, expert in experts.items()}
@@ -113,9 +116,12 @@ class SecondRun:
     def _close(self, task: str, place: Place) -> SecondStates:
         stage, (row, inputs), (expert, model) = place.stage, self._samples[task], self._calls[task]
         own, theirs = (self._compute.place(tensors) | self._head for tensors in place.tensors)
-        before, final = (stage.state(expert, inputs), stage.state(model, inputs)), self._adapter.final
-        on_expert = final(theirs, stage.with_state(model, before[0]), inputs)
-        return SecondStates(row, before, final(own, expert, inputs), on_expert, final(theirs, model, inputs))
+        before = stage.state(expert, inputs), stage.state(model, inputs)
+        passed = (own, expert), (theirs, stage.with_state(model, before[0])), (theirs, model)
+        models = self._models[task][0], *self._models[task][1:] * 2
+        final = (self._adapter.final(tensors, call, inputs) for tensors, call in passed)
+        reached = [mapped(one, task, features) for one, features in zip(models, final, strict=True)]
+        return SecondStates(row, before, *reached)
 
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors in front of a stage in float64; of embeddings, rows are taken as they are: float32 holds them."""

@@ -11,6 +11,7 @@ from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.lane import Entrance, ExpertPass, Step, through
+from featcal.models.model import mapped
 from featcal.models.run import Run
 from featcal.models.walk import Entering, Walk
 
@@ -47,6 +48,11 @@ class Crossing:
     skip: bool
     """Whether the layer has a skip connection around all of it."""
     place: Place
+
+    @property
+    def incoming(self) -> tuple[Tensor, Tensor] | None:
+        """The states before a layer with a skip connection; None for others."""
+        return self.before if self.skip else None
 
     def on_expert(self) -> Tensor:
         """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
@@ -157,7 +163,7 @@ def _entered(adapter: Adapter, stage: Stage, front: Entrance, one: ExpertPass, e
 
 
 def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Walk) -> Iterator[Crossing]:
-    """The last layer: final norm and projection, which has no skip connection."""
+    """The last layer: final norm, projection and the map of a model that has one for the task; no skip connection."""
     adapter, place_on = run.adapter, run.compute.place
     stage, read = adapter.stages[-1], model.read(adapter.closing)
     closing = place_on(read) | dict(run.head)
@@ -167,9 +173,9 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
         calls = zip(one.batches, walk.experts[task].calls, walk.lanes[MODEL][task].calls, strict=True)
         for position, (batch, expert_call, call) in enumerate(calls):
 
-            def layer(state: Tensor, call: Call = call, batch: Batch = batch) -> Tensor:
-                return adapter.final(closing, stage.with_state(call, state), batch)
+            def layer(state: Tensor, task: str = task, call: Call = call, batch: Batch = batch) -> Tensor:
+                return mapped(model, task, adapter.final(closing, stage.with_state(call, state), batch))
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
-            after = adapter.final(own, expert_call, batch), layer(before[1])
+            after = mapped(one.weights, task, adapter.final(own, expert_call, batch)), layer(before[1])
             yield Crossing(task, position, LAST_LAYER, layer, before, after, False, place)

@@ -1,0 +1,48 @@
+"""Proposition 1: drift through one layer, taken apart into local mismatch and propagation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """e = m + p of one layer (Eqs. 2 and 3), one row of float64 per sample."""
+
+    expert: Float[Tensor, "n d"]
+    """The expert's feature."""
+    e: Float[Tensor, "n d"]
+    """Drift: the model's feature less the expert's."""
+    m: Float[Tensor, "n d"]
+    """Local mismatch: the model's layer on the expert's state, less the expert's feature."""
+    p: Float[Tensor, "n d"]
+    """Propagation: the model's feature, less its layer on the expert's state."""
+    incoming: Float[Tensor, "n d"] | None
+    """e before the layer; None where the layer has no skip connection."""
+
+    @property
+    def r(self) -> Float[Tensor, "n d"] | None:
+        """What the residual branch answers to the incoming drift (Eq. 28)."""
+        return None if self.incoming is None else self.p - self.incoming
+
+
+def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None, class_token: bool) -> Parts:
+    """The parts of one batch's drift through one layer.
+
+    Args:
+        after: the expert's state, the model's layer on the expert's state, and the model's own state, each
+            `[batch, tokens, width]`, or `[batch, k]` behind the last layer.
+        before: the expert's and the model's state before the layer; None where it has no skip connection.
+        class_token: take the first token alone.
+    """
+
+    def rows(state: Tensor) -> Tensor:
+        chosen = state[:, :1] if class_token and state.ndim == 3 else state
+        return chosen.flatten(1).double()
+
+    expert, on_expert, model = map(rows, after)
+    incoming = None if before is None else rows(before[1] - before[0])
+    return Parts(expert, model - expert, on_expert - expert, model - on_expert, incoming)
