@@ -14,7 +14,6 @@ from featcal.errors import InputError
 from featcal.formats.locate import Located, locate
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
 from featcal.models.compute import PRECISIONS, Compute, compute_for
@@ -22,6 +21,7 @@ from featcal.models.differences import differences
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.replay import check_replay
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 from featcal.tasks.prepare import preparation
 from featcal.tasks.sources import PreparePixels, Samples, draw

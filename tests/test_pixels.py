@@ -21,10 +21,10 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import open_family
+from featcal.schema.source import Source
 from featcal.suite import load_suite
 from featcal.tasks import prepare
 from featcal.tasks.records import read_image
-from featcal.tasks.schema import Source
 
 HEIGHT, WIDTH = 13, 17
 RNG = np.random.default_rng(3)

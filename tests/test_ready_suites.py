@@ -21,9 +21,9 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import open_family
 from featcal.resources import embedded_suites, ready_suites
+from featcal.schema.template import fill
 from featcal.suite import load_suite, suite_from_dict, task_catalogue
 from featcal.tasks.sources import draw
-from featcal.tasks.template import fill
 
 CLIP = {
     f"clip-vit-{size}-ta{count}": count

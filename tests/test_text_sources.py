@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import InputError
+from featcal.schema.source import Source
+from featcal.schema.template import fill, template_fields
 from featcal.suite import Suite, suite_from_dict
 from featcal.tasks import table
 from featcal.tasks.hub import read_hub
 from featcal.tasks.pool import Pool, TextExample
 from featcal.tasks.prepare import prepare_causal, prepare_seq2seq
-from featcal.tasks.schema import Source
 from featcal.tasks.sources import Samples, draw, open_pool
-from featcal.tasks.template import fill, template_fields
 
 WORDS = ["<pad>", "</s>", "<unk>", "<bos>", "is", "it", "good", "bad", "the", "film", "?", "yes", "no"]
 IDS = {word: index for index, word in enumerate(WORDS)}

@@ -25,11 +25,11 @@ from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Overlay, Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Block
 from featcal.models.expert_pass import ExpertPass, Kept, require_same_compute
 from featcal.progress import Progress, Seconds, peak_rss_bytes, silent
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
 _PACKAGES = (

@@ -18,7 +18,7 @@ from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
 from featcal.models.open_clip import check_plain, weight_name
 from featcal.paths import local_path
-from featcal.suite import did_you_mean
+from featcal.words import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

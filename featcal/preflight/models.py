@@ -16,9 +16,9 @@ from featcal.formats.checkpoint import HUB_ID
 from featcal.formats.locate import Located
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.jsons import read_json
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter, adapter_for
 from featcal.preflight.places import Places
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from featcal.formats.peft import CONFIG_FILE, read_adapter_config
 from featcal.formats.weights import Stored
 from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
-from featcal.tasks.schema import Source
+from featcal.schema.source import Source
 
 Place = Path | RemoteModel | None
 """A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""

@@ -20,17 +20,17 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.weights import check_finite
 from featcal.paths import local_path
-from featcal.suite import Suite, Task, did_you_mean
+from featcal.schema.source import Source
+from featcal.suite import Suite, Task
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
 from featcal.tasks.prepare import Modality, Prepared, prepare_causal, prepare_pixels, prepare_seq2seq, prepare_tokens
 from featcal.tasks.records import table_pool
-from featcal.tasks.schema import Source
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
-from featcal.words import some
+from featcal.words import did_you_mean, some
 
 __all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
 
