@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.locate import Located, locate
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
 from featcal.models.activations import ActivationStore
@@ -223,7 +224,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     Raises:
         InputError: listing every difference.
     """
-    stored = located.open(adapter.canonical)
+    stored = located.open(adapter.canonical, adapter.aliases)
     weights: Weights = stored
     if cut_vocabulary:
         rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}

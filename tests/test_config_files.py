@@ -15,8 +15,8 @@ from version5 import LENGTH, ROPES, TOKENIZERS, write_saved_by_5, write_tokenize
 
 from featcal import load_suite, open_family
 from featcal.errors import InputError
+from featcal.export.change_layout import convert
 from featcal.export.config_files import named_dtype, say_tokenizer
-from featcal.export.convert import convert
 from featcal.export.write import rewrite, with_notes
 from featcal.formats.output import save_tensors
 from featcal.formats.weights import InMemory, TensorInfo

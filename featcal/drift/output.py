@@ -7,7 +7,6 @@ head of a language model, of which every model has its own. Everything is comput
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 import torch
@@ -54,11 +53,6 @@ class OutputDrift:
         """||dz|| over its bound, in [0, 1]; 1 where both vanish."""
         ones = torch.ones_like(self.bound)
         return torch.where(self.bound > 0, self.score_drift / self.bound, ones)
-
-    @property
-    def loss_bound(self) -> Float[Tensor, " n"]:
-        """Right side of Eq. (43) with G = sqrt(2), which no cross-entropy gradient exceeds."""
-        return sqrt(2) * self.bound
 
     @property
     def margin(self) -> Float[Tensor, " n"]:

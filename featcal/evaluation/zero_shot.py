@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.locate import Located
+from featcal.formats.located import Located
 from featcal.formats.pretrained import load_pretrained
 
 

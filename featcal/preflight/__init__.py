@@ -119,19 +119,15 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     )
 
 
-def describe(family: Family) -> dict[str, Any]:
-    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
-    return _describe(family.adapter, family.merged.info, len(family.experts))
-
-
 def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
     merged = opened.weights.get("merged", opened.weights.get("base"))
     if opened.adapter is None or merged is None:
         return None
-    return _describe(opened.adapter, merged.info, len(suite.tasks))
+    return _sizes(opened.adapter, merged.info, len(suite.tasks))
 
 
-def _describe(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
     tower = [info[name] for name in adapter.tower]
     blocks = adapter.blocks()
     largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)

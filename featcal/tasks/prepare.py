@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.errors import InputError
-from featcal.export.config_files import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.formats.checkpoint import HUB_FILES, read_config
+from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, TextExample
