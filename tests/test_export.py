@@ -396,6 +396,20 @@ def test_the_activation_is_written_in_words(tmp_path: Path) -> None:
     assert "library_name: open_clip" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("layout", ["hf", "open_clip"])
+def test_the_lines_that_are_said_to_load_a_model_load_it(
+    tiny: Family, open_clip_container: Located, tmp_path: Path, layout: str
+) -> None:
+    container, adapter = (tiny.container, tiny.adapter) if layout == "hf" else (open_clip_container, None)
+    adapter = adapter or moved(container)[0]
+    said: dict[str, Any] = {}
+    exec(adapter.loading(container.folder, container.config), said)
+    loaded = said["model"].state_dict()
+    stored = container.open(adapter.canonical, adapter.aliases)
+    for name, tensor in stored.read(adapter.tower).items():
+        assert tensor.equal(loaded[name]), name
+
+
 def test_open_clip_verification_sees_a_changed_tensor(open_clip_container: Located, tmp_path: Path) -> None:
     adapter, model = moved(open_clip_container)
     with OutputFolder(tmp_path / "out") as folder:

@@ -245,6 +245,9 @@ class OpenClip(Adapter):
             pooled: Tensor = model.visual(inputs["pixel_values"])
         return pooled
 
+    def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
+        return f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")'
+
     def tokens(self, inputs: Batch) -> int:
         return len(self.visual.positional_embedding) * len(inputs["pixel_values"])
 
