@@ -16,8 +16,10 @@ from torch.func import functional_call
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import Checkpoint
+from featcal.formats.locate import locate
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.weights import Stored, Weights
+from featcal.models.adapter import adapter_for
 from featcal.models.clip import ClipVision
 
 WIDTH, RANK, VOCABULARY = 16, 2, 20
@@ -594,6 +596,17 @@ def trained(model: Any, folder: Path, config: Mapping[str, Any]) -> Any:
                 parameter += torch.randn_like(parameter)
     adapted.save_pretrained(folder)
     return adapted.eval()
+
+
+@pytest.mark.parametrize(("base", "tensor"), [("tied", TOKENS), ("t5", "shared")])
+def test_which_tensors_are_shared_says_the_architecture(
+    bases: Mapping[str, Path], tmp_path: Path, base: str, tensor: str
+) -> None:
+    write_adapter(tmp_path / "a", embedding_factors(tensor, VOCABULARY, WIDTH))
+    found = locate(f"{bases[base]}+{tmp_path / 'a'}", tmp_path, "x")
+    adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
+    with pytest.raises(InputError, match="an embedding that several modules share"):
+        found.open(adapter.canonical, adapter.aliases)
 
 
 def _apart(own: Tensor, other: Tensor) -> float:
