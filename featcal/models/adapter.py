@@ -176,8 +176,6 @@ class Adapter(ABC):
     """Names in `architectures` of other classes, and how to make a model of this architecture of one."""
     modality: Literal["pixels", "seq2seq", "causal"]
     """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
-    image_processor = ""
-    """Class of transformers that makes pixels of pictures, where the files do not say how in another way."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
     """Canonical names that base, merged and every expert must have: all that a merger acts on."""
@@ -191,6 +189,8 @@ class Adapter(ABC):
     """Names of tensors with one row per token of the vocabulary."""
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
+    image_processor = ""
+    """Class of transformers that makes pixels of pictures, where the files do not say how in another way."""
     class_token = False
     """Whether the first token is a class token."""
     kept_float32: tuple[str, ...] = ()

@@ -82,9 +82,9 @@ class ClipVision(Adapter):
 
     family = "clip"
     modality = "pixels"
-    image_processor = "CLIPImageProcessor"
     class_token = True
     classes = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
+    image_processor = "CLIPImageProcessor"
     remakes: Mapping[str, str] = {
         "CLIPForImageClassification": (
             "CLIPVisionModel.from_pretrained(…).save_pretrained(…) keeps its image tower alone"
