@@ -14,9 +14,9 @@ from app.files import Stamp
 from app.names import plain, plain_lines
 from app.workspace import Workspace
 from featcal.errors import FeatcalError
-from featcal.mergers.schema import MergeRecipe
 from featcal.preflight import Preflight, check
 from featcal.resources import embedded_suites
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import SPLITS, Suite, Task
 from featcal.tasks.sources import Samples
 from featcal.words import readable

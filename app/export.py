@@ -16,13 +16,6 @@ from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 
-_LOADERS = {
-    "clip": "CLIPModel",
-    "clip_vision_model": "CLIPVisionModel",
-    "t5": "T5ForConditionalGeneration",
-    "llama": "LlamaForCausalLM",
-}
-"""`model_type` → the class of transformers that loads it."""
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
@@ -90,8 +83,4 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
 def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
     said = plain(f"{folder} ({', '.join(files)})")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
-    if ws.family.adapter.family == "open_clip":
-        st.code(f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")')
-        return
-    loader = _LOADERS.get(ws.family.container.config["model_type"], "AutoModel")
-    st.code(f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("{folder.as_posix()}")')
+    st.code(ws.family.adapter.loading(folder, ws.family.container.config))

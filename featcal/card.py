@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from featcal.formats.checkpoint import HUB_ID
-from featcal.mergers.schema import MergeRecipe
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
 _CITATION = """```bibtex

@@ -305,7 +305,7 @@ def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
     for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
     the same command.
     """
-    from featcal.export.convert import convert
+    from featcal.export.change_layout import convert
 
     document = convert(folder, out, layout)
     _say_notes(document)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.locate import Located, locate
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, adapter_for
 from featcal.models.compute import PRECISIONS, Compute, compute_for
@@ -24,9 +24,10 @@ from featcal.models.language import IGNORED
 from featcal.models.replay import check_replay
 from featcal.models.run import Run
 from featcal.progress import Progress, silent
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
-from featcal.tasks.prepare import preparation
-from featcal.tasks.sources import PreparePixels, Samples, draw
+from featcal.tasks.prepare import Preparation
+from featcal.tasks.sources import Samples, draw
 
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
@@ -81,30 +82,22 @@ class Family:
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(
-            self.suite, task, split, count, seed, self.base_folder, self.adapter.modality, self._pixels(), part
-        )
+        drawn = draw(self.suite, task, split, count, seed, self._preparation(), part)
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
 
-    def _pixels(self) -> PreparePixels | None:
-        """open_clip's preprocessing where the base is its; None leaves pictures to the base's image processor."""
-        if self.origin.config.get("model_type") != "open_clip":
-            return None
-        from featcal.formats.open_clip import open_clip_preprocess
-
-        return open_clip_preprocess(self.origin.config)
+    def _preparation(self) -> Preparation:
+        adapter = self.adapter
+        return Preparation(self.base_folder, adapter.modality, adapter.image_processor, self.origin.pictures())
 
     def preparation(self) -> dict[str, str]:
         """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""
         sources = [task.calibration for task in self.suite.tasks.values()]
         if all(source is None or source.tensors is not None for source in sources):
             return {}
-        if self._pixels() is not None:
-            return {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
-        return preparation(self.base_folder, self.adapter.modality)
+        return self._preparation().made_by()
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
         """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.
@@ -211,7 +204,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     Raises:
         InputError: listing every difference.
     """
-    stored = located.open(adapter.canonical)
+    stored = located.open(adapter.canonical, adapter.aliases)
     weights: Weights = stored
     if cut_vocabulary:
         rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}

@@ -18,8 +18,9 @@ from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.mergers import task_arithmetic, ties
 from featcal.mergers.recipe import RecipeWeights
-from featcal.mergers.schema import METHODS, MergeRecipe
-from featcal.suite import Suite, did_you_mean
+from featcal.schema.recipe import METHODS, MergeRecipe
+from featcal.suite import Suite
+from featcal.words import did_you_mean
 
 DEFAULT_SCALES = {"task-arithmetic": task_arithmetic.DEFAULT_SCALE, "ties": ties.DEFAULT_SCALE}
 

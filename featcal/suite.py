@@ -6,9 +6,7 @@ refused with a suggestion, and no file may name code to run.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,11 +15,12 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
-from featcal.mergers.schema import MergeRecipe
 from featcal.paths import local_path
 from featcal.resources import embedded_suites, ready_suites, task_files
-from featcal.tasks.schema import Source, Strict
-from featcal.words import shortened
+from featcal.schema.recipe import MergeRecipe
+from featcal.schema.source import Source
+from featcal.schema.strict import Strict
+from featcal.words import did_you_mean, shortened
 
 ModelRef = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with `@revision`, or `open_clip:…`; `REF+ADAPTER` is
@@ -277,12 +276,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
                 raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
         return node
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for the closest known word, or nothing; nothing for a word of more than 200 characters."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 200 else []
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

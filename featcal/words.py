@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -49,3 +50,13 @@ def printable(text: str, most: int | None = None) -> str:
 def shortened(text: str, most: int = 80) -> str:
     """The beginning of a text that is longer than `most` characters, and how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' for the closest known word, or nothing; nothing for a word of more than 200 characters.
+
+    >>> did_you_mean("smaples", ["samples", "seed"])
+    " Did you mean 'samples'?"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 200 else []
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from featcal.family import Family, open_family
 from featcal.formats.weights import InMemory, Overlay
+from featcal.models.clip import ClipVision
 from featcal.models.compute import Compute
 from featcal.suite import Suite, load_suite
+from featcal.tasks.prepare import Preparation
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
@@ -32,6 +34,11 @@ torch.set_num_threads(1)  # the models are tiny: threads would only wait for eac
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Content of files by its size: compressed bytes can hold the time, and every process must see the same names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
+def clip_inputs(folder: Path) -> Preparation:
+    """What makes inputs of pictures with the image processor in a folder, as for a CLIP."""
+    return Preparation(folder, "pixels", ClipVision.image_processor)
 
 
 SIDE, WIDTH, BLOCKS, CLASSES = 12, 16, 3, ("cat", "dog", "fish")

@@ -13,7 +13,7 @@ from open_clip.model import CLIP
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from featcal.export.clip_layouts import clip_pairs, open_clip_config, to_open_clip, vision_pairs
+from featcal.export.clip_counterparts import clip_pairs, open_clip_config, to_open_clip, vision_pairs
 
 WIDTH, SIDE, CONTEXT, WORDS, SPACE = 32, 12, 6, 20, 8
 

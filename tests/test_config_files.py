@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 from tiny_text import CONFIGS, write_text_suite
 from version5 import LENGTH, ROPES, TOKENIZERS, write_saved_by_5, write_tokenizer
 
+from conftest import clip_inputs
 from featcal import load_suite, open_family
 from featcal.errors import InputError
+from featcal.export.change_layout import convert
 from featcal.export.config_files import named_dtype, say_tokenizer
-from featcal.export.convert import convert
 from featcal.export.write import rewrite, with_notes
 from featcal.formats.output import save_tensors
 from featcal.formats.weights import InMemory, TensorInfo
 from featcal.models.adapter import adapter_for
-from featcal.tasks.prepare import prepare_pixels
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -104,6 +104,13 @@ def test_configs_of_version_4_stay_as_they_are(tmp_path: Path, kind: str) -> Non
     assert config_of(tmp_path / "out") == CONFIGS[kind] | rope
 
 
+@pytest.mark.parametrize(("kind", "named"), [("t5", "T5ForConditionalGeneration"), ("llama", "LlamaForCausalLM")])
+def test_how_a_written_language_model_is_loaded(kind: str, named: str) -> None:
+    adapter = adapter_for(CONFIGS[kind], ["lm_head.weight"], torch.device("cpu"), "m")
+    lines = f'from transformers import {named}\n\nmodel = {named}.from_pretrained("out")'
+    assert adapter.loading(Path("out"), {}) == lines
+
+
 def test_a_half_precision_t5_is_loaded_in_half_precision(tmp_path: Path) -> None:
     """transformers keeps `wo` in float32 by itself: config.json goes on naming float16, and the numbers stay."""
     from transformers import T5ForConditionalGeneration
@@ -181,10 +188,10 @@ def test_the_processor_of_version_5_is_read(clip5: Path, tmp_path: Path) -> None
     import numpy as np
 
     picture = np.arange(20 * 12 * 3, dtype=np.uint8).reshape(20, 12, 3)
-    pixels = prepare_pixels([picture], clip5)
+    pixels = clip_inputs(clip5).pixels([picture])
     assert "preprocessor_config.json" in rewrite(clip5, tmp_path / "out")["written"]
     assert json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())["image_mean"] == [0.1, 0.2, 0.3]
-    assert prepare_pixels([picture], tmp_path / "out").equal(pixels)
+    assert clip_inputs(tmp_path / "out").pixels([picture]).equal(pixels)
     document = convert(clip5, tmp_path / "there", "open_clip")
     assert not any("preprocessing" in note for note in document["notes"])
     there = json.loads((tmp_path / "there" / "open_clip_config.json").read_text())
@@ -196,7 +203,7 @@ def test_no_processor_is_still_said(clip5: Path) -> None:
 
     (clip5 / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
     with pytest.raises(InputError, match=r"no preprocessor_config\.json \(nor processor_config\.json\)"):
-        prepare_pixels([np.zeros((12, 12, 3), np.uint8)], clip5)
+        clip_inputs(clip5).pixels([np.zeros((12, 12, 3), np.uint8)])
 
 
 def test_notes_are_added_to_a_card_once() -> None:

@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from conftest import write_base
 from featcal.errors import InputError, NumericalError
-from featcal.export import convert as convert_module
-from featcal.export.clip_files import preprocess_for_open_clip
-from featcal.export.clip_layouts import hf_config, open_clip_config
-from featcal.export.convert import convert
+from featcal.export.change_layout import convert
+from featcal.export.clip_counterparts import hf_config, open_clip_config
+from featcal.export.clip_inputs import preprocess_for_open_clip
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +132,7 @@ def test_libraries_that_disagree_leave_nothing(hf: Path, tmp_path: Path, monkeyp
     def other_activation(*args: Any) -> dict[str, Any]:
         return open_clip_config(*args) | {"quick_gelu": False}
 
-    monkeypatch.setattr(convert_module, "open_clip_config", other_activation)
+    monkeypatch.setattr("featcal.export.change_layout.open_clip_config", other_activation)
     with pytest.raises(NumericalError, match="image_features of the two libraries differ by"):
         convert(hf, tmp_path / "out", "open_clip")
     assert list(tmp_path.iterdir()) == []

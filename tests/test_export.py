@@ -19,11 +19,11 @@ from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrat
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
-from featcal.export import write as export
 from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
 from featcal.family import Family, open_family
 from featcal.formats.checkpoint import Checkpoint
-from featcal.formats.locate import Located, locate
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
 from featcal.formats.open_clip import locate_open_clip
 from featcal.formats.output import OutputFolder, stream_tensors
 from featcal.formats.weights import Overlay, TensorInfo, Weights
@@ -52,7 +52,7 @@ def test_recorded_peak_memory_counts_writing_and_verifying(
         peak[0] = 2
         verify_reload(*args)
 
-    monkeypatch.setattr(export, "verify_reload", verified)
+    monkeypatch.setattr("featcal.export.write.verify_reload", verified)
     monkeypatch.setattr("featcal.calibration.calibrate.peak_rss_bytes", lambda: peak[0])
     if how == "save":
         result.save(tmp_path / "out")
@@ -131,7 +131,7 @@ def test_failure_leaves_nothing(result: CalibrationResult, tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise NumericalError("features differ")
 
-    monkeypatch.setattr(export, "verify_reload", fail)
+    monkeypatch.setattr("featcal.export.write.verify_reload", fail)
     with pytest.raises(NumericalError):
         result.save(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -165,7 +165,7 @@ def test_verification_sees_a_reinitialised_tensor(tiny: Family, result: Calibrat
 def test_large_models_are_sharded_with_an_index(
     tiny: Family, result: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "SHARD_BYTES", 8000)
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", 8000)
     written = result.save(tmp_path / "out")
     shards = [name for name in written if name.endswith(".safetensors")]
     assert len(shards) > 3
@@ -182,16 +182,16 @@ def test_a_large_model_has_one_file_per_block_and_is_written_once(
     """A finished block becomes a weight file as it lies on disk, and stays there for a resumed run."""
     from transformers import CLIPModel
 
-    monkeypatch.setattr(export, "SHARD_BYTES", 20000)
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", 20000)
     seen: dict[str, int] = {}
-    verify = export.verify_reload
+    verify = verify_reload
 
     def remember(folder: Path, *rest: Any) -> None:
         for file in (folder / "blocks").iterdir():
             seen[file.name] = file.stat().st_nlink
         verify(folder, *rest)
 
-    monkeypatch.setattr(export, "verify_reload", remember)
+    monkeypatch.setattr("featcal.export.write.verify_reload", remember)
     document = calibrate_to_folder(load_suite(tiny_suite_file), CONFIG, tmp_path / "out", device="cpu")
     blocks = tiny.adapter.blocks()
     assert seen == {f"{block.name}.safetensors": 2 for block in blocks}
@@ -211,18 +211,18 @@ def test_a_large_model_has_one_file_per_block_and_is_written_once(
 def test_a_failure_after_the_blocks_can_be_resumed(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "SHARD_BYTES", 20000)
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", 20000)
     suite = load_suite(tiny_suite_file)
-    verify = export.verify_reload
+    verify = verify_reload
 
     def fail(*_: object) -> None:
         raise NumericalError("no memory")
 
-    monkeypatch.setattr(export, "verify_reload", fail)
+    monkeypatch.setattr("featcal.export.write.verify_reload", fail)
     with pytest.raises(NumericalError):
         calibrate_to_folder(suite, CONFIG, tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(export, "verify_reload", verify)
+    monkeypatch.setattr("featcal.export.write.verify_reload", verify)
     calibrate_to_folder(suite, CONFIG, tmp_path / "out", device="cpu", resume=True)
     assert not (tmp_path / "out.partial").exists()
     assert not list((tmp_path / "out").rglob("*.writing"))
@@ -246,8 +246,8 @@ def test_a_disk_without_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.Mo
 def test_verification_without_the_whole_model(
     tiny: Family, result: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
-    monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr(export, "verify_reload", None)
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("featcal.export.write.verify_reload", None)
     container = locate(str(tiny.base_folder), Path("/"), "container")
     with OutputFolder(tmp_path / "out") as folder:
         content = write_model(folder, tiny.adapter, container, result.weights, dict, "card", whole=False)
@@ -298,7 +298,7 @@ def open_clip_container(tmp_path_factory: pytest.TempPathFactory) -> Located:
 def moved(container: Located) -> tuple[OpenClip, Overlay]:
     """The container's adapter, and its model with another image tower."""
     adapter = OpenClip(container.config, container.names, torch.device("cpu"))
-    base = container.open(adapter.canonical)
+    base = container.open(adapter.canonical, adapter.aliases)
     return adapter, Overlay("moved", base, near(base.read(adapter.tower), 1))
 
 
@@ -317,7 +317,7 @@ def test_a_streamed_file_is_the_same_within_its_limit(
 
     monkeypatch.setattr(Overlay, "read", counted)
     monkeypatch.setattr("featcal.formats.output.STREAMED", 4096)
-    monkeypatch.setattr(export, "verify_streamed", lambda *_: None)
+    monkeypatch.setattr("featcal.export.write.verify_streamed", lambda *_: None)
     with OutputFolder(tmp_path / "streamed") as folder:
         write_model(folder, adapter, open_clip_container, model, dict, "card", whole=False)
     largest = max(info.dtype.itemsize * torch.Size(info.shape).numel() for info in model.info.values())
@@ -394,6 +394,20 @@ def test_the_activation_is_written_in_words(tmp_path: Path) -> None:
     assert set(written["preprocess_cfg"]) == {"mean", "std", "interpolation", "resize_mode", "fill_color"}
     assert "tokenizer.json" not in document["written"]
     assert "library_name: open_clip" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("layout", ["hf", "open_clip"])
+def test_the_lines_that_are_said_to_load_a_model_load_it(
+    tiny: Family, open_clip_container: Located, tmp_path: Path, layout: str
+) -> None:
+    container, adapter = (tiny.container, tiny.adapter) if layout == "hf" else (open_clip_container, None)
+    adapter = adapter or moved(container)[0]
+    said: dict[str, Any] = {}
+    exec(adapter.loading(container.folder, container.config), said)
+    loaded = said["model"].state_dict()
+    stored = container.open(adapter.canonical, adapter.aliases)
+    for name, tensor in stored.read(adapter.tower).items():
+        assert tensor.equal(loaded[name]), name
 
 
 def test_open_clip_verification_sees_a_changed_tensor(open_clip_container: Located, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from featcal.errors import InputError
 from featcal.importers import Imported, export_pool_to_file, import_recipe, import_to_file
 from featcal.importers.common import read_recipe
 from featcal.importers.fusion_bench_export import export_fusion_bench
-from featcal.mergers.schema import MergeRecipe
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite, load_suite, suite_from_dict, task_catalogue
 
 

@@ -12,11 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.func import functional_call
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import Checkpoint
-from featcal.formats.lora import LoraWeights, lora_parity, split_lora
+from featcal.formats.locate import locate
+from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.weights import Stored, Weights
+from featcal.models.adapter import adapter_for
 from featcal.models.clip import ClipVision
 
 WIDTH, RANK, VOCABULARY = 16, 2, 20
@@ -55,6 +58,13 @@ def saved(model: Any, folder: Path) -> Path:
     return folder
 
 
+SHARED = {
+    "tied": {"lm_head.weight": "model.embed_tokens.weight"},
+    "t5": {"encoder.embed_tokens.weight": "shared.weight"},
+}
+"""Names that repeat a tensor, and the tensor, by base."""
+
+
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Folders of tiny base models."""
@@ -72,7 +82,7 @@ def adapt(bases: Mapping[str, Path], tmp_path: Path) -> Adapt:
 
     def make(tensors: Mapping[str, Tensor], base: str = "llama", **config: Any) -> LoraWeights:
         write_adapter(tmp_path / "adapter", tensors, **config)
-        return LoraWeights(open_base(bases[base]), tmp_path / "adapter", "expert 'x'", str)
+        return LoraWeights(open_base(bases[base]), tmp_path / "adapter", "expert 'x'", str, SHARED.get(base, {}))
 
     return make
 
@@ -175,7 +185,7 @@ def test_half_precision_is_materialised_in_float32(adapt: Adapt, bases: Mapping[
 def test_float64_stays_float64(adapt: Adapt, tmp_path: Path) -> None:
     save_file({f"{Q}.weight": noise(WIDTH, WIDTH, dtype=torch.float64)}, tmp_path / "model.safetensors")
     write_adapter(tmp_path, factors(Q))
-    weights = LoraWeights(open_base(tmp_path), tmp_path, "x", str)
+    weights = LoraWeights(open_base(tmp_path), tmp_path, "x", str, {})
     expected = 1.5 * product(factors(Q), Q)
     torch.testing.assert_close(change(weights, tmp_path, f"{Q}.weight"), expected, rtol=1e-14, atol=1e-14)
 
@@ -254,7 +264,7 @@ def test_clip_by_canonical_names(tiny_suite_file: Path, tmp_path: Path, prefix: 
         tmp_path, {**factors(f"{prefix}{query}"), **convolution}, alpha_pattern={f"^{prefix}encoder.*q_proj": 5}
     )
     base = Checkpoint(tiny_suite_file.parent / "base", "base", ClipVision.canonical)
-    weights = LoraWeights(base, tmp_path, "x", ClipVision.canonical)
+    weights = LoraWeights(base, tmp_path, "x", ClipVision.canonical, {})
     close(change(weights, base.folder, f"vision_model.{query}.weight"), 2.5 * product(factors(query), query))
     expected = torch.einsum("or,rihw->oihw", second[:, :, 0, 0].double(), first.double())
     close(change(weights, base.folder, f"vision_model.{patches}.weight"), 1.5 * expected)
@@ -298,7 +308,7 @@ def test_repeated_tensors_are_the_bases(bases: Mapping[str, Path], tmp_path: Pat
     def canonical(name: str) -> str | None:
         return None if name == "lm_head.weight" else name
 
-    weights = LoraWeights(Checkpoint(tmp_path, "base", canonical), tmp_path, "x", canonical)
+    weights = LoraWeights(Checkpoint(tmp_path, "base", canonical), tmp_path, "x", canonical, {})
     assert list(weights.left_out) == ["lm_head.weight"]
     assert weights.repeats("lm_head.weight", embedding)
     assert not weights.repeats("lm_head.weight", f"{Q}.weight")
@@ -488,7 +498,7 @@ def test_names_without_the_prefix(adapt: Adapt, tmp_path: Path) -> None:
     write_adapter(tmp_path, {})
     save_file(factors(Q), tmp_path / "adapter_model.safetensors")
     with pytest.raises(InputError, match="tensors without a meaning") as caught:
-        LoraWeights(open_base(adapt(factors(Q)).files[0].parent), tmp_path, "x", str)
+        LoraWeights(open_base(adapt(factors(Q)).files[0].parent), tmp_path, "x", str, {})
     assert f"'{Q}.lora_A.weight', '{Q}.lora_B.weight'" in str(caught.value)
 
 
@@ -496,7 +506,7 @@ def test_a_module_without_a_place(adapt: Adapt, bases: Mapping[str, Path], tmp_p
     """None from `canonical` is not taken for permission to leave an update out."""
     write_adapter(tmp_path, factors(Q))
     with pytest.raises(InputError, match="tensors for which the base has none"):
-        LoraWeights(open_base(bases["llama"]), tmp_path, "x", lambda name: None)
+        LoraWeights(open_base(bases["llama"]), tmp_path, "x", lambda name: None, {})
 
 
 def test_two_names_for_one_tensor(tiny_suite_file: Path, tmp_path: Path) -> None:
@@ -504,14 +514,14 @@ def test_two_names_for_one_tensor(tiny_suite_file: Path, tmp_path: Path) -> None
     write_adapter(tmp_path, {**factors(query), **factors(f"vision_model.{query}")})
     base = Checkpoint(tiny_suite_file.parent / "base", "base", ClipVision.canonical)
     with pytest.raises(InputError, match=f"tensors that change 'vision_model.{query}.weight' a second time"):
-        LoraWeights(base, tmp_path, "x", ClipVision.canonical)
+        LoraWeights(base, tmp_path, "x", ClipVision.canonical, {})
 
 
 def test_quantised_base(tmp_path: Path) -> None:
     save_file({f"{Q}.weight": torch.ones(WIDTH, WIDTH, dtype=torch.int8)}, tmp_path / "model.safetensors")
     write_adapter(tmp_path, factors(Q))
     with pytest.raises(InputError, match="updates of tensors that are not floating-point in the base"):
-        LoraWeights(open_base(tmp_path), tmp_path, "x", str)
+        LoraWeights(open_base(tmp_path), tmp_path, "x", str, {})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
@@ -532,7 +542,7 @@ def test_missing_files(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) 
 
     def message() -> str:
         with pytest.raises(InputError) as caught:
-            LoraWeights(open_base(bases["llama"]), folder, "expert 'x'", str)
+            LoraWeights(open_base(bases["llama"]), folder, "expert 'x'", str, {})
         return str(caught.value)
 
     (folder / "adapter_model.safetensors").unlink()
@@ -588,6 +598,22 @@ def trained(model: Any, folder: Path, config: Mapping[str, Any]) -> Any:
     return adapted.eval()
 
 
+@pytest.mark.parametrize(("base", "tensor"), [("tied", TOKENS), ("t5", "shared")])
+def test_which_tensors_are_shared_says_the_architecture(
+    bases: Mapping[str, Path], tmp_path: Path, base: str, tensor: str
+) -> None:
+    write_adapter(tmp_path / "a", embedding_factors(tensor, VOCABULARY, WIDTH))
+    found = locate(f"{bases[base]}+{tmp_path / 'a'}", tmp_path, "x")
+    adapter = adapter_for(found.config, found.names, torch.device("cpu"), "x")
+    with pytest.raises(InputError, match="an embedding that several modules share"):
+        found.open(adapter.canonical, adapter.aliases)
+
+
+def _apart(own: Tensor, other: Tensor) -> float:
+    """Largest difference, as a part of the largest value."""
+    return float((own - other).abs().max() / other.abs().max())
+
+
 @pytest.mark.filterwarnings("ignore")  # peft's and transformers' own
 @pytest.mark.parametrize(
     ("kind", "config"),
@@ -603,7 +629,7 @@ def test_parity_with_peft(
     bases: Mapping[str, Path], tiny_suite_file: Path, tmp_path: Path, kind: str, config: Mapping[str, Any]
 ) -> None:
     """Tensors and outputs of peft's own `merge_and_unload`, over adapters that peft itself wrote."""
-    pytest.importorskip("peft")
+    peft = pytest.importorskip("peft")
     from transformers import CLIPVisionModelWithProjection, LlamaForCausalLM, T5ForConditionalGeneration
 
     library: Any = {"clip": CLIPVisionModelWithProjection, "t5": T5ForConditionalGeneration}.get(kind, LlamaForCausalLM)
@@ -618,33 +644,14 @@ def test_parity_with_peft(
         return library.from_pretrained(folder, dtype=torch.float32, **size).eval()
 
     adapted = trained(base(), tmp_path, config)
-    weights = LoraWeights(Checkpoint(folder, "base", canonical), tmp_path, "x", canonical)
-    parity = lora_parity(weights, base(), inputs)
-    print(f"{kind} {config}: tensors {parity.tensors:.1e}, outputs {parity.outputs:.1e}")
-    assert parity.tensors <= 1e-6
-    assert parity.outputs <= 1e-5
+    weights = LoraWeights(Checkpoint(folder, "base", canonical), tmp_path, "x", canonical, {})
+    merged = peft.PeftModel.from_pretrained(base(), str(tmp_path)).merge_and_unload().eval()
+    known = {name: canonical(name) for name in merged.state_dict()}
+    own = {name: weights.read([one])[one] for name, one in known.items() if one in weights.info}
+    assert own
+    assert max(_apart(own[name], merged.state_dict()[name]) for name in own) <= 1e-6
     with torch.no_grad():
-        before, after = base()(**inputs)[0], adapted(**inputs)[0]
+        before, after, expected = base()(**inputs)[0], adapted(**inputs)[0], merged(**inputs)[0]
+        found = functional_call(merged, own, (), inputs)[0]
+    assert _apart(found, expected) <= 1e-5
     assert (after - before).abs().max() > 0.01 * before.abs().max()  # not in parity for doing nothing
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_parity_sees_a_difference(bases: Mapping[str, Path], tmp_path: Path) -> None:
-    """peft reads another alpha than featcal did."""
-    pytest.importorskip("peft")
-    from transformers import LlamaForCausalLM
-
-    trained(LlamaForCausalLM.from_pretrained(bases["llama"]), tmp_path, {"target_modules": ["down_proj"]})
-    weights = LoraWeights(open_base(bases["llama"]), tmp_path, "x", str)
-    file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "lora_alpha": 9}))
-    model = LlamaForCausalLM.from_pretrained(bases["llama"]).eval()
-    parity = lora_parity(weights, model, {"input_ids": torch.arange(5)[None]})
-    assert parity.tensors > 0.01
-    assert parity.outputs > 0.001
-
-
-def test_parity_needs_peft(adapt: Adapt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(InputError, match="comparing with peft needs peft: pip install peft"):
-        lora_parity(adapt(factors(Q)), llama(), {})

@@ -18,7 +18,7 @@ from featcal.errors import InputError
 from featcal.formats.weights import InMemory, TensorInfo
 from featcal.mergers import linear, recipe, simple_averaging, task_arithmetic, ties
 from featcal.mergers.recipe import RecipeWeights
-from featcal.mergers.schema import METHODS, MergeRecipe
+from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import suite_from_dict
 
 SHAPES = {"a": (3, 4), "b": (7,), "c": (2, 3, 2)}

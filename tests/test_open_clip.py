@@ -12,7 +12,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from open_clip_models import CONTEXT, WORDS, model_cfg, near, random_state, reference, suite_as_open_clip, write_folder
+from open_clip_models import model_cfg, random_state, reference, suite_as_open_clip, write_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -20,23 +20,21 @@ from torch.overrides import TorchFunctionMode
 
 from conftest import in_float64, write_suite
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
-from featcal.calibration.forward_order import InMemoryBlocks, calibrate_blocks
 from featcal.errors import InputError
 from featcal.evaluation.zero_shot import zero_shot_heads
-from featcal.export.clip_layouts import to_hf, vision_pairs
+from featcal.export.clip_counterparts import to_hf, vision_pairs
 from featcal.family import Family
-from featcal.formats.locate import Located
-from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, open_clip_preprocess, state_dict
+from featcal.formats.located import Located
+from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, open_clip_preprocess
 from featcal.formats.quick_gelu import activation_note
-from featcal.formats.weights import InMemory
-from featcal.models.adapter import Adapter, Call
+from featcal.formats.state_file import state_dict
+from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
+from featcal.models.expert_pass import first_calls
 from featcal.models.features import final_features
 from featcal.models.lane import ExpertPass
 from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
-from featcal.models.open_clip_text import OpenClipText
-from featcal.models.run import Run
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Compute(CPU, torch.float64), Compute(CPU, torch.float32)
@@ -53,8 +51,8 @@ def found(folder: Path) -> Located:
     return locate_open_clip(f"local-dir:{folder}", Path("/"), "model")
 
 
-def opened(located: Located, kind: type[Adapter] = OpenClip) -> Any:
-    return kind(located.config, located.names, CPU)
+def opened(located: Located) -> Any:
+    return OpenClip(located.config, located.names, CPU)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -93,16 +91,14 @@ class SeesLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", [OpenClip, OpenClipText])
-def test_replay_is_the_models_own_forward(folder: Path, kind: type[Adapter]) -> None:
+def test_replay_is_the_models_own_forward(folder: Path) -> None:
     located = found(folder)
-    adapter = opened(located, kind)
-    weights, inputs = located.open(adapter.canonical), adapter.probe()
+    adapter = opened(located)
+    weights, inputs = located.open(adapter.canonical, adapter.aliases), adapter.probe()
     ours = final_features(adapter, weights, weights.read(adapter.head), [inputs], FLOAT)
     model = open_clip.create_model(f"local-dir:{folder}").eval()
     with torch.no_grad():
-        encode = model.encode_image if kind is OpenClip else model.encode_text
-        theirs = encode(*inputs.values())
+        theirs = model.encode_image(*inputs.values())
     assert float((ours - theirs).abs().max()) <= 1e-6 * float(theirs.abs().max())
     assert adapter.misfit(inputs) is None
     assert set(adapter.shapes()) == {*adapter.tower, *adapter.head}
@@ -110,12 +106,11 @@ def test_replay_is_the_models_own_forward(folder: Path, kind: type[Adapter]) -> 
     assert all(adapter.carried(name) for name in weights.info if name not in adapter.shapes())
 
 
-@pytest.mark.parametrize("kind", [OpenClip, OpenClipText])
 @torch.no_grad()
-def test_every_linear_map_is_seen_exactly_once(folder: Path, kind: type[Adapter]) -> None:
+def test_every_linear_map_is_seen_exactly_once(folder: Path) -> None:
     located = found(folder)
-    adapter = opened(located, kind)
-    weights = located.open(adapter.canonical)
+    adapter = opened(located)
+    weights = located.open(adapter.canonical, adapter.aliases)
     (stage,) = adapter.stages
     call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
@@ -131,7 +126,7 @@ def test_every_linear_map_is_seen_exactly_once(folder: Path, kind: type[Adapter]
 def test_query_key_value_are_views_of_the_packed_tensor(folder: Path) -> None:
     located = found(folder)
     adapter = opened(located)
-    weights = located.open(adapter.canonical)
+    weights = located.open(adapter.canonical, adapter.aliases)
     block = adapter.blocks()[1]
     stored = weights.read(block.names)
     local = block.local(stored)
@@ -144,12 +139,11 @@ def test_query_key_value_are_views_of_the_packed_tensor(folder: Path) -> None:
     assert not any("bias" in name for name in block.canonical({n: t for n, t in local.items() if "weight" in n}))
 
 
-@pytest.mark.parametrize("kind", [OpenClip, OpenClipText])
 @torch.no_grad()
-def test_sublayers_together_are_the_block(folder: Path, kind: type[Adapter]) -> None:
+def test_sublayers_together_are_the_block(folder: Path) -> None:
     located = found(folder)
-    adapter = opened(located, kind)
-    weights = located.open(adapter.canonical)
+    adapter = opened(located)
+    weights = located.open(adapter.canonical, adapter.aliases)
     (stage,) = adapter.stages
     call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
@@ -333,10 +327,10 @@ def test_masked_attention_is_torchs_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "said"),
+    ("config", "said"),
     [
         *(
-            (OpenClip, model_cfg(vision=vision), (said,))
+            (model_cfg(vision=vision), (said,))
             for vision, said in (
                 ({"timm_model_name": "vit_base"}, "image tower of timm"),
                 ({"layers": [1, 1, 1, 1]}, "ResNet image tower"),
@@ -349,27 +343,16 @@ def test_masked_attention_is_torchs_own() -> None:
                 ({"scale_attn_inner": True}, "ln_inner"),
             )
         ),
-        *(
-            (OpenClipText, model_cfg(**text), (said,))
-            for text, said in (
-                ({"embed_cls": True}, "embedded class token"),
-                ({"no_causal_mask": True}, "later tokens"),
-                ({"pool_type": "last"}, "pool_type 'last'"),
-                ({"proj_type": "none"}, "no plain projection"),
-                ({"heads": 3}, "no multiple of its 3 heads"),
-            )
-        ),
-        (OpenClip, {**model_cfg(), "quick_gelu": "yes"}, ("quick_gelu is true or false, not 'yes'",)),
+        ({**model_cfg(), "quick_gelu": "yes"}, ("quick_gelu is true or false, not 'yes'",)),
         (
-            OpenClip,
             model_cfg(vision={"timm_model_name": "x", "pool_type": "avg"}, hf_model_name="roberta-base"),
             ("3 problems", "text tower of transformers"),
         ),
     ],
 )
-def test_other_towers_are_refused(kind: type[Adapter], config: dict[str, Any], said: tuple[str, ...]) -> None:
+def test_other_towers_are_refused(config: dict[str, Any], said: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
-        kind({"model_cfg": config}, [], CPU)
+        OpenClip({"model_cfg": config}, [], CPU)
     assert all(part in str(caught.value) for part in said)
 
 
@@ -389,7 +372,7 @@ def test_training_checkpoints_are_read(plain: Path, tmp_path: Path, prefix: str,
     state: dict[str, Any] = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     torch.save({"epoch": 3, "name": "run", "state_dict": state} if wrap else state, tmp_path / "model.pt")
     located = locate_open_clip(f"open_clip:{plain}/open_clip_config.json:model.pt", tmp_path, "expert")
-    weights = located.open(opened(located).canonical)
+    weights = located.open(opened(located).canonical, {})
     assert set(weights.info) == set(tensors)
     assert all(tensor.equal(tensors[name]) for name, tensor in weights.read(tensors).items())
     assert weights.files == [tmp_path / "model.pt"]
@@ -408,7 +391,7 @@ def test_values_are_read_when_they_are_used(plain: Path, tmp_path: Path) -> None
     tensors["ln_final.weight"][0] = torch.nan
     save_file(tensors, tmp_path / "bad.safetensors")
     located = locate_open_clip(f"open_clip:{plain}/open_clip_config.json:bad.safetensors", tmp_path, "base")
-    weights = located.open(lambda name: name)
+    weights = located.open(lambda name: name, {})
     weights.read(["visual.proj"])
     with pytest.raises(
         InputError, match=r"base: tensor 'ln_final.weight' in .*bad.safetensors: 1 of 16 values are NaN"
@@ -533,99 +516,18 @@ def test_a_folder_that_does_not_say_gets_a_note(tmp_path: Path) -> None:
     assert set(notes.values()) == {None}
 
 
-# --- text tower --------------------------------------------------------------------------------------------------
-
-
-def texts(count: int, seed: int) -> dict[str, Tensor]:
-    """Token ids of different lengths, zeros after the end token."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, WORDS - 1, (count, CONTEXT), generator=generator)
-    for row, length in enumerate(torch.randint(1, CONTEXT, (count,), generator=generator).tolist()):
-        ids[row, length], ids[row, length + 1 :] = WORDS - 1, 0
-    return {"input_ids": ids}
-
-
-def calibrated_text(merged: InMemory, experts: list[InMemory], adapter: Any, batches: list[Any]) -> InMemory:
-    passes = {
-        str(i): ExpertPass(str(i), expert, [batch], tuple(range(len(batch["input_ids"]))), EXACT)
-        for i, (expert, batch) in enumerate(zip(experts, batches, strict=True))
-    }
-    blocks = InMemoryBlocks()
-    calibrate_blocks(Run(adapter, merged, merged, {}, EXACT), passes, CONFIG, blocks, None)
-    return InMemory("calibrated", {**merged.tensors, **blocks.tensors})
-
-
-@pytest.mark.parametrize("prefix", ["", "text."])
-def test_text_tower_is_calibrated(prefix: str) -> None:
-    config = model_cfg(True)
-    state = {
-        (n if n.startswith(("visual.", "logit_scale")) else f"{prefix}{n}"): t.double()
-        for n, t in random_state(config).items()
-    }
-    adapter: Any = OpenClipText({"model_cfg": config}, state, CPU)
-    text = {name: state[name] for name in [*adapter.tower, *adapter.head]}
-    experts = [InMemory(f"expert {i}", near(text, i + 1, prefix="")) for i in range(2)]
-    average = InMemory("m", {n: (experts[0].tensors[n] + experts[1].tensors[n]) / 2 for n in text})
-    batches, held_out = [texts(64, 3), texts(64, 4)], texts(32, 5)
-    done = calibrated_text(average, experts, adapter, batches)
-
-    def drift(model: InMemory) -> float:
-        head = {adapter.head[0]: text[adapter.head[0]]}
-        theirs = [final_features(adapter, expert, head, [held_out], EXACT) for expert in experts]
-        ours = final_features(adapter, model, head, [held_out], EXACT)
-        return sum(float((ours - one).norm() / one.norm()) for one in theirs)
-
-    assert drift(done) < drift(average)
-    same = calibrated_text(experts[0], [experts[0]] * 2, adapter, batches)
-    for name, tensor in experts[0].tensors.items():
-        torch.testing.assert_close(same.tensors[name], tensor, rtol=1e-6, atol=1e-7)
-
-
-def test_weights_of_tokens_in_the_text_tower() -> None:
-    """The end token is the highest id: it counts in every block, and for all but keys and values alone in the last."""
-    adapter = OpenClipText({"model_cfg": model_cfg()}, [], CPU)
-    (stage,) = adapter.stages
-    modules = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj", "mlp.c_fc", "ln_1")
-    assert {stage.weighting(0, module) for module in modules} == {"text"}
-    assert [stage.weighting(1, module) for module in modules] == ["end-token", "text", "text", *["end-token"] * 3]
-    batch = {"input_ids": torch.tensor([[4, 5, 19, 0, 0, 0], [1, 2, 3, 4, 5, 19]])}
-    call = Call((torch.ones(2, CONTEXT, 1),), {})
-    text, end = (stage.token_weights(which, call, batch, CONFIG) for which in ("text", "end-token"))
-    few = CONFIG.patch_weight
-    assert text is not None
-    assert end is not None
-    assert text.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6] == stage.state(call, batch)[..., 0].tolist()
-    assert end.tolist() == [[few, few, 1, 0, 0, 0], [few] * 5 + [1]]
-
-
-def test_tokens_after_the_end_count_for_nothing() -> None:
-    config = model_cfg(True)
-    state = {name: tensor.double() for name, tensor in random_state(config).items()}
-    adapter: Any = OpenClipText({"model_cfg": config}, state, CPU)
-    merged, expert = InMemory("m", state), InMemory("e", near(state, 1, prefix="transformer."))
-    batch = texts(16, 0)
-    ids = batch["input_ids"]
-    after = torch.arange(CONTEXT) > ids.argmax(-1, keepdim=True)
-    scribbled = {"input_ids": torch.where(after, 7, ids)}
-    assert bool(after.any())
-    one, other = (calibrated_text(merged, [expert], adapter, [inputs]) for inputs in (batch, scribbled))
-    for block in adapter.blocks():
-        for name in block.names:
-            torch.testing.assert_close(one.tensors[name], other.tensors[name], rtol=1e-9, atol=1e-10)
+# --- inputs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "inputs", "said"),
+    ("inputs", "said"),
     [
-        (OpenClipText, {}, "no input_ids"),
-        (OpenClipText, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, "shape [2, 3]"),
-        (OpenClipText, {"input_ids": torch.tensor([[0, 16, 17, 18, 19, 20]])}, "reach from 0 to 20"),
-        (OpenClip, {}, "no pixel_values"),
-        (OpenClip, {"pixel_values": torch.ones(1, 3, 9, 9)}, "the model takes [3, 12, 12]"),
+        ({}, "no pixel_values"),
+        ({"pixel_values": torch.ones(1, 3, 9, 9)}, "the model takes [3, 12, 12]"),
     ],
 )
-def test_inputs_that_do_not_fit(kind: type[Adapter], inputs: dict[str, Tensor], said: str) -> None:
-    assert said in str(kind({"model_cfg": model_cfg()}, [], CPU).misfit(inputs))
+def test_inputs_that_do_not_fit(inputs: dict[str, Tensor], said: str) -> None:
+    assert said in str(OpenClip({"model_cfg": model_cfg()}, [], CPU).misfit(inputs))
 
 
 # --- zero-shot heads ---------------------------------------------------------------------------------------------

@@ -16,15 +16,15 @@ import torch
 from open_clip_models import suite_as_open_clip
 from PIL import Image, ImageOps
 
-from conftest import SIDE
+from conftest import SIDE, clip_inputs
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import open_family
+from featcal.schema.source import Source
 from featcal.suite import load_suite
 from featcal.tasks import prepare
 from featcal.tasks.records import read_image
-from featcal.tasks.schema import Source
 
 HEIGHT, WIDTH = 13, 17
 RNG = np.random.default_rng(3)
@@ -105,7 +105,7 @@ def test_pixels_are_the_librarys_own(made: Callable[[], bytes], resizing: Path) 
     from transformers import CLIPImageProcessor
 
     content = made()
-    ours = prepare.prepare_pixels([read_image(io.BytesIO(content), "picture")], resizing)
+    ours = clip_inputs(resizing).pixels([read_image(io.BytesIO(content), "picture")])
     with Image.open(io.BytesIO(content)) as picture:
         upright = ImageOps.exif_transpose(picture)
         expected = CLIPImageProcessor.from_pretrained(resizing)(images=upright, return_tensors="pt")["pixel_values"]
@@ -120,7 +120,7 @@ def test_opaque_pictures_are_those_of_load_image(made: Callable[[], bytes], resi
 
     file = tmp_path / "picture"
     file.write_bytes(made())
-    ours = prepare.prepare_pixels([read_image(file, "picture")], resizing)
+    ours = clip_inputs(resizing).pixels([read_image(file, "picture")])
     processor = CLIPImageProcessor.from_pretrained(resizing)
     assert torch.equal(ours, processor(images=load_image(str(file)), return_tensors="pt")["pixel_values"])
 
@@ -152,17 +152,17 @@ def test_another_backend_of_the_image_processor_is_refused(resizing: Path, monke
     prepare._read_processor.cache_clear()
     monkeypatch.setattr(CLIPImageProcessor, "from_pretrained", CLIPImageProcessorPil.from_pretrained)
     with pytest.raises(InputError, match=r"backend 'pil'.*'torchvision'"):
-        prepare.prepare_pixels([COLOURS], resizing)
+        clip_inputs(resizing).pixels([COLOURS])
     prepare._read_processor.cache_clear()
 
 
 def test_a_changed_image_processor_is_read_again(resizing: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(resizing, tmp_path / "base")
-    before = prepare.prepare_pixels([COLOURS], folder)
+    before = clip_inputs(folder).pixels([COLOURS])
     file = folder / "preprocessor_config.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"image_std": [std / 2 for std in content["image_std"]]}))
-    torch.testing.assert_close(prepare.prepare_pixels([COLOURS], folder), 2 * before)
+    torch.testing.assert_close(clip_inputs(folder).pixels([COLOURS]), 2 * before)
 
 
 def test_pixels_of_the_embedded_suite_stay() -> None:

@@ -16,14 +16,14 @@ import pytest
 from PIL import Image
 from tiny_text import write_text_base, write_text_expert
 
-from conftest import SIDE, write_base, write_expert
+from conftest import SIDE, clip_inputs, write_base, write_expert
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import open_family
 from featcal.resources import embedded_suites, ready_suites
+from featcal.schema.template import fill
 from featcal.suite import load_suite, suite_from_dict, task_catalogue
 from featcal.tasks.sources import draw
-from featcal.tasks.template import fill
 
 CLIP = {
     f"clip-vit-{size}-ta{count}": count
@@ -231,7 +231,7 @@ def test_a_copy_of_a_suite_reads_folders_beside_it(local_data: Path, in_cache: C
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
     base = in_cache("openai/clip-vit-base-patch32")
     write_base(base)
-    drawn = draw(load_suite(file), "dtd", "test", None, 0, base)
+    drawn = draw(load_suite(file), "dtd", "test", None, 0, clip_inputs(base))
     assert drawn.labels is not None
     assert drawn.class_names is not None
     assert [drawn.class_names[label] for label in drawn.labels.tolist()] == ["zigzagged", "bubbly"]

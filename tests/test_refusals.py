@@ -23,13 +23,13 @@ from featcal.drift.decomposition import measure_drift
 from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.evaluate import evaluate
-from featcal.export.config_files import image_processor_settings
 from featcal.export.write import carried_text
 from featcal.family import Family, open_family
 from featcal.formats import checkpoint, output
-from featcal.formats import open_clip as open_clip_files
-from featcal.formats.locate import Located
+from featcal.formats.located import Located
+from featcal.formats.open_clip import located_folder
 from featcal.formats.peft import read_adapter_config
+from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import InMemory
 from featcal.merging import merge_to_folder
 from featcal.preflight import check
@@ -196,7 +196,7 @@ BROKEN = {
     [
         ("config.json", lambda folder: checkpoint.read_config(folder, "base")),
         ("model.safetensors.index.json", lambda folder: checkpoint.stored_names(folder, "base")),
-        ("open_clip_config.json", lambda folder: open_clip_files.located_folder(folder, "base")),
+        ("open_clip_config.json", lambda folder: located_folder(folder, "base")),
         ("adapter_config.json", lambda folder: read_adapter_config(folder, "base")),
         ("preprocessor_config.json", image_processor_settings),
         ("processor_config.json", image_processor_settings),

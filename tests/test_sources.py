@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from conftest import SIDE
+from conftest import SIDE, clip_inputs
 from featcal.errors import InputError
+from featcal.formats.located import Pictures
 from featcal.suite import Source, load_suite
 from featcal.tasks import sources
-from featcal.tasks.prepare import prepare_pixels
+from featcal.tasks.prepare import Preparation
 from featcal.tasks.sources import draw, open_pool, pick
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
@@ -40,7 +41,7 @@ def test_zero_samples_are_refused() -> None:
 
 def test_tensors_come_as_they_are(tiny_suite_file: Path) -> None:
     suite = load_suite(tiny_suite_file)
-    drawn = draw(suite, "pets", "test", 5, 1, suite.root / "base")
+    drawn = draw(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
     stored = load_file(suite.root / "samples.safetensors")
     assert drawn.inputs["pixel_values"].equal(stored["pets.test"][list(drawn.indices)])
     assert drawn.labels is not None
@@ -56,7 +57,7 @@ def test_nan_in_calibration_images(own_suite_file: Path) -> None:
     save_file(content, file)
     suite = load_suite(own_suite_file)
     with pytest.raises(InputError, match=r"task 'pets', calibration samples: 432 of .* NaN"):
-        draw(suite, "pets", "calibration", None, 0, suite.root / "base")
+        draw(suite, "pets", "calibration", None, 0, clip_inputs(suite.root / "base"))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,13 @@ def test_unusable_sources(tiny_suite_file: Path, source: dict[str, str], message
 def test_missing_split(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
     with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
-        draw(suite, "pets", "test", 1, 0, suite.root / "base")
+        draw(suite, "pets", "test", 1, 0, clip_inputs(suite.root / "base"))
 
 
 def test_label_without_a_name(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
     with pytest.raises(InputError, match="has no name, there are 1 classes"):
-        draw(suite, "pets", "test", None, 0, suite.root / "base")
+        draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
 
 
 def write_arrays(file: Path, count: int = 30) -> dict[str, Any]:
@@ -108,7 +109,10 @@ def test_arrays_and_their_validation_part(own_suite_file: Path, edit_suite: Edit
         suite["tasks"]["pets"].pop("classes")
 
     suite = load_suite(edit_suite(change))
-    parts = {s: draw(suite, "pets", s, None, 0, suite.root / "base") for s in ("calibration", "validation", "test")}
+    parts = {
+        s: draw(suite, "pets", s, None, 0, clip_inputs(suite.root / "base"))
+        for s in ("calibration", "validation", "test")
+    }
     assert {split: len(part) for split, part in parts.items()} == {"calibration": 27, "validation": 3, "test": 30}
     validation = {image.tobytes() for image in parts["validation"].images or ()}
     calibration = {image.tobytes() for image in parts["calibration"].images or ()}
@@ -291,7 +295,7 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
         def change(suite: dict[str, Any]) -> None:
             suite["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=list(classes))
 
-        drawn = draw(load_suite(edit_suite(change)), "pets", "test", None, 0, root / "base")
+        drawn = draw(load_suite(edit_suite(change)), "pets", "test", None, 0, clip_inputs(root / "base"))
         assert drawn.labels is not None
         return drawn.labels.tolist(), drawn.class_names
 
@@ -309,9 +313,9 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
 ) -> None:
     content = write_arrays(own_suite_file.parent / "x.npz")
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
-    whole = draw(suite, "pets", "test", None, 0, suite.root / "base")
+    whole = draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
     monkeypatch.setattr(sources, "_AT_ONCE", 7)
-    parts = draw(suite, "pets", "test", None, 0, suite.root / "base")
+    parts = draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
     assert parts.inputs["pixel_values"].equal(whole.inputs["pixel_values"])
     assert parts.images is not None
     assert (len(parts.images), [im.tobytes() for im in parts.images]) == (
@@ -321,13 +325,11 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
     assert np.array_equal(parts.images[-1], content["test_x"][-1])
 
 
-def test_an_architecture_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
+def test_a_layout_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
     content = write_arrays(own_suite_file.parent / "x.npz")
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
-    drawn = draw(
-        suite, "pets", "test", None, 0, Path("nowhere"),
-        prepare=lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(),
-    )  # fmt: skip
+    own = Pictures(lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(), {})
+    drawn = draw(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
     assert (
         drawn.inputs["pixel_values"][5].permute(1, 2, 0).numpy().tobytes()
         == content["test_x"][5].astype("f4").tobytes()
@@ -338,7 +340,7 @@ def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
     """The tiny processor neither resizes nor crops: values are (x / 255 - mean) / std of CLIP."""
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-    ours = prepare_pixels([image], tiny_suite_file.parent / "base")
+    ours = clip_inputs(tiny_suite_file.parent / "base").pixels([image])
     mean = np.array([0.48145466, 0.4578275, 0.40821073])
     std = np.array([0.26862954, 0.26130258, 0.27577711])
     expected = torch.from_numpy((image / 255 - mean) / std).permute(2, 0, 1).float()
@@ -347,10 +349,10 @@ def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
 
 def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
     with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
-        prepare_pixels([np.zeros((4, 4, 3), dtype=np.uint8)], tiny_suite_file.parent / "experts" / "pets")
+        clip_inputs(tiny_suite_file.parent / "experts" / "pets").pixels([np.zeros((4, 4, 3), dtype=np.uint8)])
 
 
 def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:
     """Sources are often sorted by class: the first so many would be one class."""
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3)))
-    assert draw(suite, "pets", "test", None, 0, suite.root / "base").indices == (0, 6, 11)
+    assert draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base")).indices == (0, 6, 11)

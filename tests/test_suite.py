@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conftest import clip_inputs
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
@@ -124,7 +125,7 @@ def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:
     assert suite.task("pets").source("calibration") is None
     assert suite.splits() == ("validation", "test")
     with pytest.raises(InputError, match="task 'pets', calibration samples: the suite file gives none; add 'calibr"):
-        draw(suite, "pets", "calibration", 1, 0, suite.root / "base")
+        draw(suite, "pets", "calibration", 1, 0, clip_inputs(suite.root / "base"))
 
 
 def test_defaults_for_calibration(edit_suite: Edit) -> None:

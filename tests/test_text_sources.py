@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import InputError
+from featcal.schema.source import Source
+from featcal.schema.template import fill, template_fields
 from featcal.suite import Suite, suite_from_dict
 from featcal.tasks import table
 from featcal.tasks.hub import read_hub
 from featcal.tasks.pool import Pool, TextExample
-from featcal.tasks.prepare import prepare_causal, prepare_seq2seq
-from featcal.tasks.schema import Source
+from featcal.tasks.prepare import Preparation, prepare_causal, prepare_seq2seq
 from featcal.tasks.sources import Samples, draw, open_pool
-from featcal.tasks.template import fill, template_fields
 
 WORDS = ["<pad>", "</s>", "<unk>", "<bos>", "is", "it", "good", "bad", "the", "film", "?", "yes", "no"]
 IDS = {word: index for index, word in enumerate(WORDS)}
@@ -102,7 +102,7 @@ def suite_of(root: Path, source: Mapping[str, Any], **task: Any) -> Suite:
 
 
 def drawn(root: Path, folder: Path, modality: Any, source: Mapping[str, Any], **task: Any) -> Samples:
-    return draw(suite_of(root, source, **task), "t", "test", None, 0, folder, modality)
+    return draw(suite_of(root, source, **task), "t", "test", None, 0, Preparation(folder, modality))
 
 
 # -------------------------------------------------------------------------------------------------- templates
@@ -346,7 +346,7 @@ def test_limits_of_the_task_are_used(tmp_path: Path, t5: Path) -> None:
 def test_draws_repeat_themselves(tmp_path: Path, t5: Path) -> None:
     write_jsonl(tmp_path / "x.jsonl", [{"text": "good " * (i % 4 + 1), "label": i % 2} for i in range(50)])
     suite = suite_of(tmp_path, {"jsonl": "x.jsonl", **TEXT})
-    first, again, other = (draw(suite, "t", "test", 8, seed, t5, "seq2seq") for seed in (3, 3, 4))
+    first, again, other = (draw(suite, "t", "test", 8, seed, Preparation(t5, "seq2seq")) for seed in (3, 3, 4))
     assert first.indices == again.indices != other.indices
     assert first.inputs["input_ids"].equal(again.inputs["input_ids"])
 
@@ -398,14 +398,6 @@ def test_token_ids_for_a_decoder(tmp_path: Path, llama: Path) -> None:
     assert inputs["attention_mask"].tolist() == [[1] * 4]
 
 
-def test_token_ids_for_a_text_tower(tmp_path: Path, t5: Path) -> None:
-    inputs = drawn(tmp_path, t5, "tokens", tokens_file(tmp_path, ids=ROW)).inputs
-    assert {name: tensor.tolist() for name, tensor in inputs.items()} == {"input_ids": ROW}
-    write_jsonl(tmp_path / "x.jsonl")
-    with pytest.raises(InputError, match="a text tower takes the token ids of its own tokenizer"):
-        drawn(tmp_path, t5, "tokens", {"jsonl": "x.jsonl", "input": "{text}"})
-
-
 @pytest.mark.parametrize(
     ("modality", "content", "message"),
     [
@@ -427,7 +419,6 @@ def test_token_ids_for_a_text_tower(tmp_path: Path, t5: Path) -> None:
         ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[-1], [1]]}, "target ids and then -100"),
         ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[1, 1]]}, "'labels' is torch.int64 [1, 2], expected whole"),
         ("pixels", {"ids": ROW, "mask": MASK}, "the source holds text, the base takes pictures"),
-        ("tokens", {"ids": ROW, "mask": MASK}, "'mask' and 'labels' mean nothing to a text tower"),
     ],
 )
 def test_token_ids_that_do_not_fit(

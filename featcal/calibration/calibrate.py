@@ -23,11 +23,11 @@ from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Overlay, Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.activations import ActivationStore
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
 _PACKAGES = (

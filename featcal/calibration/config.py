@@ -107,6 +107,6 @@ def idle_options(adapter: Adapter) -> set[str]:
         "layernorms": any(block.layernorms for block in blocks),
         "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
         "completion_only": adapter.modality == "causal",
-        "patch_weight": adapter.family.startswith(("clip", "open_clip")),
+        "patch_weight": adapter.class_token,
     }
     return {name for name, does in applies.items() if not does}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.evaluation.heads import CosineHead
-from featcal.formats.locate import Located
+from featcal.formats.located import Located
 from featcal.formats.pretrained import load_pretrained
 
 PromptEncoder = Callable[[list[str]], Float[Tensor, "n k"]]

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.output import save_text
+from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.jsons import read_json
 from featcal.models.adapter import Adapter
 
-PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 _OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")
 """Tokenizers of version 5 whose `tokenizer.json` the class of the same name in version 4 takes as it is."""
@@ -81,19 +80,3 @@ def say_processor(target: Path) -> list[str]:
         return []
     save_text(json.dumps(found[1], indent=2) + "\n", target / PREPROCESSOR_FILE)
     return [PREPROCESSOR_FILE]
-
-
-def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The file that sets up the image processor of a folder, and its settings; None where there is none.
-
-    `CLIPProcessor` of version 5 puts them into `processor_config.json`, which is then read first.
-
-    Raises:
-        InputError: a file that holds no settings.
-    """
-    processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
-    if processor.is_file():
-        settings = read_json(processor).get("image_processor")
-        if isinstance(settings, dict):
-            return processor, settings
-    return (own, read_json(own)) if own.is_file() else None

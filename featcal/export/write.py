@@ -14,7 +14,10 @@ import torch
 from featcal.errors import InputError, NumericalError
 from featcal.export.config_files import say_model, say_processor, say_tokenizer
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
-from featcal.formats.locate import Located, locate
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
+from featcal.formats.open_clip import WEIGHT_FILE
+from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
 from featcal.jsons import read_json
@@ -28,6 +31,8 @@ RECORD_FILE = "featcal.json"
 CARD_FILE = "README.md"
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
+LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
+"""Name of a layout and the library that reads it."""
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"}
 _TOKENIZER_FILES = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -64,9 +69,9 @@ def write_model(
         NumericalError: the written model is not the one in memory.
         InputError: the disk refuses.
     """
-    source = container.open(adapter.canonical)
+    source = container.open(adapter.canonical, adapter.aliases)
     notes: list[str] = []
-    if is_open_clip(container):
+    if container.layout == "open_clip":
         written = [
             *_write_open_clip_config(container, folder.partial),
             _write_single(folder, adapter, source, model, whole),
@@ -84,7 +89,7 @@ def write_model(
     if whole:
         verify_reload(folder.partial, own, model)
     else:
-        verify_streamed(back.open(own.canonical), own, _written_info(adapter, source, model), model)
+        verify_streamed(back.open(own.canonical, own.aliases), own, _written_info(adapter, source, model), model)
     content = dict(record())
     content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
     save_text(with_notes(card, content["notes"]), folder.partial / CARD_FILE)
@@ -108,20 +113,24 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
         The document of `featcal export --json`.
     """
     container = locate(str(source), Path.cwd(), "model to export")
-    layout = "open_clip" if is_open_clip(container) else "hf"
     adapter = adapter_for(container.config, container.names, torch.device("cpu"), container.label)
-    model = container.open(adapter.canonical)
+    model = container.open(adapter.canonical, adapter.aliases)
+    layout = container.layout
     text, record = carried_text(container, layout)
     with OutputFolder(out) as folder:
         content = write_model(folder, adapter, container, model, lambda: record, text)
-    return {"out": str(folder.out), "format": layout, "written": content["written"], "notes": content["notes"]}
+    return {
+        "out": str(folder.out),
+        "format": layout,
+        "written": content["written"],
+        "notes": content["notes"],
+    }
 
 
 def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     """The card and the record that a model brings along; a card without content and an empty record otherwise."""
     card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
-    library = {"hf": "transformers", "open_clip": "open_clip"}[layout]
-    text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {library}\n---\n"
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
     return text, read_json(record_file) if record_file.is_file() else {}
 
 
@@ -129,11 +138,6 @@ def with_notes(card: str, notes: Sequence[str]) -> str:
     """The card with a list of those notes that it does not hold yet."""
     new = [f"- {note}\n" for note in notes if note not in card]
     return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
-
-
-def is_open_clip(container: Located) -> bool:
-    """Whether a model lies in open_clip's layout."""
-    return container.config.get("model_type") == "open_clip"
 
 
 def verify_reload(folder: Path, adapter: Adapter, model: Weights) -> None:
@@ -205,8 +209,6 @@ def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: S
 
 def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
     """One file with everything: open_clip reads no shards."""
-    from featcal.formats.open_clip import WEIGHT_FILE
-
     _save(folder.partial / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
     return WEIGHT_FILE
 
@@ -238,9 +240,6 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
 
 def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
-    from featcal.formats.open_clip import CONFIG_FILE, preprocess_settings
-    from featcal.models.open_clip import quick_gelu
-
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
     save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
-from featcal.formats.weights import Stored
-
-OPEN_CLIP = ("open_clip:", "local-dir:", "hf-hub:")
-"""How references to open_clip models begin; the first means a file of weights alone."""
-
-
-@dataclass(frozen=True)
-class Located:
-    """A model whose files were found; nothing but headers was read."""
-
-    label: str
-    folder: Path
-    """Where tokenizer, processor and other files lie."""
-    config: Mapping[str, Any]
-    """What `adapter_for` needs: content of `config.json`, or its like."""
-    names: Sequence[str]
-    """Names of all tensors as they are stored."""
-    open: Callable[[Callable[[str], str | None]], Stored]
-    """The model under canonical names, given the adapter's `canonical`."""
-
-    @property
-    def described_in(self) -> str:
-        """What says which architecture it is, for messages."""
-        if self.config.get("model_type") != "open_clip":
-            return str(self.folder / "config.json")
-        return f"architecture {self.config['arch']}" if "arch" in self.config else "open_clip_config.json"
+from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
+from featcal.formats.weights import Canonical
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
@@ -44,9 +19,9 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
     Raises:
         InputError: nothing is there, or it must be written out first.
     """
-    for prefix in OPEN_CLIP[1:]:
+    for prefix in PREFIXES[1:]:
         ref = ref.removeprefix(prefix)
-    if ref.startswith(OPEN_CLIP) or split_lora(ref, root)[1] is not None:
+    if ref.startswith(PREFIXES) or split_lora(ref, root)[1] is not None:
         raise InputError(f"{label}: {ref} is not a checkpoint folder; write one with featcal export or merge first")
     return resolve(ref, root, label)
 
@@ -58,23 +33,17 @@ def locate(ref: str, root: Path, label: str) -> Located:
     Raises:
         InputError: nothing is there, or its headers cannot be read.
     """
-    if ref.startswith(OPEN_CLIP):
-        from featcal.formats.open_clip import locate_open_clip
-
+    if ref.startswith(PREFIXES):
         return locate_open_clip(ref, root, label)
     under, adapter = split_lora(ref, root)
     folder = resolve(under, root, label)
-    if adapter is None and (folder / "open_clip_config.json").is_file():
-        from featcal.formats.open_clip import is_open_clip_folder, located_folder
-
-        if is_open_clip_folder(folder):
-            return located_folder(folder, label)
+    if adapter is None and is_open_clip_folder(folder):
+        return located_folder(folder, label)
     config, names = read_config(folder, label), stored_names(folder, label)
-    if adapter is None:
-        return Located(label, folder, config, names, lambda canonical: Checkpoint(folder, label, canonical))
-    lora = resolve(adapter, root, f"{label}, adapter")
+    lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
 
-    def with_adapter(canonical: Callable[[str], str | None]) -> Stored:
-        return LoraWeights(Checkpoint(folder, label, canonical), lora, label, canonical)
+    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:
+        whole = Checkpoint(folder, label, canonical)
+        return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
-    return Located(label, folder, config, names, with_adapter)
+    return Located(label, folder, config, names, opened)

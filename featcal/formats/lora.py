@@ -6,20 +6,17 @@ rank-stabilised (rsLoRA). What cannot be reproduced exactly from the files is re
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import open_file, read_header
 from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
-from featcal.formats.weights import Stored, TensorInfo, check_finite
+from featcal.formats.weights import Canonical, Stored, TensorInfo, check_finite
 from featcal.paths import local_path
 
 
@@ -36,6 +33,7 @@ class LoraWeights:
         folder: holds `adapter_config.json` and `adapter_model.safetensors` as peft saves them.
         label: what the model is called in messages.
         canonical: name of a tensor in the adapted model → canonical name; None for one that has no place of its own.
+        aliases: other names of tensors that several modules share, and those tensors.
 
     Raises:
         InputError: listing all that is wrong: a variant that is not reproduced exactly (DoRA, PiSSA, tied
@@ -43,14 +41,15 @@ class LoraWeights:
             something the base does not have.
     """
 
-    def __init__(self, base: Stored, folder: Path, label: str, canonical: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, base: Stored, folder: Path, label: str, canonical: Canonical, aliases: Mapping[str, str]
+    ) -> None:
         self.label = label
         self.folder = folder
-        self.canonical = canonical
         self._base = base
         self.adapter = read_adapter_config(folder, label)
         self._file = weight_file(folder, label)
-        plan = Plan(read_header(self._file, label), self.adapter, base.info, canonical)
+        plan = Plan(read_header(self._file, label), self.adapter, base.info, canonical, frozenset(aliases.values()))
         if problems := plan.fill():
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
@@ -117,47 +116,5 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     return base, adapters[0]
 
 
-@dataclass(frozen=True)
-class LoraParity:
-    """How far featcal's materialisation is from peft's `merge_and_unload`."""
-
-    tensors: float
-    """Largest difference in any tensor, as a part of that tensor's largest value."""
-    outputs: float
-    """Largest difference in the model's first output (logits, embeddings), as a part of its largest value."""
-
-
-def lora_parity(weights: LoraWeights, model: nn.Module, inputs: Mapping[str, Tensor]) -> LoraParity:
-    """Compare with peft, where it is installed, on whole models in memory.
-
-    Args:
-        model: the base as transformers loads it, in float32; the adapter is merged into it.
-        inputs: keyword inputs of `model`.
-
-    Raises:
-        InputError: peft is not installed.
-    """
-    try:
-        peft = importlib.import_module("peft")
-    except ImportError as error:
-        raise InputError("comparing with peft needs peft: pip install peft") from error
-    merged = peft.PeftModel.from_pretrained(model, str(weights.folder)).merge_and_unload().eval()
-    state = merged.state_dict()
-    names = {name: weights.canonical(name) for name in state}
-    own = {
-        name: weights.read([known])[known].to(state[name].dtype)
-        for name, known in names.items()
-        if known is not None and known in weights.info
-    }
-    with torch.no_grad():
-        expected = merged(**inputs)[0]
-        found = functional_call(merged, own, (), dict(inputs))[0]
-    return LoraParity(max(_difference(own[name], state[name]) for name in own), _difference(found, expected))
-
-
 def _computed(info: TensorInfo) -> torch.dtype:
     return torch.promote_types(info.dtype, torch.float32)
-
-
-def _difference(own: Tensor, other: Tensor) -> float:
-    return float((own - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))

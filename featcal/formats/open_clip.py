@@ -2,82 +2,59 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import resolve
-from featcal.formats.quick_gelu import check_activation
-from featcal.formats.weights import TensorInfo, check_finite
+from featcal.formats.located import Layout, Located, Pictures
+from featcal.formats.open_clip_config import (
+    CONFIG_FILE,
+    check_plain,
+    named_architecture,
+    preprocess_settings,
+    read_open_clip_config,
+    weight_name,
+)
+from featcal.formats.quick_gelu import activation_note, check_activation
+from featcal.formats.state_file import StateFile, state_dict
+from featcal.formats.weights import Canonical
 from featcal.jsons import read_json
-from featcal.models.open_clip import check_plain, weight_name
 from featcal.paths import local_path
-from featcal.suite import did_you_mean
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from featcal.formats.locate import Located
 
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
-CONFIG_FILE = "open_clip_config.json"
+PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
+"""How references to open_clip models begin; the first means a file of weights alone."""
 WEIGHT_FILE = "open_clip_model.safetensors"
 _WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors")
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes that training leaves on every name."""
-_PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 
 
-class StateFile:
-    """A state dict in one file, mapped from disk: a tensor's values are read when they are used.
+@dataclass(frozen=True)
+class OpenClipModel(Located):
+    """A model of open_clip's layout: its `config` has `model_cfg` and `preprocess_cfg`."""
 
-    Args:
-        file: `.safetensors`, or what `torch.save` wrote of a state dict.
-        label: what the model is called in messages.
-        canonical: stored name → canonical name; None leaves the tensor out.
-
-    Raises:
-        InputError: unreadable, not a state dict, or two tensors with one canonical name.
-    """
-
-    def __init__(self, file: Path, label: str, canonical: Callable[[str], str | None]) -> None:
-        self.label = label
-        self.files = [file]
-        self.left_out: dict[str, Path] = {}
-        self._stored = state_dict(file, label)
-        self._names: dict[str, str] = {}
-        for stored in self._stored:
-            name = canonical(stored)
-            if name is None:
-                self.left_out[stored] = file
-            elif name in self._names:
-                raise InputError(f"{label}: both '{self._names[name]}' and '{stored}' mean '{name}' ({file})")
-            else:
-                self._names[name] = stored
+    layout: ClassVar[Layout] = "open_clip"
 
     @property
-    def info(self) -> Mapping[str, TensorInfo]:
-        tensors = ((name, self._stored[stored]) for name, stored in self._names.items())
-        return {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
+    def described_in(self) -> str:
+        return f"architecture {self.config['arch']}" if "arch" in self.config else CONFIG_FILE
 
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        read = {}
-        for name in names:
-            if name not in self._names:
-                raise InputError(f"{self.label}: tensor '{name}' is missing from {self.files[0]}")
-            tensor = self._stored[self._names[name]]
-            check_finite(tensor, f"{self.label}: tensor '{name}' in {self.files[0]}")
-            read[name] = tensor
-        return read
+    def pictures(self) -> Pictures:
+        """open_clip's own evaluation transform."""
+        made_by = {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
+        return Pictures(open_clip_preprocess(self.config), made_by)
 
-    def repeats(self, stored: str, name: str) -> bool:
-        return torch.equal(self._stored[stored], self.read([name])[name])
+    def notes(self) -> list[str]:
+        """Where nothing in the files says which activation the weights were trained with."""
+        note = activation_note(self)
+        return [] if note is None else [note]
 
 
 def locate_open_clip(ref: str, root: Path, label: str) -> Located:
@@ -103,10 +80,10 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     if not file.is_file():
         raise InputError(f"{label}: no file {file}")
     if arch.endswith(".json"):
-        config = _read_config(local_path(arch, root, label).resolve(), label)
+        config = read_open_clip_config(local_path(arch, root, label).resolve(), label)
     else:
-        config = {"model_cfg": _architecture(arch, label), "preprocess_cfg": {}, "arch": arch}
-    located = _located(file, {"model_type": "open_clip", **config}, label)
+        config = {"model_cfg": named_architecture(arch, label), "preprocess_cfg": {}, "arch": arch}
+    located = _located(file, config, label)
     check_activation(located, file.name)
     return located
 
@@ -127,10 +104,10 @@ def located_folder(folder: Path, label: str) -> Located:
     Raises:
         InputError: one of them is missing or cannot be read; says how to convert pickled weights.
     """
-    config = _read_config(folder / CONFIG_FILE, label)
+    config = read_open_clip_config(folder / CONFIG_FILE, label)
     for name in _WEIGHT_FILES:
         if (folder / name).is_file():
-            return _located(folder / name, {"model_type": "open_clip", **config}, label)
+            return _located(folder / name, config, label)
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickles:
         raise InputError(
@@ -141,88 +118,15 @@ def located_folder(folder: Path, label: str) -> Located:
     raise InputError(f"{label}: no {WEIGHT_FILE} in {folder}")
 
 
-def _located(file: Path, config: Mapping[str, Any], label: str) -> Located:
-    from featcal.formats.locate import Located
+def _located(file: Path, config: Mapping[str, Any], label: str) -> OpenClipModel:
+    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> StateFile:
+        return StateFile(file, label, canonical)
 
-    names = list(state_dict(file, label))
-    return Located(label, file.parent, config, names, lambda canonical: StateFile(file, label, canonical))
-
-
-def _read_config(file: Path, label: str) -> dict[str, Any]:
-    content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
-    model_cfg = content.get("model_cfg")
-    parts = [model_cfg.get(part) for part in ("vision_cfg", "text_cfg")] if isinstance(model_cfg, dict) else []
-    if not (len(parts) == 2 and all(isinstance(part, dict) for part in parts)):
-        raise InputError(f"{label}: {file} has no 'model_cfg' with 'vision_cfg' and 'text_cfg'")
-    return {"model_cfg": model_cfg, "preprocess_cfg": content.get("preprocess_cfg") or {}}
+    whole = {"model_type": "open_clip", **config}
+    return OpenClipModel(label, file.parent, whole, list(state_dict(file, label)), opened)
 
 
-def _architecture(arch: str, label: str) -> dict[str, Any]:
-    import open_clip
-
-    config: dict[str, Any] | None = open_clip.get_model_config(arch.replace("/", "-"))
-    if config is None:
-        hint = did_you_mean(arch, open_clip.list_models())
-        raise InputError(f"{label}: open_clip has no architecture '{arch}'.{hint}")
-    return config
-
-
-def state_dict(file: Path, label: str) -> dict[str, Tensor]:
-    """All tensors of a file by stored name, mapped and not read; training's wrappers and prefixes are taken off.
-
-    Raises:
-        InputError: the file is damaged, or holds pickled objects, which could run code.
-    """
-    content = _load_safetensors(file, label) if file.suffix == ".safetensors" else _load_torch(file, label)
-    for wrapper in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-    foreign = [name for name, value in content.items() if not isinstance(value, Tensor)]
-    if foreign or not content:
-        what = f"'{foreign[0]}' is {type(content[foreign[0]]).__name__}" if foreign else "it is empty"
-        raise InputError(f"{label}: {file} is not a state dict of tensors ({what})")
-    for prefix in _WRAPPERS:
-        if all(name.startswith(prefix) for name in content):
-            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
-    if "class_embedding" in content:  # an image tower alone
-        content = {f"visual.{name}": tensor for name, tensor in content.items()}
-    return dict(content)
-
-
-def _load_safetensors(file: Path, label: str) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{label}: {file} is not a whole safetensors file ({error}); fetch it again") from error
-    return tensors
-
-
-def _load_torch(file: Path, label: str) -> Mapping[str, Any]:
-    if not zipfile.is_zipfile(file):
-        raise InputError(
-            f"{label}: {file} is damaged, or written by a torch before 1.6; fetch it again, or load it where you "
-            "trust it and save its state dict as safetensors"
-        )
-    with zipfile.ZipFile(file) as archive:
-        scripted = any(name.endswith("constants.pkl") for name in archive.namelist())
-    try:
-        content = None if scripted else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        content, reason = None, f"torch says: {str(error).split('. ')[0]}"
-    else:
-        reason = "a TorchScript archive" if scripted else f"a {type(content).__name__}"
-    if not isinstance(content, Mapping):
-        raise InputError(
-            f"{label}: {file} is no plain state dict ({reason}). A pickled module can run code when it is loaded; "
-            "where you trust it, load it with the software that wrote it and save model.state_dict() as safetensors"
-        )
-    return content
-
-
-def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArray[Any]]], Tensor]:
+def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArray[np.uint8]]], Tensor]:
     """Pictures (uint8 `[H, W, 3]`) → `pixel_values` `[n, 3, H, W]` float32 by open_clip's own evaluation transform.
 
     Args:
@@ -233,23 +137,12 @@ def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArra
     size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
     transform = image_transform_v2(PreprocessCfg(**preprocess_settings(config), size=size), is_train=False)
 
-    def prepare(images: Sequence[NDArray[Any]]) -> Tensor:
+    def prepare(images: Sequence[NDArray[np.uint8]]) -> Tensor:
         from PIL import Image
 
         return torch.stack([transform(Image.fromarray(image)) for image in images])
 
     return prepare
-
-
-def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """mean, std, interpolation, resize_mode and fill_color, complete."""
-    from dataclasses import asdict
-
-    from open_clip.transform import PreprocessCfg
-
-    given = {key: value for key, value in config["preprocess_cfg"].items() if value is not None}
-    whole = asdict(PreprocessCfg()) | given
-    return {key: whole[key] for key in _PREPROCESS_KEYS}
 
 
 def library_model(located: Located) -> Any:
@@ -262,7 +155,7 @@ def library_model(located: Located) -> Any:
 
     model_cfg = {key: value for key, value in located.config["model_cfg"].items() if key != "custom_text"}
     check_plain(model_cfg)
-    tensors = located.open(weight_name)
+    tensors = located.open(weight_name, {})
     state = tensors.read(tensors.info)
     model = (CustomTextCLIP if "text.positional_embedding" in state else CLIP)(**model_cfg).eval()
     if "logit_scale" in state:

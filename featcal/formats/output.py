@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,13 +18,24 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups
-from featcal.models.adapter import Block
 
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""
 _METADATA = {"format": "pt"}
 """What other libraries ask of a safetensors file."""
 Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
+
+
+class Named(Protocol):
+    """Tensors that are finished together, such as a block of a model."""
+
+    @property
+    def name(self) -> str:
+        """What their file is called."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their canonical names."""
 
 
 class OutputFolder:
@@ -75,23 +86,23 @@ class OutputFolder:
                 f"{self.partial} comes from a run with other inputs, options or versions; remove it to start anew"
             )
 
-    def finished(self, block: Block) -> dict[str, Tensor] | None:
+    def finished(self, block: Named) -> dict[str, Tensor] | None:
         """Tensors of a block that was finished, mapped from disk; None if it was not."""
         file = self._file(block)
         return load_file(file) if file.is_file() else None
 
-    def finished_tensors(self, blocks: Iterable[Block]) -> Mapping[str, Tensor]:
+    def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
         """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
         return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
 
-    def put(self, block: Block, tensors: Mapping[str, Tensor]) -> None:
+    def put(self, block: Named, tensors: Mapping[str, Tensor]) -> None:
         """Keep a finished block on disk."""
         file = self._file(block)
         unfinished = file.with_suffix(".writing")
         save_tensors(tensors, unfinished)
         unfinished.replace(file)
 
-    def adopt(self, block: Block, name: str) -> bool:
+    def adopt(self, block: Named, name: str) -> bool:
         """Make a finished block the weight file `name` without a second copy; False if it was not finished.
 
         The block stays where `resume` finds it: both names are the same file, or a copy where the disk has no links.
@@ -109,7 +120,7 @@ class OutputFolder:
             raise InputError(f"cannot write {target}: {error.strerror}") from error
         return True
 
-    def _file(self, block: Block) -> Path:
+    def _file(self, block: Named) -> Path:
         return self._blocks / f"{block.name}.safetensors"
 
     def commit(self) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.weights import TensorInfo
+from featcal.formats.weights import Canonical, TensorInfo
 from featcal.jsons import read_json
 from featcal.words import some
 
@@ -25,7 +25,6 @@ WEIGHT_FILE = "adapter_model.safetensors"
 _REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
 _PREFIX = "base_model.model."
-_EMBEDDED = (".shared.weight", ".embed_tokens.weight")
 _LINEAR = ("lora_A.weight", "lora_B.weight")
 _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"
@@ -163,7 +162,9 @@ class Plan:
     header: Mapping[str, tuple[tuple[int, ...], str]]
     config: AdapterConfig
     base: Mapping[str, TensorInfo]
-    canonical: Callable[[str], str | None]
+    canonical: Canonical
+    shared: Collection[str]
+    """Tensors of the base that several modules share, by canonical name."""
     changes: dict[str, Change] = field(default_factory=dict)
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -227,8 +228,7 @@ class Plan:
         if target is None or target not in self.base:
             self.wrong["tensors for which the base has none (another model, or a head that is tied)"].append(key)
             return None
-        shared = "shared.weight" in self.base or "lm_head.weight" not in self.base  # by T5's stacks, by a tied head
-        if shared and f".{target}".endswith(_EMBEDDED):
+        if target in self.shared:
             self.wrong[f"updates of an embedding that several modules share; {_REMEDY}"].append(key)
             return None
         if self.base[target].dtype not in _FLOATS.values():

@@ -6,13 +6,10 @@ What the files prove is refused; what they leave open is a note for the prefligh
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from featcal.errors import InputError
-from featcal.models.open_clip import quick_gelu
-
-if TYPE_CHECKING:
-    from featcal.formats.locate import Located
+from featcal.formats.located import Located
+from featcal.formats.open_clip_config import quick_gelu
 
 _OPENAI_ONLY = "input_resolution"
 """OpenAI's own state dicts, and no others, hold this number."""

@@ -6,7 +6,7 @@ checkpoint on disk, a merge computed on the fly, or one of these with some tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
+
+Canonical = Callable[[str], str | None]
+"""Name of a tensor as it is stored → canonical name; None for one that means no tensor of its own."""
 
 
 @dataclass(frozen=True)

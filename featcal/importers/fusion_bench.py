@@ -12,8 +12,9 @@ from typing import Any
 
 from featcal.errors import InputError
 from featcal.importers.common import Imported, read_recipe, reference, samples_missing
-from featcal.mergers.schema import MergeRecipe
-from featcal.suite import did_you_mean, task_catalogue
+from featcal.schema.recipe import MergeRecipe
+from featcal.suite import task_catalogue
+from featcal.words import did_you_mean
 
 POOLS = {"CLIPVisionModelPool": "pixels", "Seq2SeqLMPool": "seq2seq", "CausalLMPool": "causal"}
 """Pool → modality of its models."""

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.formats.locate import locate
+from featcal.formats.lora import split_lora
+from featcal.formats.open_clip import PREFIXES
 from featcal.importers.fusion_bench import ARGUMENTS, BASE, DATA, LOAD_DATASET, POOLS
+from featcal.models.adapter import architecture_for
 from featcal.suite import Suite
 
 _LOADERS = {
@@ -28,11 +32,8 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     Raises:
         InputError: the base cannot be found, or a model is one that FusionBench does not load.
     """
-    from featcal.formats.locate import OPEN_CLIP, locate
-    from featcal.models.adapter import architecture_for
-
     models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
-    foreign = [name for name, ref in models.items() if ref.startswith(OPEN_CLIP)]
+    foreign = [name for name, ref in models.items() if ref.startswith(PREFIXES)]
     if foreign:
         raise InputError(*(f"model '{name}': export it to transformers' layout for a pool" for name in foreign))
     modality = architecture_for(locate(suite.base, suite.root, "base").config, "base").modality
@@ -50,8 +51,6 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
 def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, Any]:
     """How FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
     arguments."""
-    from featcal.formats.lora import split_lora
-
     under, adapter = split_lora(ref, root)
     path, revision = _place(under, root)
     if adapter is None:

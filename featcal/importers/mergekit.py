@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from featcal.errors import InputError
 from featcal.importers.common import Imported, read_recipe, reference, samples_missing, task_names
 from featcal.importers.mergekit_schema import Configuration, Model, validated
-from featcal.mergers.schema import MergeRecipe
-from featcal.suite import did_you_mean
+from featcal.schema.recipe import MergeRecipe
+from featcal.words import did_you_mean
 
 _METHODS = {"linear": "linear", "task_arithmetic": "task-arithmetic", "ties": "ties"}
 _MODEL_PARAMETERS = ("weight", "density")

@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 
 from featcal.errors import InputError
 from featcal.importers.common import reference
-from featcal.suite import did_you_mean
-from featcal.tasks.schema import Strict
+from featcal.schema.strict import Strict
+from featcal.words import did_you_mean
 
 
 def _split(separator: str, first: str, second: str) -> BeforeValidator:

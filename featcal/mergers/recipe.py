@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
 from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
-from featcal.mergers.schema import MergeRecipe
+from featcal.schema.recipe import MergeRecipe
 
 VALUES_AT_ONCE = 2**24
 """Values that are merged together: an expert's files are opened once for so many, and float64 copies stay small."""

@@ -171,8 +171,10 @@ class Adapter(ABC):
     """Package that loads the written model."""
     classes: tuple[str, ...] = ()
     """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
-    modality: Literal["pixels", "seq2seq", "causal", "tokens"]
-    """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "tokens" (ids alone)."""
+    remakes: Mapping[str, str] = {}
+    """Names in `architectures` of other classes, and how to make a model of this architecture of one."""
+    modality: Literal["pixels", "seq2seq", "causal"]
+    """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
     scores_with: Literal["prompts", "vocabulary", "own"]
     """What scores a task for which a model brings no head: "prompts" (features of class prompts, by the base's text
     tower), "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (what the task's expert
@@ -192,6 +194,8 @@ class Adapter(ABC):
     """Names of tensors with one row per token of the vocabulary."""
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
+    image_processor = ""
+    """Class of transformers that makes pixels of pictures, where the files do not say how in another way."""
     class_token = False
     """Whether the first token is a class token."""
     kept_float32: tuple[str, ...] = ()
@@ -266,6 +270,15 @@ class Adapter(ABC):
             model: the one that is written.
         """
         return dict(config), []
+
+    def loader(self, config: Mapping[str, Any]) -> str:
+        """The class of `library` that loads a model with this `config.json`."""
+        return self.classes[0] if self.classes else "AutoModel"
+
+    def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
+        """Lines of Python that load a written model with this `config.json`."""
+        named = self.loader(config)
+        return f'from {self.library} import {named}\n\nmodel = {named}.from_pretrained("{folder.as_posix()}")'
 
     def blocks(self) -> list[Block]:
         """Every block of every stage in forward order."""

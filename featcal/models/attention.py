@@ -71,14 +71,17 @@ def _plain(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """The kernel that torch itself takes where every fused one is switched off; it adds masks, and nothing else."""
+    """The kernel that torch itself takes where every fused one is switched off; it adds masks, and nothing else.
+
+    Args:
+        options: `scale` and `enable_gqa`, as torch's own function takes them.
+    """
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     mixed: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        query, key, value, attn_mask, dropout_p, is_causal, **options
     )[0]
     return mixed
 

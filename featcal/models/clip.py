@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.func import functional_call
-from transformers import CLIPModel, CLIPVisionConfig, CLIPVisionModel
+from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.formats.checkpoint import read_config
@@ -84,6 +85,12 @@ class ClipVision(Adapter):
     scores_with = "prompts"
     class_token = True
     classes = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
+    image_processor = "CLIPImageProcessor"
+    remakes: Mapping[str, str] = {
+        "CLIPForImageClassification": (
+            "CLIPVisionModel.from_pretrained(…).save_pretrained(…) keeps its image tower alone"
+        )
+    }
     defaults: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
@@ -120,11 +127,14 @@ class ClipVision(Adapter):
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         """Pooled features before the projection, which a vision tower alone does not have."""
-        whole = read_config(folder, "written model")["model_type"] == "clip"
-        loaded = load_complete(CLIPModel if whole else CLIPVisionModel, folder)
+        loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
         with torch.no_grad():
             pooled: Tensor = getattr(loaded, "vision_model", loaded)(**inputs).pooler_output
         return pooled
+
+    def loader(self, config: Mapping[str, Any]) -> str:
+        """A whole CLIP, or its image tower alone."""
+        return "CLIPModel" if config.get("model_type") == "clip" else "CLIPVisionModel"
 
     def tokens(self, inputs: Batch) -> int:
         positions: int = self.model.vision_model.embeddings.num_positions

@@ -75,11 +75,8 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
     if named in adapter.classes or kind is None or not adapter.classes:
         return ""
     wanted = adapter.classes[0]
-    remedy = f"give the {wanted} it was made from"
-    if named == "CLIPForImageClassification":
-        remedy = f"{wanted}.from_pretrained(…).save_pretrained(…) keeps its image tower alone"
-    elif kind[0] == "a bare model":
-        remedy = f"save the whole {wanted}"
+    usual = f"save the whole {wanted}" if kind[0] == "a bare model" else f"give the {wanted} it was made from"
+    remedy = adapter.remakes.get(str(named), usual)
     return f"config.json calls it {named}: {kind[0]}, {kind[1]}; {remedy}"
 
 

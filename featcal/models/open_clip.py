@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
+from featcal.formats.open_clip import load_folder
+from featcal.formats.open_clip_config import check_plain, quick_gelu, weight_name
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, capture_call, check_buffers
 from featcal.models.attention import attention
 from featcal.models.clip import ClipVision, VisionStage
@@ -28,7 +30,6 @@ _CARRIED = (
     "transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection", "text.",
     "logit_scale", "logit_bias",
 )  # fmt: skip
-_NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
 _SAME = 1e-4
 """Largest difference, relative to the largest value, at which two float32 attentions are the same."""
 
@@ -239,13 +240,14 @@ class OpenClip(Adapter):
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         """Pooled features before the projection, from open_clip's own loader (strict: every tensor must be there)."""
-        from featcal.formats.open_clip import load_folder
-
         model = load_folder(folder)
         model.visual.proj = None
         with torch.no_grad():
             pooled: Tensor = model.visual(inputs["pixel_values"])
         return pooled
+
+    def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
+        return f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")'
 
     def tokens(self, inputs: Batch) -> int:
         return len(self.visual.positional_embedding) * len(inputs["pixel_values"])
@@ -286,19 +288,6 @@ def _packed_path(name: str) -> str:
     return f"{block}.{_packed_name(f'attn.{local}')}" if separator else name
 
 
-def weight_name(stored: str) -> str | None:
-    """The name itself; None for sizes and masks that old files keep beside the weights."""
-    return None if stored in _NOT_WEIGHTS else stored
-
-
-def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
-    """Whether a model uses QuickGELU; without the key open_clip builds GELU. InputError if it is no true or false."""
-    value = model_cfg.get("quick_gelu", False)
-    if not isinstance(value, bool):
-        raise InputError(f"model_cfg: quick_gelu is true or false, not {value!r}")
-    return value
-
-
 def activation_settings(model_cfg: Mapping[str, Any], tower_cfg: Mapping[str, Any]) -> dict[str, Any]:
     """What changes the activations and norms of a tower without changing a shape."""
     return {
@@ -306,21 +295,3 @@ def activation_settings(model_cfg: Mapping[str, Any], tower_cfg: Mapping[str, An
         "act_kwargs": dict(tower_cfg.get("act_kwargs") or {}),
         "norm_kwargs": dict(tower_cfg.get("norm_kwargs") or {}),
     }
-
-
-def check_plain(model_cfg: Mapping[str, Any]) -> None:
-    """Raise InputError listing what makes a model more than open_clip's plain vision transformer."""
-    vision, text = model_cfg["vision_cfg"], model_cfg["text_cfg"]
-    width, head_width = vision.get("width", 768), vision.get("head_width", 64)
-    found = {
-        "an image tower of timm": vision.get("timm_model_name"),
-        "a ResNet image tower": isinstance(vision.get("layers"), list),
-        "attentional pooling (CoCa)": vision.get("attentional_pool") or model_cfg.get("multimodal_cfg"),
-        f"pool_type '{vision.get('pool_type')}'": vision.get("pool_type", "tok") != "tok",
-        "a text tower of transformers": text.get("hf_model_name"),
-        f"a width of {width} that is no multiple of head_width {head_width}": width % head_width,
-    }
-    problems = [f"open_clip model with {what}; featcal reads its plain vision transformer" for what, is_so in
-                found.items() if is_so]  # fmt: skip
-    if problems:
-        raise InputError(*problems)

@@ -16,7 +16,6 @@ from featcal.formats.weights import TensorInfo, Weights
 from featcal.left_out import left_out
 from featcal.lineage import Lineages, judge, measure_lineage
 from featcal.mergers.recipe import RecipeWeights
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter
 from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
 from featcal.preflight.models import Opened, Report, add_notes, expert_role, open_models, usable_family
@@ -24,6 +23,7 @@ from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download
 from featcal.preflight.samples import Drawn, check_samples
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 from featcal.words import readable
 
@@ -119,19 +119,15 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     )
 
 
-def describe(family: Family) -> dict[str, Any]:
-    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
-    return _describe(family.adapter, family.merged.info, len(family.experts))
-
-
 def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
     merged = opened.weights.get("merged", opened.weights.get("base"))
     if opened.adapter is None or merged is None:
         return None
-    return _describe(opened.adapter, merged.info, len(suite.tasks))
+    return _sizes(opened.adapter, merged.info, len(suite.tasks))
 
 
-def _describe(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
     tower = [info[name] for name in adapter.tower]
     blocks = adapter.blocks()
     largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)

@@ -13,12 +13,12 @@ import torch
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.formats.checkpoint import HUB_ID
-from featcal.formats.locate import Located
+from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.jsons import read_json
-from featcal.mergers.schema import MergeRecipe
 from featcal.models.adapter import Adapter, adapter_for
 from featcal.preflight.places import Places
+from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
 CPU = torch.device("cpu")
@@ -98,11 +98,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         report = opened.reports[role]
         if role in opened.weights:
             report.notes += _dtypes(role, opened.weights[role], tower)
-        if found.config.get("model_type") == "open_clip":
-            from featcal.formats.quick_gelu import activation_note
-
-            note = activation_note(found)
-            report.notes += [] if note is None else [note]
+        report.notes += found.notes()
         if base is not None and role != "base":
             report.notes += _declared_base(suite, role, base, found, opened.weights.get(role))
             text = opened.adapter is not None and opened.adapter.modality != "pixels"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,14 +13,15 @@ from pathlib import Path
 from featcal.errors import InputError
 from featcal.family import report_all
 from featcal.formats.checkpoint import HUB_FILES, HUB_ID, INDEX_FILE, resolve
-from featcal.formats.locate import Located, locate
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config
-from featcal.formats.weights import Stored
+from featcal.formats.weights import Canonical, Stored
 from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
-from featcal.tasks.schema import Source
+from featcal.schema.source import Source
 
 Place = Path | RemoteModel | None
 """A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""
@@ -185,7 +186,7 @@ def _check_adapter(adapter: RemoteModel, label: str) -> None:
 
 
 def _adapted(under: Located, adapter: Path) -> Located:
-    def opened(canonical: Callable[[str], str | None]) -> Stored:
-        return LoraWeights(under.open(canonical), adapter, under.label, canonical)
+    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
+        return LoraWeights(under.open(canonical, aliases), adapter, under.label, canonical, aliases)
 
     return replace(under, open=opened)

@@ -21,8 +21,8 @@ from featcal.formats.checkpoint import (
     pickled,
     unpickling,
 )
-from featcal.formats.locate import Located
-from featcal.formats.weights import TensorInfo
+from featcal.formats.located import Located
+from featcal.formats.weights import Canonical, TensorInfo
 from featcal.jsons import read_json
 
 
@@ -66,14 +66,14 @@ class RemoteModel:
             Path(self.ref),
             self.config,
             list(self.header),
-            lambda canonical: RemoteWeights(label, self.ref, self.header, canonical),
+            lambda canonical, _: RemoteWeights(label, self.ref, self.header, canonical),
         )
 
 
 class RemoteWeights:
     """Tensors of a model on the Hub by canonical name: their shapes and dtypes, not their values."""
 
-    def __init__(self, label: str, ref: str, header: Header, canonical: Callable[[str], str | None]) -> None:
+    def __init__(self, label: str, ref: str, header: Header, canonical: Canonical) -> None:
         self.label = label
         self.files: Sequence[Path] = ()
         self.left_out: Mapping[str, Path] = {name: Path(ref) for name in header if canonical(name) is None}

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.errors import InputError
-from featcal.export.config_files import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.formats.checkpoint import HUB_FILES, read_config
+from featcal.formats.located import Pictures
+from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
 from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, TextExample
 
-Modality = Literal["pixels", "seq2seq", "causal", "tokens"]
-"""What an architecture reads: pictures, input and answer apart, one text that goes on, or the token ids of its own
-tokenizer as they are (the text towers of open_clip)."""
+Modality = Literal["pixels", "seq2seq", "causal"]
+"""What an architecture reads: pictures, input and answer apart, or one text that goes on."""
 BACKEND = "torchvision"
 """What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -35,33 +35,52 @@ class Prepared:
     truncated: int = 0
 
 
-def prepare_pixels(images: Sequence[Image], folder: Path) -> Tensor:
-    """Pictures → `pixel_values` `[n, 3, H, W]` float32 by the image processor in `folder`.
+@dataclass(frozen=True)
+class Preparation:
+    """What makes a model's inputs of samples."""
 
-    Raises:
-        InputError: no usable processor, or pictures that it cannot make one batch of.
-    """
-    writable = [image.copy() for image in images]  # the processor wraps them as tensors
-    options = {
-        "return_tensors": "pt",
-        "input_data_format": "channels_last",
-    }  # else it guesses, wrongly at 1, 3 or 4 rows
-    try:
-        pixels: Tensor = _processor(folder)(images=writable, **options)["pixel_values"]
-    except ValueError as error:
-        raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
-    return pixels.float()
+    folder: Path
+    """The base's, which has its image processor or tokenizer."""
+    modality: Modality
+    image_processor: str = ""
+    """Class of transformers that makes pixels of pictures by the settings in `folder`."""
+    pictures: Pictures | None = None
+    """What makes pixels of pictures in its place."""
 
+    def pixels(self, images: Sequence[Image]) -> Tensor:
+        """Pictures → `pixel_values` `[n, 3, H, W]` float32.
 
-def preparation(folder: Path, modality: Modality) -> dict[str, str]:
-    """What makes the model's inputs, for the record of a run: class and backend of image processor or tokenizer.
+        Raises:
+            InputError: no usable processor, or pictures that it cannot make one batch of.
+        """
+        if self.pictures is not None:
+            return self.pictures.prepare(images)
+        writable = [image.copy() for image in images]  # the processor wraps them as tensors
+        options = {
+            "return_tensors": "pt",
+            "input_data_format": "channels_last",
+        }  # else it guesses, wrongly at 1, 3 or 4 rows
+        try:
+            pixels: Tensor = self._processor()(images=writable, **options)["pixel_values"]
+        except ValueError as error:
+            raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
+        return pixels.float()
 
-    Raises:
-        InputError: as `prepare_pixels` and `tokenizer_of`.
-    """
-    if modality == "pixels":
-        return {"pictures": _class(_processor(folder)), "backend": BACKEND}
-    return {"text": _class(tokenizer_of(folder))}
+    def made_by(self) -> dict[str, str]:
+        """Class and backend of image processor or tokenizer, for the record of a run.
+
+        Raises:
+            InputError: as `pixels` and `tokenizer_of`.
+        """
+        if self.modality != "pixels":
+            return {"text": _class(tokenizer_of(self.folder))}
+        if self.pictures is not None:
+            return dict(self.pictures.made_by)
+        return {"pictures": _class(self._processor()), "backend": BACKEND}
+
+    def _processor(self) -> Any:
+        """The image processor; read once for as long as the folder's files stay the same."""
+        return _read_processor(self.folder, self.image_processor, _settings(self.folder))
 
 
 def _class(one: object) -> str:
@@ -131,10 +150,6 @@ def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modalit
     Raises:
         InputError: labels or mask that do not fit, or padding that is not masked or not on the right.
     """
-    if modality == "tokens":
-        if len(tokens) > 1:
-            raise InputError("'mask' and 'labels' mean nothing to a text tower, whose texts end at their end token")
-        return Prepared(tokens)
     ids, labels = tokens["input_ids"], tokens.get("labels")
     mask = tokens.get("attention_mask")
     padding = read_config(folder, "base").get("pad_token_id")
@@ -202,11 +217,6 @@ def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
 
 
-def _processor(folder: Path) -> Any:
-    """The image processor in a checkpoint folder; read once for as long as its files stay the same."""
-    return _read_processor(folder, _settings(folder))
-
-
 def _settings(folder: Path) -> tuple[FileStamp, ...]:
     """The state of what lies beside a checkpoint's weights."""
     files = (file for pattern in HUB_FILES if pattern != "*.safetensors" for file in sorted(folder.glob(pattern)))
@@ -214,8 +224,8 @@ def _settings(folder: Path) -> tuple[FileStamp, ...]:
 
 
 @lru_cache(maxsize=8)
-def _read_processor(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
-    from transformers.models.clip.image_processing_clip import CLIPImageProcessor
+def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
+    import transformers
 
     found = image_processor_settings(folder)
     if found is None:
@@ -224,7 +234,7 @@ def _read_processor(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
             "source"
         )
     try:
-        processor = CLIPImageProcessor.from_pretrained(folder)
+        processor = getattr(transformers, kind).from_pretrained(folder)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"base: {found[0]} is not a usable image processor ({error})") from error
     backend = getattr(processor, "backend", "unknown")

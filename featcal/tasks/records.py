@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.errors import InputError
-from featcal.suite import did_you_mean
+from featcal.schema.source import Source
+from featcal.schema.template import fill, template_fields
 from featcal.tasks.pool import Image, Pool, TextExample
-from featcal.tasks.schema import Source
 from featcal.tasks.table import Table
-from featcal.tasks.template import fill, template_fields
+from featcal.words import did_you_mean
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage

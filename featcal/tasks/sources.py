@@ -20,22 +20,20 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.weights import check_finite
 from featcal.paths import local_path
-from featcal.suite import Suite, Task, did_you_mean
+from featcal.schema.source import Source
+from featcal.suite import Suite, Task
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
-from featcal.tasks.prepare import Modality, Prepared, prepare_causal, prepare_pixels, prepare_seq2seq, prepare_tokens
+from featcal.tasks.prepare import Preparation, Prepared, prepare_causal, prepare_seq2seq, prepare_tokens
 from featcal.tasks.records import table_pool
-from featcal.tasks.schema import Source
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
-from featcal.words import some
+from featcal.words import did_you_mean, some
 
 __all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
 
-PreparePixels = Callable[[Sequence[Image]], Tensor]
-"""Pictures → `pixel_values` `[n, 3, H, W]`."""
 _AT_ONCE = 256  # decoded pictures in memory
 
 
@@ -74,18 +72,13 @@ def draw(
     split: str,
     count: int | None,
     seed: int,
-    base_folder: Path,
-    modality: Modality = "pixels",
-    prepare: PreparePixels | None = None,
+    preparation: Preparation,
     part: slice = slice(None),
 ) -> Samples:
     """`count` samples of a split, or all of them (None, or more than there are).
 
     Args:
         part: which of the drawn samples to make; the draw itself does not depend on it.
-        base_folder: has the image processor or tokenizer that the inputs are made with.
-        modality: what the architecture reads.
-        prepare: makes pixels of pictures in place of the base's image processor.
 
     Raises:
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, or
@@ -95,14 +88,13 @@ def draw(
     picked = pick(len(available), count, seed, task)
     indices = tuple(available[i] for i in picked[part])
     with _named(label):
-        if pool.is_text != (modality != "pixels"):
+        if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
             raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
         if pool.is_text:
-            drawn = _draw_text(spec, pool, indices, base_folder, modality, (task, split))
+            drawn = _draw_text(spec, pool, indices, preparation, (task, split))
             return replace(drawn, total=len(picked))
-        pixels = prepare or (lambda images: prepare_pixels(images, base_folder))
-        drawn = _draw_pictures(spec, pool, indices, pixels, (task, split))
+        drawn = _draw_pictures(spec, pool, indices, preparation, (task, split))
     check_finite(drawn.inputs["pixel_values"], label)
     return replace(drawn, total=len(picked))
 
@@ -139,26 +131,25 @@ def _opened(suite: Suite, task: str, split: str) -> tuple[Task, Pool, list[int],
 
 
 def _draw_pictures(
-    spec: Task, pool: Pool, indices: tuple[int, ...], prepare: PreparePixels, name: tuple[str, str]
+    spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
 ) -> Samples:
     if pool.tensors is not None:
         images, pixels = None, pool.tensors(indices).float()
     else:
         assert pool.images is not None
         images = _Pictures(pool.images, indices)
-        pixels = torch.cat([prepare(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
+        pixels = torch.cat([preparation.pixels(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
     labels, names = _classes(pool, indices, spec.classes)
     return Samples(*name, {"pixel_values": pixels}, labels, indices, names, images)
 
 
 def _draw_text(
-    spec: Task, pool: Pool, indices: tuple[int, ...], folder: Path, modality: Modality, name: tuple[str, str]
+    spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
 ) -> Samples:
+    folder, modality = preparation.folder, preparation.modality
     if pool.texts is None:
         assert pool.tokens is not None
         return Samples(*name, prepare_tokens(pool.tokens(indices), folder, modality).inputs, None, indices, None, None)
-    if modality == "tokens":
-        raise InputError("a text tower takes the token ids of its own tokenizer; use a 'tensors' source")
     examples = pool.texts(indices)
     made: Prepared
     if modality == "seq2seq":

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.suite import did_you_mean
+from featcal.schema.source import Source
 from featcal.tasks.pool import Pool
-from featcal.tasks.schema import Source
+from featcal.words import did_you_mean
 
 
 def tensors(file: Path, source: Source) -> Pool:

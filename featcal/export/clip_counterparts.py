@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.models.open_clip import check_plain, quick_gelu
+from featcal.formats.open_clip_config import check_plain, quick_gelu
 
 _BLOCK = {
     "ln_1": "layer_norm1",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from featcal.tasks.schema import Strict
+from featcal.schema.strict import Strict
 
 Method = Literal["simple-averaging", "linear", "task-arithmetic", "ties"]
 METHODS: tuple[str, ...] = get_args(Method)

@@ -1,4 +1,4 @@
-"""What lies beside CLIP's weights, from one layout to the other: image preprocessing and tokenizer."""
+"""What makes the inputs of a CLIP, from one layout to the other: image preprocessing and tokenizer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.export.clip_layouts import BPE_ROWS
-from featcal.export.config_files import PREPROCESSOR_FILE, image_processor_settings
+from featcal.export.clip_counterparts import BPE_ROWS
 from featcal.export.write import copy_tokenizer
-from featcal.formats.locate import Located
+from featcal.formats.located import Located
+from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings
+from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.jsons import read_json
 
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
@@ -22,8 +23,6 @@ Written = tuple[list[str], list[str]]
 def processor_for_hf(config: Mapping[str, Any], target: Path) -> Written:
     """`preprocessor_config.json` of an open_clip model."""
     from transformers import CLIPImageProcessor
-
-    from featcal.formats.open_clip import preprocess_settings
 
     settings, side = preprocess_settings(config), config["model_cfg"]["vision_cfg"].get("image_size", 224)
     square = {"height": side, "width": side}
@@ -78,8 +77,6 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
 
 def tokenizer_for_hf(located: Located, target: Path) -> Written:
     """Tokenizer of an open_clip model: its own files, or CLIP's vocabulary, which open_clip brings along."""
-    from featcal.formats.open_clip import CONFIG_FILE
-
     text_cfg = located.config["model_cfg"]["text_cfg"]
     if (located.folder / CONFIG_FILE).is_file() and (copied := copy_tokenizer(located.folder, target)):
         return copied, []

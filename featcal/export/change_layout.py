@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError, NumericalError
-from featcal.export import clip_files
-from featcal.export.clip_layouts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
-from featcal.export.write import CARD_FILE, RECORD_FILE, RELOAD_TOLERANCE, carried_text, is_open_clip, rewrite
-from featcal.formats.locate import Located, locate
+from featcal.export import clip_inputs
+from featcal.export.clip_counterparts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
+from featcal.export.write import CARD_FILE, LIBRARIES, RECORD_FILE, RELOAD_TOLERANCE, carried_text, rewrite
+from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.locate import locate
+from featcal.formats.located import Located
+from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
+from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
 from featcal.formats.output import OutputFolder, save_tensors, save_text
-
-LAYOUTS = {"hf": "transformers", "open_clip": "open_clip"}
-"""Name of a layout and the library that reads it."""
+from featcal.formats.pretrained import load_complete
+from featcal.models.clip import ClipVision
 
 
 def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
@@ -41,14 +44,14 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         InputError: not a model that the other layout can hold; lists everything that stands in the way.
         NumericalError: the two libraries do not agree; nothing is written.
     """
-    if layout not in LAYOUTS:
-        raise InputError(f"format is one of {', '.join(LAYOUTS)}, not '{layout}'")
+    if layout not in LIBRARIES:
+        raise InputError(f"format is one of {', '.join(LIBRARIES)}, not '{layout}'")
     located = locate(str(source), Path.cwd(), "model to convert")
-    if layout == ("open_clip" if is_open_clip(located) else "hf"):
+    if layout == located.layout:
         return rewrite(source, out)
     text, record = carried_text(located, layout)
-    other = next(library for name, library in LAYOUTS.items() if name != layout)
-    text = text.replace(f"library_name: {other}", f"library_name: {LAYOUTS[layout]}", 1)
+    other = LIBRARIES[located.layout]
+    text = text.replace(f"library_name: {other}", f"library_name: {LIBRARIES[layout]}", 1)
     with OutputFolder(out) as folder:
         write = _write_open_clip if layout == "open_clip" else _write_hf
         written, notes = write(located, folder.partial)
@@ -63,9 +66,6 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
 
 def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[str]]:
     """transformers → open_clip; returns files and notes."""
-    from featcal.formats.open_clip import CONFIG_FILE, WEIGHT_FILE
-    from featcal.models.clip import ClipVision
-
     if located.config.get("model_type") != "clip":
         kind = located.config.get("model_type")
         raise InputError(
@@ -73,11 +73,11 @@ def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[st
             "layout for an image tower alone"
         )
     model_cfg = open_clip_config(located.config, located.label)
-    stored = located.open(ClipVision.canonical)
+    stored = located.open(ClipVision.canonical, {})
     pairs = clip_pairs(model_cfg["vision_cfg"]["layers"], model_cfg["text_cfg"]["layers"])
     tensors = to_open_clip(stored.read(stored.info), pairs, located.label)
-    tokenizer, tokenizer_notes = clip_files.tokenizer_for_open_clip(located.folder, model_cfg["text_cfg"], target)
-    preprocess, notes = clip_files.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
+    tokenizer, tokenizer_notes = clip_inputs.tokenizer_for_open_clip(located.folder, model_cfg["text_cfg"], target)
+    preprocess, notes = clip_inputs.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
     save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
     save_tensors(tensors, target / WEIGHT_FILE)
@@ -88,26 +88,21 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
     """open_clip → transformers; returns files and notes."""
     from transformers import CLIPConfig
 
-    from featcal.formats.checkpoint import SINGLE_FILE
-    from featcal.models.open_clip import weight_name
-
     config = hf_config(located.config["model_cfg"], located.label)
-    stored = located.open(weight_name)
+    stored = located.open(weight_name, {})
     pairs = clip_pairs(config["vision_config"]["num_hidden_layers"], config["text_config"]["num_hidden_layers"])
     tensors = to_hf(stored.read(stored.info), pairs, located.label)
     tensors["logit_scale"] = tensors["logit_scale"].reshape(())
     save_tensors(tensors, target / SINGLE_FILE)
     CLIPConfig(**config, architectures=["CLIPModel"]).save_pretrained(target)
-    processor, notes = clip_files.processor_for_hf(located.config, target)
-    tokenizer, tokenizer_notes = clip_files.tokenizer_for_hf(located, target)
+    processor, notes = clip_inputs.processor_for_hf(located.config, target)
+    tokenizer, tokenizer_notes = clip_inputs.tokenizer_for_hf(located, target)
     return [SINGLE_FILE, "config.json", *processor, *tokenizer], [*notes, *tokenizer_notes]
 
 
 @torch.no_grad()
 def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
     """Largest differences between the two libraries; NumericalError if they are more than rounding."""
-    from featcal.formats.open_clip import library_model, load_folder
-
     if layout == "open_clip":
         hf, other = _hf_model(located.folder), load_folder(folder)
     else:
@@ -131,8 +126,6 @@ def _parity(located: Located, folder: Path, layout: str) -> dict[str, float]:
 
 def _hf_model(folder: Path) -> Any:
     from transformers import CLIPModel
-
-    from featcal.formats.pretrained import load_complete
 
     return load_complete(CLIPModel, folder)
 

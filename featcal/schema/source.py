@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from featcal.tasks.template import template_fields
+from featcal.schema.strict import Strict
+from featcal.schema.template import template_fields
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "embedded": ("split",),
@@ -19,12 +20,6 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Options of every kind of source; all of them also take `limit`."""
 SOURCE_KINDS = tuple(_OPTIONS)
-
-
-class Strict(BaseModel):
-    """Unknown keys are errors; values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Source(Strict):

@@ -1,0 +1,56 @@
+"""A model whose files were found, whatever layout they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featcal.formats.weights import Canonical, Stored
+
+Layout = Literal["hf", "open_clip"]
+"""Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What makes model inputs of pictures."""
+
+    prepare: Callable[[Sequence[NDArray[np.uint8]]], Tensor]
+    """Pictures `[H, W, 3]` → `pixel_values` `[n, 3, H, W]` float32."""
+    made_by: Mapping[str, str]
+    """Its function and backend, for the record of a run."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model of transformers' layout; nothing but headers was read."""
+
+    layout: ClassVar[Layout] = "hf"
+    label: str
+    folder: Path
+    """Where tokenizer, processor and other files lie."""
+    config: Mapping[str, Any]
+    """What `adapter_for` needs: content of `config.json`, or its like."""
+    names: Sequence[str]
+    """Names of all tensors as they are stored."""
+    open: Callable[[Canonical, Mapping[str, str]], Stored]
+    """The model under canonical names, given the adapter's `canonical` and `aliases`."""
+
+    @property
+    def described_in(self) -> str:
+        """What says which architecture it is, for messages."""
+        return str(self.folder / "config.json")
+
+    def pictures(self) -> Pictures | None:
+        """What makes model inputs of pictures, where that is not the image processor in `folder`."""
+        return None
+
+    def notes(self) -> list[str]:
+        """What may be meant so but should be known: things that the files leave open."""
+        return []

@@ -1,0 +1,82 @@
+"""What open_clip's configurations and names of tensors say, without a model of open_clip's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.jsons import read_json
+from featcal.words import did_you_mean
+
+CONFIG_FILE = "open_clip_config.json"
+_PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
+_NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
+
+
+def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
+    """`model_cfg` and `preprocess_cfg` of an `open_clip_config.json`.
+
+    Raises:
+        InputError: unreadable, or no configuration of a CLIP with two towers.
+    """
+    content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
+    model_cfg = content.get("model_cfg")
+    parts = [model_cfg.get(part) for part in ("vision_cfg", "text_cfg")] if isinstance(model_cfg, dict) else []
+    if not (len(parts) == 2 and all(isinstance(part, dict) for part in parts)):
+        raise InputError(f"{label}: {file} has no 'model_cfg' with 'vision_cfg' and 'text_cfg'")
+    return {"model_cfg": model_cfg, "preprocess_cfg": content.get("preprocess_cfg") or {}}
+
+
+def named_architecture(arch: str, label: str) -> dict[str, Any]:
+    """`model_cfg` of an architecture that open_clip knows by name; InputError with a suggestion for another name."""
+    import open_clip
+
+    config: dict[str, Any] | None = open_clip.get_model_config(arch.replace("/", "-"))
+    if config is None:
+        hint = did_you_mean(arch, open_clip.list_models())
+        raise InputError(f"{label}: open_clip has no architecture '{arch}'.{hint}")
+    return config
+
+
+def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """mean, std, interpolation, resize_mode and fill_color, complete."""
+    from dataclasses import asdict
+
+    from open_clip.transform import PreprocessCfg
+
+    given = {key: value for key, value in config["preprocess_cfg"].items() if value is not None}
+    whole = asdict(PreprocessCfg()) | given
+    return {key: whole[key] for key in _PREPROCESS_KEYS}
+
+
+def weight_name(stored: str) -> str | None:
+    """The name itself; None for sizes and masks that old files keep beside the weights."""
+    return None if stored in _NOT_WEIGHTS else stored
+
+
+def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
+    """Whether a model uses QuickGELU; without the key open_clip builds GELU. InputError if it is no true or false."""
+    value = model_cfg.get("quick_gelu", False)
+    if not isinstance(value, bool):
+        raise InputError(f"model_cfg: quick_gelu is true or false, not {value!r}")
+    return value
+
+
+def check_plain(model_cfg: Mapping[str, Any]) -> None:
+    """Raise InputError listing what makes a model more than open_clip's plain vision transformer."""
+    vision, text = model_cfg["vision_cfg"], model_cfg["text_cfg"]
+    width, head_width = vision.get("width", 768), vision.get("head_width", 64)
+    found = {
+        "an image tower of timm": vision.get("timm_model_name"),
+        "a ResNet image tower": isinstance(vision.get("layers"), list),
+        "attentional pooling (CoCa)": vision.get("attentional_pool") or model_cfg.get("multimodal_cfg"),
+        f"pool_type '{vision.get('pool_type')}'": vision.get("pool_type", "tok") != "tok",
+        "a text tower of transformers": text.get("hf_model_name"),
+        f"a width of {width} that is no multiple of head_width {head_width}": width % head_width,
+    }
+    problems = [f"open_clip model with {what}; featcal reads its plain vision transformer" for what, is_so in
+                found.items() if is_so]  # fmt: skip
+    if problems:
+        raise InputError(*problems)

@@ -1,0 +1,118 @@
+"""A state dict in one file, as open_clip and training scripts save it, mapped from disk and not run."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from featcal.errors import InputError
+from featcal.formats.weights import Canonical, TensorInfo, check_finite
+
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""Prefixes that training leaves on every name."""
+
+
+class StateFile:
+    """A state dict in one file, mapped from disk: a tensor's values are read when they are used.
+
+    Args:
+        file: `.safetensors`, or what `torch.save` wrote of a state dict.
+        label: what the model is called in messages.
+        canonical: stored name → canonical name; None leaves the tensor out.
+
+    Raises:
+        InputError: unreadable, not a state dict, or two tensors with one canonical name.
+    """
+
+    def __init__(self, file: Path, label: str, canonical: Canonical) -> None:
+        self.label = label
+        self.files = [file]
+        self.left_out: dict[str, Path] = {}
+        self._stored = state_dict(file, label)
+        self._names: dict[str, str] = {}
+        for stored in self._stored:
+            name = canonical(stored)
+            if name is None:
+                self.left_out[stored] = file
+            elif name in self._names:
+                raise InputError(f"{label}: both '{self._names[name]}' and '{stored}' mean '{name}' ({file})")
+            else:
+                self._names[name] = stored
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        tensors = ((name, self._stored[stored]) for name, stored in self._names.items())
+        return {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        read = {}
+        for name in names:
+            if name not in self._names:
+                raise InputError(f"{self.label}: tensor '{name}' is missing from {self.files[0]}")
+            tensor = self._stored[self._names[name]]
+            check_finite(tensor, f"{self.label}: tensor '{name}' in {self.files[0]}")
+            read[name] = tensor
+        return read
+
+    def repeats(self, stored: str, name: str) -> bool:
+        return torch.equal(self._stored[stored], self.read([name])[name])
+
+
+def state_dict(file: Path, label: str) -> dict[str, Tensor]:
+    """All tensors of a file by stored name, mapped and not read; training's wrappers and prefixes are taken off.
+
+    Raises:
+        InputError: the file is damaged, or holds pickled objects, which could run code.
+    """
+    content = _load_safetensors(file, label) if file.suffix == ".safetensors" else _load_torch(file, label)
+    for wrapper in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    foreign = [name for name, value in content.items() if not isinstance(value, Tensor)]
+    if foreign or not content:
+        what = f"'{foreign[0]}' is {type(content[foreign[0]]).__name__}" if foreign else "it is empty"
+        raise InputError(f"{label}: {file} is not a state dict of tensors ({what})")
+    for prefix in _WRAPPERS:
+        if all(name.startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
+    if "class_embedding" in content:  # an image tower alone
+        content = {f"visual.{name}": tensor for name, tensor in content.items()}
+    return dict(content)
+
+
+def _load_safetensors(file: Path, label: str) -> Mapping[str, Any]:
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{label}: {file} is not a whole safetensors file ({error}); fetch it again") from error
+    return tensors
+
+
+def _load_torch(file: Path, label: str) -> Mapping[str, Any]:
+    if not zipfile.is_zipfile(file):
+        raise InputError(
+            f"{label}: {file} is damaged, or written by a torch before 1.6; fetch it again, or load it where you "
+            "trust it and save its state dict as safetensors"
+        )
+    with zipfile.ZipFile(file) as archive:
+        scripted = any(name.endswith("constants.pkl") for name in archive.namelist())
+    try:
+        content = None if scripted else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        content, reason = None, f"torch says: {str(error).split('. ')[0]}"
+    else:
+        reason = "a TorchScript archive" if scripted else f"a {type(content).__name__}"
+    if not isinstance(content, Mapping):
+        raise InputError(
+            f"{label}: {file} is no plain state dict ({reason}). A pickled module can run code when it is loaded; "
+            "where you trust it, load it with the software that wrote it and save model.state_dict() as safetensors"
+        )
+    return content

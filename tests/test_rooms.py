@@ -1,0 +1,133 @@
+"""Which way the rooms of featcal/ depend, and how long its functions may be: read from the code, without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import featcal
+
+ROOT = Path(featcal.__file__).parent
+FLOORS = (
+    ("errors", "progress", "resources", "stamps", "words"),
+    ("jsons", "paths"),
+    ("schema",),
+    ("suite",),
+    ("formats",),
+    ("models",),
+    ("export", "importers", "mergers", "tasks"),
+    ("family",),
+    ("card", "left_out", "lineage"),
+    ("calibration", "evaluation"),
+    ("drift", "merging"),
+    ("preflight",),
+    ("session",),
+    ("featcal", "launch"),
+    ("cli",),
+    ("__main__",),
+)
+"""Packages and modules of featcal/ from the bottom up: a room knows its own modules and those of the floors below it.
+`featcal` is the public API, whose names arrive when they are used."""
+MOST_PARAMETERS = 7
+"""Of a function, `self` and `cls` not counted, `*args` and `**options` as one each. Click's commands are left out:
+every option is a parameter."""
+MOST_LINES = 60
+"""From `def` to the last line, its docstring included."""
+
+TREES = {
+    ".".join(("featcal", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): ast.parse(
+        file.read_text(encoding="utf-8")
+    )
+    for file in sorted(ROOT.rglob("*.py"))
+    if "_bundle" not in file.parts  # the wheel's copy of the app
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere: at the top, in functions, for type checkers alone, or by its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in TREES else str(node.module) for name in whole)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+ARROWS = {module: sorted({name for name in imported(tree) if name in TREES}) for module, tree in TREES.items()}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield f"{module}.{node.name}", node
+
+
+def parameters(function: Function) -> int:
+    given = function.args
+    named = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([one for one in named if one not in ("self", "cls")]) + bool(given.vararg) + bool(given.kwarg)
+
+
+def is_command(function: Function) -> bool:
+    decorators = (one.func for one in function.decorator_list if isinstance(one, ast.Call))
+    return any(isinstance(one, ast.Attribute) and one.attr == "command" for one in decorators)
+
+
+def test_modules_are_found() -> None:
+    """Else every other test here would pass whatever the code is."""
+    assert len(TREES) > 80
+    assert "featcal.formats.checkpoint" in ARROWS["featcal.formats.locate"]
+    assert "featcal.launch" in ARROWS["featcal.cli"]  # in a function
+    assert "featcal.family" in ARROWS["featcal"]  # for type checkers alone
+
+
+def test_no_module_is_in_a_circle() -> None:
+    try:
+        TopologicalSorter(ARROWS).prepare()
+    except CycleError as error:
+        raise AssertionError(" <- ".join(error.args[1])) from None
+
+
+def test_every_room_has_its_floor() -> None:
+    known = [one for floor in FLOORS for one in floor]
+    assert len(known) == len(set(known))
+    assert {room(module) for module in TREES} - {*known} == set()
+
+
+def test_rooms_know_only_those_below() -> None:
+    floor = {one: height for height, rooms in enumerate(FLOORS) for one in rooms}
+    upwards = [
+        f"{module} imports {other}"
+        for module, others in ARROWS.items()
+        for other in others
+        if room(module) != room(other) and floor[room(other)] >= floor[room(module)]
+    ]
+    assert upwards == []
+
+
+def test_only_launch_knows_streamlit_and_the_app() -> None:
+    above = {"streamlit", "app", "pages", "tests", "benchmarks"}
+    assert {module for module, tree in TREES.items() if above & {one.split(".")[0] for one in imported(tree)}} == {
+        "featcal.launch"
+    }
+
+
+def test_no_function_takes_too_much() -> None:
+    counts = {name: parameters(one) for name, one in functions() if not is_command(one)}
+    assert {name: count for name, count in counts.items() if count > MOST_PARAMETERS} == {}
+
+
+def test_every_function_fits_a_screen() -> None:
+    lines = {name: int(one.end_lineno or 0) - one.lineno + 1 for name, one in functions()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
