@@ -31,9 +31,7 @@ from featcal.formats.state_file import state_dict
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
 from featcal.models.compute import Compute
-from featcal.models.expert_pass import first_calls
 from featcal.models.features import final_features
-from featcal.models.lane import ExpertPass
 from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
 
 CPU = torch.device("cpu")

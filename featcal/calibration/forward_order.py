@@ -103,8 +103,7 @@ def calibrate_blocks(
                 with run.seconds("load"):
                     merged = run.merged.read(block.names)
                 if outset is not None:
-                    with run.seconds("merged forward"):
-                        outset.step(stage, block, merged)
+                    outset.step(stage, block, merged)
                 stored = blocks.finished(block)
                 if stored is None:
                     moments = BlockMoments(stage, index, config)
@@ -121,9 +120,7 @@ def calibrate_blocks(
                     blocks.put(block, stored)
                 else:
                     _replay(walk, stage, block)
-                run.store.settle()
-                with run.seconds("student forward"):
-                    drift[block.name] = _deploy(run, walk, stage, block, stored, experts)
+                drift[block.name] = _deploy(run, walk, stage, block, stored, experts)
         final = {} if outset is None else outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
     return Account(tokens, drift, final)
@@ -238,10 +235,11 @@ def _deploy(
     Raises:
         NumericalError: it is not finite.
     """
+    run.store.settle()
     deployed, found = block.local(run.compute.place(stored)), {}
     for task, lane in walk.lanes[STUDENT].items():
         drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
-        steps = lane.walk(stage, block, deployed)
+        steps = _timed(run.seconds, "student forward", lane.walk(stage, block, deployed))
         for step, own, batch in zip(steps, walk.experts[task].calls, experts[task].batches, strict=True):
             target = stage.own_state(own, batch)
             drift += (stage.own_state(step.after, batch) - target).double().square().sum()

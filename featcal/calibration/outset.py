@@ -45,9 +45,10 @@ class Outset:
     def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
         """Through a block of the merged model, `stored` its tensors by canonical name."""
         tensors = block.local(self._run.compute.place(stored))
-        for lane in self._lanes.values():
-            for _ in lane.walk(stage, block, tensors):
-                pass
+        with self._run.seconds("merged forward"):
+            for lane in self._lanes.values():
+                for _ in lane.walk(stage, block, tensors):
+                    pass
 
     def close(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
         """Compare final features, by task; the lanes are behind the last block."""
