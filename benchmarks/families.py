@@ -49,6 +49,7 @@ class ClipShape:
 
 
 B32 = ClipShape()
+L14 = ClipShape(width=1024, hidden=4096, blocks=24, heads=16, patch=14)
 SMALL = ClipShape(width=256, hidden=1024, blocks=6, heads=4)
 
 
@@ -72,6 +73,10 @@ class LlamaShape:
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "tie_word_embeddings": False,
             "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "dtype": "bfloat16",
         }  # fmt: skip
+
+
+LLAMA_1B = LlamaShape(width=2048, hidden=5632, blocks=22, heads=32, kv_heads=4)
+"""1.1 billion parameters."""
 
 
 def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:

@@ -1,8 +1,9 @@
-"""Peak memory of `featcal calibrate` as a whole process tree.
+"""Peak memory of `featcal calibrate` and `featcal drift` as whole process trees.
 
 `python benchmarks/memory.py experts` compares runs with few and with many B/32 experts;
 `python benchmarks/memory.py budget` calibrates a Llama-shaped model in four shards that is larger than the limit it is
-given. Both print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
+given; `python benchmarks/memory.py drift --shape l14|llama` takes the drift of a large model apart, with attribution,
+within its limit. All print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ import measure
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["experts", "budget"])
+    parser.add_argument("what", choices=["experts", "budget", "drift"])
+    parser.add_argument("--shape", choices=["l14", "llama"], default="l14", help="of the drift run")
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
-    parser.add_argument("--max-memory", default="2GB", help="limit of the budget run")
+    parser.add_argument("--max-memory", default="2GB", help="limit of the budget and the drift run")
     parser.add_argument("--samples", type=int, default=16, help="per task")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a row of the budget run")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a row of text")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
     options = parser.parse_args()
     if options.what == "experts":
         found = against_experts(options.work, families.B32, options.experts, options.samples, options.threads)
-    else:
+    elif options.what == "budget":
         found = within_budget(
             options.work, families.LlamaShape(), options.max_memory, options.samples, options.length, options.threads
         )
+    else:
+        shape = families.L14 if options.shape == "l14" else families.LLAMA_1B
+        found = drift_within(options.work, shape, options.max_memory, options.samples, options.length, options.threads)
     measure.show({**found, "machine": measure.machine()})
 
 
@@ -68,6 +73,36 @@ def within_budget(
         "spilled_bytes": run.document.get("spilled_bytes"),
         "verified": run.document.get("verified"),
         **_costs(run),
+    }
+
+
+def drift_within(
+    work: Path,
+    shape: families.ClipShape | families.LlamaShape,
+    limit: str,
+    samples: int,
+    length: int,
+    threads: int,
+) -> dict[str, Any]:
+    """The drift of a model from two experts with attribution and `--max-memory`."""
+    if isinstance(shape, families.ClipShape):
+        suite = families.clip_suite(work, shape, 2, samples)
+    else:
+        suite = families.llama_suite(work, shape, 2, samples, length)
+    command = [sys.executable, "-m", "featcal", "drift", str(suite), "--attribution", "--json", "--device", "cpu"]
+    run = measure.run([*command, "--samples", str(samples), "--max-memory", limit], threads)
+    tasks = run.document["tasks"].values()
+    return {
+        "shape": asdict(shape),
+        "model_bytes": families.weight_bytes(suite.parent / "base"),
+        "max_memory": limit,
+        "samples": samples,
+        "tokens_per_sample": shape.tokens if isinstance(shape, families.ClipShape) else length,
+        "threads": threads,
+        "identity_residual": max(task["identity_residual"] for task in tasks),
+        "share_sum": [sum(layer["share"] for layer in task["layers"]) for task in tasks],
+        "seconds": run.seconds,
+        "memory": run.peak(),
     }
 
 
