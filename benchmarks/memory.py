@@ -3,7 +3,8 @@
 `python benchmarks/memory.py experts` compares runs with few and with many B/32 experts;
 `python benchmarks/memory.py budget` calibrates a Llama-shaped model in four shards that is larger than the limit it is
 given; `python benchmarks/memory.py drift --shape l14|llama` takes the drift of a large model apart, with attribution,
-within its limit. All print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
+within its limit. All print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does
+not.
 """
 
 from __future__ import annotations
