@@ -19,10 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.drift.decomposition import measure_drift
-from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
-from featcal.evaluation.evaluate import evaluate
 from featcal.export.config_files import image_processor_settings
 from featcal.export.write import carried_text
 from featcal.family import Family, open_family
@@ -31,8 +28,10 @@ from featcal.formats import open_clip as open_clip_files
 from featcal.formats.locate import Located
 from featcal.formats.peft import read_adapter_config
 from featcal.formats.weights import InMemory
+from featcal.measure import evaluate, measure_drift
 from featcal.merging import merge_to_folder
 from featcal.preflight import check
+from featcal.session import recorded_config
 from featcal.suite import Source, load_suite, read_yaml
 from featcal.tasks.sources import open_pool
 

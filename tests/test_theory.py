@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import BLOCKS, TASKS
-from featcal.drift.decomposition import decompose, measure_drift
+from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, growth
 from featcal.drift.heads import CosineHead, cosine_head_lipschitz
 from featcal.drift.ledger import TaskDrift
@@ -20,6 +20,7 @@ from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drif
 from featcal.drift.propagation import propagate
 from featcal.family import Family
 from featcal.formats.weights import Overlay
+from featcal.measure import measure_drift
 
 SEEDS = st.integers(0, 2**31)
 

@@ -1,0 +1,372 @@
+"""A suite opened once and everything computed of it once, for app, command line, public functions and studies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import FirstBlock
+from featcal.drift.decomposition import decompose, follow
+from featcal.drift.heads import Head, judges
+from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.output import output_drift
+from featcal.drift.source import SourceExcess, measure_sources
+from featcal.drift.task_vectors import task_vector_cosines
+from featcal.errors import InputError
+from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.family import Calibrated, Family, as_family, batches_of, open_family
+from featcal.formats.weights import Weights
+from featcal.jsons import read_json
+from featcal.models.expert_pass import ExpertPass, Kept
+from featcal.models.features import pooled_features
+from featcal.progress import Progress, available_bytes, silent
+from featcal.results import Results, Same, nbytes
+from featcal.suite import Suite, load_suite
+from featcal.suite_files import model_stamp, suite_stamp
+from featcal.tasks.sources import Samples, look
+from featcal.views import DriftOptions, View
+
+T = TypeVar("T")
+Model = str | CalibrationConfig | Weights | Calibrated
+"""A model of a suite: "base", "merged", the options it is calibrated with, a checkpoint (folder or Hub id), a
+calibration's result, or weights. "expert" is every expert on its own task, where models are scored or pooled."""
+Judges = Mapping[str, tuple[Head, Head, Tensor]]
+"""Task → the expert's head, the model's head and the right class or first token of every sample."""
+FIRST_TOKEN = "first_token"
+"""Metric of `quick_scores` for language models: the first token of the answer is the right one."""
+BATCH_SIZE = 64
+"""Samples per forward pass of a measurement."""
+PASSES = 3
+"""Sets of expert passes that are kept, each with its own room (`Kept`): samples to calibrate on, and to measure on."""
+SMALL_SPLIT = 2**25
+"""Bytes of model inputs of one task's whole split that are worth keeping."""
+_DRIFT, _WHOLE_TEST = DriftOptions(), View(None, "test")
+
+
+class Session:
+    """One opened suite and what was computed of it.
+
+    Results are told by names and options, never by the content of arrays; a model that is given as an object is told by
+    that very object, a checkpoint by its files. Moving lam, rho or alpha computes the model anew and nothing of the
+    experts. One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
+    A failure, and work that `progress` ends, keep nothing. What samples and models are read from must stay as it was
+    when the session was opened: `open_session` gives another one for files that have changed.
+
+    Args:
+        family: the suite with its models; `Family.resident` of it where they are to stay in memory.
+        budget: bytes that results may take, a quarter of what the machine has to spare now if left out. The least
+            recently used goes first, and is computed again when it is asked for.
+        keep_passes: what experts compute stays for the next model, as far as there is room; False where each is asked
+            for once.
+    """
+
+    def __init__(self, family: Family, *, budget: int | None = None, keep_passes: bool = True) -> None:
+        self.family = family
+        held = (family, family.adapter, family.origin, family.container)
+        models = (family.base, family.merged, *family.experts.values())
+        spare = (available_bytes() or 2**32) // 4
+        self._results = Results(spare if budget is None else budget, partial(nbytes, beside=(*held, *models)))
+        self._passes = Results(PASSES if keep_passes else 1, lambda _: 1)
+        self._first_block = FirstBlock() if keep_passes else None
+        self._keep_passes = keep_passes
+        self._lock = threading.RLock()
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(self.family.suite.tasks)
+
+    @property
+    def split(self) -> str:
+        """Where models are measured unless a view says otherwise."""
+        return self.family.suite.measured_split
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the models read text and answer in words."""
+        return self.family.adapter.modality != "pixels"
+
+    def samples(self, view: View) -> dict[str, Samples]:
+        """The samples of every task."""
+        count, split, seed = self._key(view)
+
+        def make() -> dict[str, Samples]:
+            return {task: self.family.samples(task, split, count, seed) for task in self.tasks}
+
+        return self.once("samples", (count, split, seed), make)
+
+    def counts(self, view: View) -> dict[str, int]:
+        """How many samples of every task there are; tasks can have fewer than a view asks for."""
+
+        def make() -> dict[str, int]:
+            return {task: len(one) for task, one in self.samples(view).items()}
+
+        return self.once("counts", self._key(view), make)
+
+    def seen(self, task: str, view: View) -> Samples:
+        """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
+        count, split, seed = self._key(view)
+        key = task, count, split, seed
+        return self.once("seen", key, lambda: look(self.family.suite, task, split, count, seed))
+
+    def calibrated(self, config: CalibrationConfig, progress: Progress = silent) -> CalibrationResult:
+        """The suite's merged model, calibrated with these options."""
+
+        def make() -> CalibrationResult:
+            passes = self._calibration_passes(config)
+            return calibrate(self.family, config, experts=passes, first=self._first_block, progress=progress)
+
+        return self.once("calibrated", config, make)
+
+    def features(self, model: Model, view: View = _DRIFT, progress: Progress = silent) -> Features:
+        """How far a model's features drift from the experts', not why: half the cost of `ledger`."""
+        count, split, seed = self._key(view)
+        apart = DriftOptions(count, split, seed)
+
+        def make() -> Features:
+            if ("ledger", (self._model_key(model), apart)) in self._results:
+                return self.ledger(model, apart)
+            tasks = follow(self.family.run(progress), self.weights(model), self._measured_passes(view))
+            return Features(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("features", (self._model_key(model), count, split, seed), make)
+
+    def ledger(self, model: Model, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
+        """A model's drift from the experts, layer by layer and task by task.
+
+        Raises:
+            InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
+                where their output is asked for, or a class token that the architecture does not have.
+            NumericalError: final features that are not finite.
+        """
+        split = options.split or self.split
+        options = replace(options, split=split)
+
+        def make() -> DriftLedger:
+            weights = self.weights(model)
+            judged = self.judges(model, options) if options.output else {}
+            if options.tokens == "class" and not self.family.adapter.class_token:
+                raise InputError(f"tokens: a {self.family.adapter.family} model has no class token; take 'all'")
+            tasks = decompose(
+                self.family.run(progress),
+                weights,
+                self._measured_passes(options),
+                class_token=options.tokens == "class",
+                sublayers=options.sublayers,
+                attribution=options.attribution,
+            )
+            for task, judge in judged.items():
+                found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
+                tasks[task] = replace(tasks[task], output=found)
+            return DriftLedger(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("ledger", (self._model_key(model), options), make)
+
+    def sources(self, model: CalibrationConfig | str, progress: Progress = silent) -> list[SourceExcess]:
+        """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
+
+        Args:
+            model: options to calibrate with, or the folder of a calibrated checkpoint, whose own options are used.
+
+        Raises:
+            InputError: a folder that holds no record of a calibration.
+        """
+
+        def make() -> list[SourceExcess]:
+            config = recorded_config(Path(model)) if isinstance(model, str) else model
+            weights = self.weights(model)
+            return measure_sources(self.family, weights, config, self._calibration_passes(config), progress)
+
+        return self.once("sources", self._model_key(model), make)
+
+    def judges(self, model: Model, view: View) -> Judges:
+        """What turns features into scores; one for all models of pictures, whose head is the base's text tower.
+
+        Raises:
+            InputError: labels, answers, class names or a text tower are missing.
+        """
+
+        def make() -> Judges:
+            return judges(self.family, self.weights(model), self.samples(view))
+
+        if self.is_text:  # heads that read their weights when they are asked: nothing to keep but the model
+            return make()
+        return self.once("judges", self._key(view), make)
+
+    def quick_scores(self, model: Model, view: View) -> Scores:
+        """Scores off the features that drift is measured on, so that they cost nothing.
+
+        Accuracy of pictures; of text how often the first token of the answer is right.
+        """
+        measured: Model = "merged" if model == "expert" else model
+        features, judged = self.features(measured, view), self.judges(measured, view)
+        tasks = {}
+        for task, found in features.tasks.items():
+            expert_head, model_head, labels = judged[task]
+            if model == "expert":
+                predictions = expert_head.scores(found.expert_features.float()).argmax(1)
+            else:
+                predictions = model_head.scores(found.model_features.float()).argmax(1)
+            right = float((predictions == labels).double().mean())
+            tasks[task] = TaskScore(FIRST_TOKEN if self.is_text else "accuracy", right, predictions, labels)
+        return Scores(self.family.suite.name, label_of(model), features.split, tasks)
+
+    def scores(self, model: Model, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
+        """Scores on every task: accuracy of pictures, generated answers of text.
+
+        Raises:
+            InputError: no such split, no labels, answers or class names, or a base without a text tower.
+            NumericalError: features that are not finite.
+        """
+        split = view.split or self.split
+        said = f"scoring {label_of(model)}"
+
+        def make() -> Scores:
+            own = None if model == "expert" else self.weights(model)
+            heads = self.once("heads", split, lambda: scoring_heads(self.family, split))
+            tasks = {}
+            for done, task in enumerate(self.tasks):
+                progress(said, done, len(self.tasks))
+                weights = own or self.family.experts[task]
+                tasks[task] = score(self.family, weights, self._parts(task, view), heads.get(task))
+            progress(said, len(self.tasks), len(self.tasks))
+            return Scores(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("scores", (self._model_key(model), *self._key(view)), make)
+
+    def has_scores(self, model: Model, view: View = _WHOLE_TEST) -> bool:
+        """Whether `scores` would cost nothing."""
+        return ("scores", (self._model_key(model), *self._key(view))) in self._results
+
+    def pooled(self, model: Model, task: str, view: View) -> Tensor:
+        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
+
+        def make() -> Tensor:
+            weights = self.family.experts[task] if model == "expert" else self.weights(model)
+            compute = self.family.compute
+            batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
+            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
+
+        return self.once("pooled", (self._model_key(model), task, *self._key(view)), make)
+
+    def vector_cosines(self, model: Model) -> dict[str, float]:
+        """Cosine of the model's task vector to each expert's."""
+        key = self._model_key(model)
+        return self.once("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
+
+    def weights(self, model: Model) -> Weights:
+        """The tensors of a model; calibrated, if options are given.
+
+        Raises:
+            InputError: as `Family.model`.
+        """
+        if isinstance(model, CalibrationConfig):
+            return self.calibrated(model).weights
+        if not isinstance(model, str):
+            return self.family.model(model)
+        return self.once("weights", self._model_key(model), lambda: self.family.model(model))
+
+    def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+        """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
+        with self._lock:
+            return self._results.once((kind, key), make)
+
+    def _key(self, view: View) -> tuple[int | None, str, int]:
+        """Count, split and seed of a view."""
+        return view.samples, view.split or self.split, view.seed
+
+    def _model_key(self, model: Model) -> Hashable:
+        if isinstance(model, CalibrationConfig):
+            return model
+        if not isinstance(model, str):
+            return Same(model)
+        return model if model in ("base", "merged") else (model, Path.cwd(), model_stamp(model, Path.cwd()))
+
+    def _parts(self, task: str, view: View) -> Iterator[Samples]:
+        """Samples to be scored. They pass by in parts; a split that is small enough stays for the next model."""
+        count, split, seed = self._key(view)
+        drawn, small = ("samples", (count, split, seed)), ("split", (task, count, split, seed))
+        if drawn in self._results:
+            yield self.samples(view)[task]
+        elif small in self._results:
+            yield self.once(*small, lambda: self.family.samples(task, split, count, seed))
+        else:
+            for part in self.family.parts(task, split, count, seed):
+                if len(part) == part.total and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
+                    self._results.keep(small, part)
+                yield part
+
+    def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
+        key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
+        family = as_family(self.family, precision=config.precision)
+        with self._lock:
+            return self._passes.once(key, lambda: expert_passes(family, config, self._room()))
+
+    def _measured_passes(self, view: View) -> Mapping[str, ExpertPass]:
+        def make() -> dict[str, ExpertPass]:
+            data, room = self.samples(view), self._room()
+            return {task: self.family.expert_pass(data[task], BATCH_SIZE, room) for task in self.tasks}
+
+        with self._lock:
+            return self._passes.once(("measured", *self._key(view)), make)
+
+    def _room(self) -> Kept | None:
+        """For what a set of expert passes computes."""
+        return Kept.on(self.family.compute.device) if self._keep_passes else None
+
+
+def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
+    """A suite's session: the very same one as long as somebody holds it and every file of the suite is as it was.
+
+    Args:
+        suite: opened, or an embedded name or the path of a suite file.
+        resident: every tensor stays in memory, for interactive work.
+
+    Raises:
+        InputError: what `load_suite` says of the file and `open_family` of the models.
+    """
+    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
+    key = suite_stamp(loaded), device, resident  # before anything is read, so that a change meanwhile shows
+    with _guard:
+        turn = _turns.setdefault(key, threading.Lock())
+    with turn:  # who wants the same suite waits; others need not
+        session = _open.get(key)
+        if session is None:
+            family = open_family(loaded, device)
+            session = _open[key] = Session(family.resident() if resident else family)
+        return session
+
+
+_open: WeakValueDictionary[Hashable, Session] = WeakValueDictionary()
+_turns: WeakValueDictionary[Hashable, threading.Lock] = WeakValueDictionary()
+_guard = threading.Lock()
+
+
+def recorded_config(folder: Path) -> CalibrationConfig:
+    """The options of the calibration that wrote a folder.
+
+    Raises:
+        InputError: it holds no record of one.
+    """
+    missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
+    try:
+        return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])
+    except (KeyError, TypeError) as error:
+        raise InputError(missing) from error
+
+
+def label_of(model: Model) -> str:
+    """What charts, tables and documents call a model."""
+    if isinstance(model, str):
+        return model
+    if isinstance(model, CalibrationConfig):
+        return "calibrated"
+    return model.weights.label if isinstance(model, Calibrated) else model.label
