@@ -365,10 +365,8 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
-        assert (
-            downloads.file_name("drift", downloads.of_samples(session, View(4), config))
-            == f"drift-{made}{switch}-4-validation"
-        )
+        origin = downloads.of_samples(session, View(4), config)
+        assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.of_scores(session, scores, config)) == f"x-{made}{switch}-12-test"
 
 

@@ -89,11 +89,11 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets", layer="block 2")
 
 
-def test_pages_show_the_numbers_of_the_model_they_name(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "calibrate", **OPTIONS)
+def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
+    app = opened(own_suite_file, "calibrate", **OPTIONS)
     cosine = app.metric[0].value
     go(app, "cosines")
-    session = open_session(str(tiny_suite_file), resident=True)  # the app holds it
+    session = open_session(own_suite_file, resident=True)  # the app holds it
     config = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
     assert cosine == f"{session.features(config).macro_cosine:.3f}"
     assert [key for kind, key in session._results if kind == "calibrated"] == [config]  # and nothing else on the way
