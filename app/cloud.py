@@ -17,7 +17,8 @@ from app import charts, maps, state, tables, view
 from app.downloads import Numbers, Origin
 from app.names import label, plain
 from app.theme import OTHERS
-from featcal.session import Model, Session
+from featcal.model_ids import Model
+from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import View
 

@@ -14,8 +14,9 @@ from app.names import plain
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
+from featcal.model_ids import Model
 from featcal.progress import Progress
-from featcal.session import Model, Session
+from featcal.session import Session
 from featcal.views import DriftOptions, View
 
 DRIFT_UNITS = {

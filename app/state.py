@@ -20,8 +20,9 @@ from app.opening import open_resident
 from app.selection import HOME, Selection, from_query
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
+from featcal.model_ids import Model
 from featcal.progress import Progress
-from featcal.session import Model, Session
+from featcal.session import Session
 from featcal.suite import Suite, load_suite
 from featcal.suite_files import Stamp, suite_stamp
 from featcal.views import View

@@ -203,7 +203,7 @@ def drift(
 
     keep_memory()
     progress = _progress()
-    session = Session(open_family(_load(suite), device), keep_passes=False)
+    session = Session(open_family(_load(suite), device), one_shot=True)
     ledger = measure_drift(
         session,
         model,

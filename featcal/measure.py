@@ -63,4 +63,4 @@ def evaluate(
 
 def _session(suite: Suite | Family | Session, device: str) -> Session:
     """The session itself, or one for a single measurement."""
-    return suite if isinstance(suite, Session) else Session(as_family(suite, device), keep_passes=False)
+    return suite if isinstance(suite, Session) else Session(as_family(suite, device), one_shot=True)

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
-from weakref import ref
 
 import numpy as np
 from torch import Tensor
@@ -100,17 +99,3 @@ def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
         else:
             total += sys.getsizeof(one)
     return total
-
-
-class Same:
-    """A key for an object that has no content to be told by: equal for the very same object, as long as it lives."""
-
-    def __init__(self, thing: object) -> None:
-        self._id, self._thing = id(thing), ref(thing)
-
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        thing = self._thing()
-        return isinstance(other, Same) and thing is not None and other._thing() is thing

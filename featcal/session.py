@@ -23,22 +23,19 @@ from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
-from featcal.family import Calibrated, Family, as_family, batches_of, open_family
+from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
-from featcal.jsons import read_json
+from featcal.model_ids import Model, label_of, model_key, recorded_config
 from featcal.models.expert_pass import ExpertPass, Kept
 from featcal.models.features import pooled_features
 from featcal.progress import Progress, available_bytes, silent
-from featcal.results import Results, Same, nbytes
+from featcal.results import Results, nbytes
 from featcal.suite import Suite, load_suite
-from featcal.suite_files import model_stamp, suite_stamp
+from featcal.suite_files import suite_stamp
 from featcal.tasks.sources import Samples, look
 from featcal.views import DriftOptions, View
 
 T = TypeVar("T")
-Model = str | CalibrationConfig | Weights | Calibrated
-"""A model of a suite: "base", "merged", the options it is calibrated with, a checkpoint (folder or Hub id), a
-calibration's result, or weights. "expert" is every expert on its own task, where models are scored or pooled."""
 Judges = Mapping[str, tuple[Head, Head, Tensor]]
 """Task → the expert's head, the model's head and the right class or first token of every sample."""
 FIRST_TOKEN = "first_token"
@@ -47,6 +44,8 @@ BATCH_SIZE = 64
 """Samples per forward pass of a measurement."""
 PASSES = 3
 """Sets of expert passes that are kept, each with its own room (`Kept`): samples to calibrate on, and to measure on."""
+SHARE = 8
+"""One part in so many of the memory to spare is for the results of a session: the app has several open."""
 SMALL_SPLIT = 2**25
 """Bytes of model inputs of one task's whole split that are worth keeping."""
 _DRIFT, _WHOLE_TEST = DriftOptions(), View(None, "test")
@@ -63,21 +62,21 @@ class Session:
 
     Args:
         family: the suite with its models; `Family.resident` of it where they are to stay in memory.
-        budget: bytes that results may take, a quarter of what the machine has to spare now if left out. The least
+        budget: bytes that results may take; left out, an eighth of what the machine has to spare now. The least
             recently used goes first, and is computed again when it is asked for.
-        keep_passes: what experts compute stays for the next model, as far as there is room; False where each is asked
-            for once.
+        one_shot: nothing is asked of the same samples again. Otherwise what experts compute on them stays for the next
+            model, as far as there is room, and small splits stay.
     """
 
-    def __init__(self, family: Family, *, budget: int | None = None, keep_passes: bool = True) -> None:
+    def __init__(self, family: Family, *, budget: int | None = None, one_shot: bool = False) -> None:
         self.family = family
         held = (family, family.adapter, family.origin, family.container)
         models = (family.base, family.merged, *family.experts.values())
-        spare = (available_bytes() or 2**32) // 4
-        self._results = Results(spare if budget is None else budget, partial(nbytes, beside=(*held, *models)))
-        self._passes = Results(PASSES if keep_passes else 1, lambda _: 1)
-        self._first_block = FirstBlock() if keep_passes else None
-        self._keep_passes = keep_passes
+        share = (available_bytes() or 2**32) // SHARE
+        self._results = Results(share if budget is None else budget, partial(nbytes, beside=(*held, *models)))
+        self._passes = Results(1 if one_shot else PASSES, lambda _: 1)
+        self._first_block = None if one_shot else FirstBlock()
+        self._one_shot = one_shot
         self._lock = threading.RLock()
 
     @property
@@ -107,7 +106,7 @@ class Session:
         """How many samples of every task there are; tasks can have fewer than a view asks for."""
 
         def make() -> dict[str, int]:
-            return {task: len(one) for task, one in self.samples(view).items()}
+            return {task: len(self.seen(task, view)) for task in self.tasks}
 
         return self.once("counts", self._key(view), make)
 
@@ -132,12 +131,12 @@ class Session:
         apart = DriftOptions(count, split, seed)
 
         def make() -> Features:
-            if ("ledger", (self._model_key(model), apart)) in self._results:
+            if ("ledger", (model_key(model), apart)) in self._results:
                 return self.ledger(model, apart)
             tasks = follow(self.family.run(progress), self.weights(model), self._measured_passes(view))
             return Features(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("features", (self._model_key(model), count, split, seed), make)
+        return self.once("features", (model_key(model), count, split, seed), make)
 
     def ledger(self, model: Model, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
         """A model's drift from the experts, layer by layer and task by task.
@@ -168,7 +167,7 @@ class Session:
                 tasks[task] = replace(tasks[task], output=found)
             return DriftLedger(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("ledger", (self._model_key(model), options), make)
+        return self.once("ledger", (model_key(model), options), make)
 
     def sources(self, model: CalibrationConfig | str, progress: Progress = silent) -> list[SourceExcess]:
         """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
@@ -185,7 +184,7 @@ class Session:
             weights = self.weights(model)
             return measure_sources(self.family, weights, config, self._calibration_passes(config), progress)
 
-        return self.once("sources", self._model_key(model), make)
+        return self.once("sources", model_key(model), make)
 
     def judges(self, model: Model, view: View) -> Judges:
         """What turns features into scores; one for all models of pictures, whose head is the base's text tower.
@@ -240,11 +239,11 @@ class Session:
             progress(said, len(self.tasks), len(self.tasks))
             return Scores(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("scores", (self._model_key(model), *self._key(view)), make)
+        return self.once("scores", (model_key(model), *self._key(view)), make)
 
     def has_scores(self, model: Model, view: View = _WHOLE_TEST) -> bool:
         """Whether `scores` would cost nothing."""
-        return ("scores", (self._model_key(model), *self._key(view))) in self._results
+        return ("scores", (model_key(model), *self._key(view))) in self._results
 
     def pooled(self, model: Model, task: str, view: View) -> Tensor:
         """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
@@ -255,11 +254,11 @@ class Session:
             batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
             return pooled_features(self.family.adapter, weights, batches, compute).cpu()
 
-        return self.once("pooled", (self._model_key(model), task, *self._key(view)), make)
+        return self.once("pooled", (model_key(model), task, *self._key(view)), make)
 
     def vector_cosines(self, model: Model) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
-        key = self._model_key(model)
+        key = model_key(model)
         return self.once("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
 
     def weights(self, model: Model) -> Weights:
@@ -272,7 +271,7 @@ class Session:
             return self.calibrated(model).weights
         if not isinstance(model, str):
             return self.family.model(model)
-        return self.once("weights", self._model_key(model), lambda: self.family.model(model))
+        return self.once("weights", model_key(model), lambda: self.family.model(model))
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
@@ -282,13 +281,6 @@ class Session:
     def _key(self, view: View) -> tuple[int | None, str, int]:
         """Count, split and seed of a view."""
         return view.samples, view.split or self.split, view.seed
-
-    def _model_key(self, model: Model) -> Hashable:
-        if isinstance(model, CalibrationConfig):
-            return model
-        if not isinstance(model, str):
-            return Same(model)
-        return model if model in ("base", "merged") else (model, Path.cwd(), model_stamp(model, Path.cwd()))
 
     def _parts(self, task: str, view: View) -> Iterator[Samples]:
         """Samples to be scored. They pass by in parts; a split that is small enough stays for the next model."""
@@ -300,7 +292,8 @@ class Session:
             yield self.once(*small, lambda: self.family.samples(task, split, count, seed))
         else:
             for part in self.family.parts(task, split, count, seed):
-                if len(part) == part.total and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
+                whole = len(part) == part.total and not self._one_shot
+                if whole and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
                     self._results.keep(small, part)
                 yield part
 
@@ -320,7 +313,7 @@ class Session:
 
     def _room(self) -> Kept | None:
         """For what a set of expert passes computes."""
-        return Kept.on(self.family.compute.device) if self._keep_passes else None
+        return None if self._one_shot else Kept.on(self.family.compute.device)
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
@@ -348,25 +341,3 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
 _open: WeakValueDictionary[Hashable, Session] = WeakValueDictionary()
 _turns: WeakValueDictionary[Hashable, threading.Lock] = WeakValueDictionary()
 _guard = threading.Lock()
-
-
-def recorded_config(folder: Path) -> CalibrationConfig:
-    """The options of the calibration that wrote a folder.
-
-    Raises:
-        InputError: it holds no record of one.
-    """
-    missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
-    try:
-        return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])
-    except (KeyError, TypeError) as error:
-        raise InputError(missing) from error
-
-
-def label_of(model: Model) -> str:
-    """What charts, tables and documents call a model."""
-    if isinstance(model, str):
-        return model
-    if isinstance(model, CalibrationConfig):
-        return "calibrated"
-    return model.weights.label if isinstance(model, Calibrated) else model.label

@@ -30,8 +30,8 @@ from featcal.formats.peft import read_adapter_config
 from featcal.formats.weights import InMemory
 from featcal.measure import evaluate, measure_drift
 from featcal.merging import merge_to_folder
+from featcal.model_ids import recorded_config
 from featcal.preflight import check
-from featcal.session import recorded_config
 from featcal.suite import Source, load_suite, read_yaml
 from featcal.tasks.sources import open_pool
 

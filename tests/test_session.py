@@ -24,8 +24,9 @@ from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.formats.weights import InMemory, Weights
-from featcal.results import Results, Same, nbytes
-from featcal.session import Session, label_of, open_session
+from featcal.model_ids import Same, label_of
+from featcal.results import Results, nbytes
+from featcal.session import Session, open_session
 from featcal.suite_files import suite_stamp
 from featcal.views import DriftKeywords, DriftOptions, View
 
@@ -193,7 +194,7 @@ def test_expert_passes_have_their_own_room(tiny: Family) -> None:
     for n in range(4, 10):
         own.features("merged", View(n))
     assert len([*own._passes]) == session.PASSES
-    once = Session(tiny, keep_passes=False)
+    once = Session(tiny, one_shot=True)
     once.features("merged", FEW)
     once.calibrated(CONFIG)
     assert len([*once._passes]) == 1
