@@ -10,15 +10,16 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from app.files import Stamp
 from app.names import plain, plain_lines
-from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.preflight import Preflight, check
 from featcal.resources import embedded_suites
 from featcal.schema.recipe import MergeRecipe
+from featcal.session import Session
 from featcal.suite import SPLITS, Suite, Task
+from featcal.suite_files import Stamp
 from featcal.tasks.sources import Samples
+from featcal.views import View
 from featcal.words import readable
 
 EXAMPLES_PER_TASK = 6
@@ -113,21 +114,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def tasks(ws: Workspace, n: int) -> tuple[pd.DataFrame, str]:
+def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
     """Per task its answers, prompts, splits and the expert's score on its own samples; and why a score is missing."""
     try:
         with state.progress() as report:
-            scores, missing = ws.scores("expert", ws.split, n, report).tasks, ""
+            scores, missing = session.scores("expert", on, report).tasks, ""
     except FeatcalError as error:
         scores, missing = {}, str(error)
-    samples = ws.samples(ws.split, n)
+    samples = {task: session.seen(task, on) for task in session.tasks}
     rows = []
-    for task, spec in ws.family.suite.tasks.items():
+    for task, spec in session.family.suite.tasks.items():
         row: dict[str, Any] = {"task": task}
         if scores:
             row["expert, %"] = 100 * scores[task].value
         row["splits"] = ", ".join(split for split in SPLITS if spec.source(split))
-        rows.append(row | (_text(spec, samples[task]) if ws.is_text else _pictures(spec, samples[task])))
+        rows.append(row | (_text(spec, samples[task]) if session.is_text else _pictures(spec, samples[task])))
     return pd.DataFrame(rows), missing
 
 
@@ -144,9 +145,10 @@ def _text(spec: Task, samples: Samples) -> dict[str, Any]:
     return {"metric": spec.metric, "answers": listed or "–", "input": (source and source.input) or "token ids"}
 
 
-def examples(ws: Workspace) -> None:
+def examples(session: Session) -> None:
     """Some calibration samples of every task: pictures with their classes, or texts with their answers."""
-    samples = ws.samples("calibration", EXAMPLES_PER_TASK)
+    few = View(EXAMPLES_PER_TASK, "calibration")
+    samples = {task: session.seen(task, few) for task in session.tasks}
     if any(one.texts is not None for one in samples.values()):
         st.subheader("Texts")
         rows = [

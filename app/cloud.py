@@ -17,33 +17,35 @@ from app import charts, maps, state, tables, view
 from app.downloads import Numbers, Origin
 from app.names import label, plain
 from app.theme import OTHERS
-from app.workspace import ModelId, Workspace
+from featcal.model_ids import Model
+from featcal.session import Session
 from featcal.tasks.sources import Samples
+from featcal.views import View
 
 POLL_SECONDS = 1.0
 _MAP, _SELECTED = "feature-map", "selected samples"
 Job = Future[maps.Map]
 
 
-def features_of(ws: Workspace, models: Mapping[str, ModelId], task: str, n: int, pooled: bool) -> dict[str, Tensor]:
+def features_of(session: Session, models: Mapping[str, Model], task: str, on: View, pooled: bool) -> dict[str, Tensor]:
     """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
     if pooled:
-        return {name: ws.pooled(model, task, n) for name, model in {"expert": "expert", **models}.items()}
-    found = {name: ws.features(model, n).tasks[task] for name, model in models.items()}
+        return {name: session.pooled(model, task, on) for name, model in {"expert": "expert", **models}.items()}
+    found = {name: session.features(model, on).tasks[task] for name, model in models.items()}
     return {"expert": found["merged"].expert_features, **{name: one.model_features for name, one in found.items()}}
 
 
 def map_section(
-    ws: Workspace, key: Hashable, features: Mapping[str, Tensor], data: Samples, origin: Origin
+    session: Session, key: Hashable, features: Mapping[str, Tensor], data: Samples, origin: Origin
 ) -> list[int]:
     """PCA at once, UMAP when its process is done; returns the ids of selected samples.
 
     Args:
-        key: tells these features from others of the workspace.
+        key: tells these features from others of the session.
     """
     (task,) = origin.counts
     cloud = tables.pooled(features)
-    job: Job = ws.once("map", key, lambda: state.map_worker().submit(cloud))
+    job: Job = session.once("map", key, lambda: state.map_worker().submit(cloud))
     answers = answers_of(data)
 
     def draw() -> list[int]:
@@ -54,7 +56,7 @@ def map_section(
         kind = view.choice("Map", ["UMAP", "PCA"], "map", left)
         by_answer = False
         if answers is not None:
-            of_answers = ("answer", "model") if ws.is_text else ("model", "class")
+            of_answers = ("answer", "model") if session.is_text else ("model", "class")
             by_answer = view.choice("Colour", of_answers, "colour", right) != "model"
         as_umap = kind == "UMAP" and ready and job.exception() is None
         flat = job.result().points if as_umap else maps.pca_map(cloud)

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import pandas as pd
 
-from app import tables
+from app import opening, tables
 from app.selection import made_with
-from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
+from featcal.session import Session
+from featcal.views import View
 
 SETTINGS = tuple(field.name for field in fields(CalibrationConfig) if field.name != "batch_size")
 """What makes a calibrated model, in the order of a table's columns."""
@@ -94,22 +95,18 @@ def file_name(what: str, origin: Origin) -> str:
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def of_samples(ws: Workspace, n: int, config: CalibrationConfig | None, split: str | None = None) -> Origin:
-    """What features were measured on when `n` samples per task were asked for; tasks can have fewer.
-
-    Args:
-        split: None: the one that models are measured on.
-    """
-    split = split or ws.split
-    counts = {task: len(one) for task, one in ws.samples(split, n).items()}
-    return Origin(ws.family.suite.name, split, counts, config, _made(ws, config))
+def of_samples(session: Session, on: View, config: CalibrationConfig | None) -> Origin:
+    """What features were measured on; tasks can have fewer samples than were asked for."""
+    return Origin(
+        session.family.suite.name, on.split or session.split, session.counts(on), config, _made(session, config)
+    )
 
 
-def of_scores(ws: Workspace, scores: Scores, config: CalibrationConfig | None) -> Origin:
+def of_scores(session: Session, scores: Scores, config: CalibrationConfig | None) -> Origin:
     """What scores were measured on."""
     counts = {task: one.n for task, one in scores.tasks.items()}
-    return Origin(scores.suite, scores.split, counts, config, _made(ws, config))
+    return Origin(scores.suite, scores.split, counts, config, _made(session, config))
 
 
-def _made(ws: Workspace, config: CalibrationConfig | None) -> str:
-    return made_with(config, ws.defaults) if config else ""
+def _made(session: Session, config: CalibrationConfig | None) -> str:
+    return made_with(config, opening.defaults(session)) if config else ""

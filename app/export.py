@@ -9,21 +9,21 @@ from pathlib import Path
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, view
+from app import opening, state, view
 from app.names import plain
 from app.selection import exactly, made_with, turned
-from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
+from featcal.session import Session
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
 
-def section(ws: Workspace, config: CalibrationConfig) -> None:
+def section(ws: Session, config: CalibrationConfig) -> None:
     """Folder name, button, what was written and how to load it."""
     st.subheader("Take it with you")
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    name = _folder(left, default_name(ws.family.suite.name, config, ws.defaults))
+    name = _folder(left, default_name(ws.family.suite.name, config, opening.defaults(ws)))
     if right.button("Write the checkpoint", type="primary", icon=":material/save:", width="stretch"):
         st.session_state.pop(_WRITTEN, None)
         try:
@@ -37,7 +37,7 @@ def section(ws: Workspace, config: CalibrationConfig) -> None:
     if written and written[0] == (state.reference(), config):
         _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
-    st.code(command(state.reference(), config, ws.defaults, name), language="bash", wrap_lines=True)
+    st.code(command(state.reference(), config, opening.defaults(ws), name), language="bash", wrap_lines=True)
 
 
 def _folder(place: DeltaGenerator, offered: str) -> str:
@@ -80,7 +80,7 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
     return " ".join(parts)
 
 
-def _show_written(folder: Path, files: list[str], ws: Workspace) -> None:
+def _show_written(folder: Path, files: list[str], ws: Session) -> None:
     said = plain(f"{folder} ({', '.join(files)})")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
     st.code(ws.family.adapter.loading(folder, ws.family.container.config))

@@ -12,20 +12,21 @@ from app import view
 from app.cloud import answers_of
 from app.downloads import Numbers, Origin
 from app.names import plain
-from app.workspace import Workspace
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.session import Session
 from featcal.tasks.sources import Samples
+from featcal.views import View
 
 MOST_PICTURES = 12
 
 
-def section(ws: Workspace, merged: Scores, calibrated: Scores, task: str, origin: Origin) -> None:
+def section(session: Session, merged: Scores, calibrated: Scores, task: str, origin: Origin) -> None:
     """How many samples flipped in every task, and those of one task as a table, with pictures where there are any."""
     st.subheader("What did calibration turn?")
     counted = counts(merged, calibrated)
     fixed, broken = int(counted["fixed"].sum()), int(counted["broken"].sum())
     st.markdown(f"**{fixed}** wrong answers of the merged model became right, **{broken}** right ones became wrong.")
-    data = ws.seen(merged.split, task)
+    data = session.seen(task, View(None, merged.split))
     frame = table(data, merged.tasks[task], calibrated.tasks[task])
     st.dataframe(counted, hide_index=True, width=360, alt="Samples that calibration fixed and broke, per task")
     if frame.empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
@@ -10,9 +11,13 @@ import streamlit as st
 from app import downloads, ledger_charts, ledger_tables, state, tables, text, view
 from app.downloads import Numbers, Origin, file_name
 from app.names import plain
-from app.workspace import ModelId, Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
+from featcal.errors import InputError
+from featcal.model_ids import Model
+from featcal.progress import Progress
+from featcal.session import Session
+from featcal.views import DriftOptions, View
 
 DRIFT_UNITS = {
     True: "norms / norm of the expert's feature, mean over samples; alignment: cosine",
@@ -26,7 +31,7 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 _MARGINS = "margin, score_change: scores; drift: norm; cosine: to the expert"
 
 
-def sections(ws: Workspace, models: Mapping[str, ModelId], n: int, over: str, task: str, layer: str) -> None:
+def sections(session: Session, models: Mapping[str, Model], on: View, over: str, task: str, layer: str) -> None:
     """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
     first, second = st.container(), st.container()
     with first:
@@ -34,22 +39,32 @@ def sections(ws: Workspace, models: Mapping[str, ModelId], n: int, over: str, ta
         fine = view.choice("Layers", ["blocks", "attention and MLP"], "parts") != "blocks"
     with second:
         st.subheader("Does drift grow on its way?")
-        class_token = _class_token(ws)
+        tokens = "class" if _class_token(session) else "all"
     with first, state.progress() as report:
-        ledgers = {name: ws.ledger(model, n, class_token, fine, report) for name, model in models.items()}
-    origin = downloads.of_samples(ws, n, _calibration(models))
+        options = DriftOptions(on.samples, on.split, on.seed, tokens, sublayers=fine, attribution=True)
+        ledgers = {name: _ledger(session, model, options, report) for name, model in models.items()}
+    origin = downloads.of_samples(session, on, _calibration(models))
     if over != tables.ALL_TASKS:
         origin = origin.of_task(over)
     with first:
         _attribution(ledgers, over, layer, origin)
     with second:
         _growth(ledgers, over, layer, origin)
-    _decisions(ws, ledgers, task, downloads.of_samples(ws, n, _calibration(models)))
+    _decisions(session, ledgers, task, downloads.of_samples(session, on, _calibration(models)))
 
 
-def _class_token(ws: Workspace) -> bool:
+def _ledger(session: Session, model: Model, options: DriftOptions, report: Progress) -> DriftLedger:
+    """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
+    try:
+        session.judges(model, options)
+    except InputError:
+        return session.ledger(model, options, report)
+    return session.ledger(model, replace(options, output=True), report)
+
+
+def _class_token(session: Session) -> bool:
     """Whether gamma, eta and r are of the class token alone; asked where there is one."""
-    if not ws.family.adapter.class_token:
+    if not session.family.adapter.class_token:
         return False
     chosen = view.choice("Norms over", ["all tokens", "class token"], "tokens") != "all tokens"
     st.caption(
@@ -87,10 +102,10 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     view.fold(Numbers("growth", _of_models(grown), _GROWTH, origin))
 
 
-def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str, origin: Origin) -> None:
+def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, origin: Origin) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        needed = "answers ('target')" if ws.is_text else "labels, class names and a base with a text tower"
+        needed = "answers ('target')" if session.is_text else "labels, class names and a base with a text tower"
         st.info(f"Scores need {needed}.", icon=":material/info:")
         return
     frames = {name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}
@@ -104,7 +119,7 @@ def _decisions(ws: Workspace, ledgers: Mapping[str, DriftLedger], task: str, ori
         agreed = tables.spoken({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
         figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
-    view.explain(text.OUTPUTS_OF_TEXT if ws.is_text else text.OUTPUTS)
+    view.explain(text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
     view.fold(Numbers("decisions", _of_models(frames), _OUTPUTS, origin))
     rows = {name: ledger_tables.margins(ledger, task) for name, ledger in ledgers.items()}
     of_samples = Numbers(f"margins {task}", _of_models(rows), _MARGINS, origin.of_task(task))
@@ -115,12 +130,12 @@ def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return tables.stacked([frame.assign(model=name) for name, frame in frames.items()])
 
 
-def _calibration(models: Mapping[str, ModelId]) -> CalibrationConfig | None:
+def _calibration(models: Mapping[str, Model]) -> CalibrationConfig | None:
     """The options of the calibrated model among those shown."""
     return next((model for model in models.values() if isinstance(model, CalibrationConfig)), None)
 
 
-def sources(ws: Workspace, config: CalibrationConfig) -> None:
+def sources(session: Session, config: CalibrationConfig) -> None:
     """What other feature sources would have cost, measured when asked for."""
     st.subheader("Was it right to refresh features block by block?")
     wanted = state.selection().sources
@@ -128,10 +143,10 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
     if not wanted:
         return
     with state.progress() as report:
-        found = ws.sources(config, report)
-    frame = ledger_tables.sources(found, ws.block_layers)
+        found = session.sources(config, report)
+    frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    origin = downloads.of_samples(ws, config.samples, config, "calibration")
+    origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), config)
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",
@@ -139,3 +154,9 @@ def sources(ws: Workspace, config: CalibrationConfig) -> None:
         Numbers("feature sources", frame, _SOURCES, origin, 4),
         text.SOURCES,
     )
+
+
+def _block_layers(session: Session) -> dict[str, str]:
+    """Prefix of a block's tensors → what charts call its layer."""
+    adapter = session.family.adapter
+    return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))

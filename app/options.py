@@ -10,11 +10,12 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, view
+from app import opening, state, view
 from app.selection import OPTIONS, exactly, turned
-from app.workspace import Workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
+from featcal.session import Session
+from featcal.views import View
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)
@@ -38,41 +39,41 @@ SWITCHES = {
 """Options that are on or off: label and help."""
 
 
-def on_page(ws: Workspace, n: int) -> CalibrationConfig:
+def on_page(session: Session, on: View) -> CalibrationConfig:
     """All controls in the body; the calibration they ask for is made and compared with on every other page.
 
-    Its features on `n` samples per task and those of the merged model are there when this returns.
+    Its features on these samples and those of the merged model are there when this returns.
     """
     first = st.columns(4)
     second = st.columns(4, vertical_alignment="center")
-    config = _controls(ws, [*first, *second[: len(ws.switches)]])
-    _offer_defaults(second[min(len(ws.switches), 3)])
-    _exactly(ws, second[3])
+    config = _controls(session, [*first, *second[: len(opening.switches(session))]])
+    _offer_defaults(second[min(len(opening.switches(session)), 3)])
+    _exactly(session, second[3])
     with state.progress(second[3]) as report:
-        ws.calibrated(config, report)
-        ws.features("merged", n, report)
-        ws.features(config, n, report)
-    settings(ws, config)
+        session.calibrated(config, report)
+        session.features("merged", on, report)
+        session.features(config, on, report)
+    settings(session, config)
     return config
 
 
-def in_sidebar(ws: Workspace) -> CalibrationConfig | None:
+def in_sidebar(session: Session) -> CalibrationConfig | None:
     """A switch and, if it is on, the controls of a calibration, which is then made; None if it is off."""
     on = state.selection().calibrated
     state.control(st.sidebar.toggle, "calibrated", on, False, "Compare with calibrated")
     if not on:
         return None
-    config = _controls(ws, [st.sidebar] * (len(_SLIDERS) + len(ws.switches)))
+    config = _controls(session, [st.sidebar] * (len(_SLIDERS) + len(opening.switches(session))))
     with state.progress() as report:
-        ws.calibrated(config, report)
-    settings(ws, config)
+        session.calibrated(config, report)
+    settings(session, config)
     return config
 
 
-def settings(ws: Workspace, config: CalibrationConfig) -> None:
+def settings(session: Session, config: CalibrationConfig) -> None:
     """One line that says which calibrated model the page shows."""
     with st.container(key="model-settings"):
-        st.caption(f"calibrated: {described(config, ws.defaults)}")
+        st.caption(f"calibrated: {described(config, opening.defaults(session))}")
 
 
 def described(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
@@ -82,29 +83,29 @@ def described(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     return " · ".join([*numbers, *(switch.replace("-", " ") for switch in turned(config, defaults))])
 
 
-def offer(ws: Workspace, what: str) -> None:
+def offer(session: Session, what: str) -> None:
     """Say what a calibration would add to the page, and one button that makes it."""
     st.info(what, icon=":material/tune:")
-    defaults = ws.defaults
+    defaults = opening.defaults(session)
     label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
     st.button(label, type="primary", on_click=_reset, args=(True,))
 
 
-def chosen(ws: Workspace) -> CalibrationConfig:
+def chosen(session: Session) -> CalibrationConfig:
     """The suite's defaults with what was chosen in their place; ends the page where an option is outside its range."""
     asked = state.selection().options()
-    meant = {name: asked[name] for name in asked if name not in SWITCHES or name in ws.switches}
+    meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
-        return replace(ws.defaults, **meant)
+        return replace(opening.defaults(session), **meant)
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
         st.stop()
 
 
-def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
+def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    config, defaults = chosen(ws), ws.defaults
+    config, defaults = chosen(session), opening.defaults(session)
 
     def control(draw: Any, name: str, label: str, note: str) -> None:
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
@@ -115,14 +116,14 @@ def _controls(ws: Workspace, places: Sequence[DeltaGenerator]) -> CalibrationCon
         # of a step that is not offered any more streamlit makes `value`, or else the first of all
         slider = partial(place.select_slider, options=offered, value=now, format_func=_called)
         control(slider, name, label, note)
-    for place, name in zip(places[len(_SLIDERS) :], ws.switches, strict=True):
+    for place, name in zip(places[len(_SLIDERS) :], opening.switches(session), strict=True):
         control(place.toggle, name, *SWITCHES[name])
     return config
 
 
-def _exactly(ws: Workspace, place: DeltaGenerator) -> None:
+def _exactly(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
-    config, defaults = chosen(ws), ws.defaults
+    config, defaults = chosen(session), opening.defaults(session)
     with place.popover("Type values", icon=":material/keyboard:"):
         for name, label, most in (("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0)):
             state.control(

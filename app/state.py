@@ -1,8 +1,8 @@
-"""What a session has selected, and the workspaces that all sessions share.
+"""What a visitor has selected, and the sessions of suites that all visitors share.
 
-The selection is one value (`app.selection`) that lives in the session. Controls are drawn from it and change it; the
-address bar mirrors it. An address is read once, when a session begins: afterwards nothing but a control changes what
-is shown, on whichever page.
+The selection is one value (`app.selection`) that lives in streamlit's session. Controls are drawn from it and change
+it; the address bar mirrors it. An address is read once, when a visit begins: afterwards nothing but a control changes
+what is shown, on whichever page.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.files import Stamp, stamp
 from app.maps import MapWorker
+from app.opening import open_resident
 from app.selection import HOME, Selection, from_query
-from app.workspace import ModelId, Workspace, open_workspace
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
+from featcal.model_ids import Model
 from featcal.progress import Progress
+from featcal.session import Session
 from featcal.suite import Suite, load_suite
+from featcal.suite_files import Stamp, suite_stamp
+from featcal.views import View
 
 T = TypeVar("T")
 AT_ONCE = 1.0
@@ -115,13 +118,14 @@ def reference() -> str:
     return selection().suite
 
 
-def workspace() -> Workspace:
+def session() -> Session:
     """The selected suite, opened; opened anew when one of its files has changed.
 
     Raises:
         FeatcalError: the suite cannot be used.
     """
-    return _workspace(reference(), opened_files()[1])
+    suite, files = opened_files()
+    return _session(files, suite)
 
 
 def opened_files() -> tuple[Suite, Stamp]:
@@ -132,20 +136,20 @@ def opened_files() -> tuple[Suite, Stamp]:
     """
     if _STAMP not in st.session_state:
         suite = load_suite(reference())
-        st.session_state[_STAMP] = suite, stamp(suite)
+        st.session_state[_STAMP] = suite, suite_stamp(suite)
     found: tuple[Suite, Stamp] = st.session_state[_STAMP]
     return found
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the models …")
-def _workspace(reference: str, files: Stamp) -> Workspace:
-    return open_workspace(reference)
+def _session(files: Stamp, _suite: Suite) -> Session:
+    return open_resident(_suite)
 
 
-def quick_scores(ws: Workspace, models: Mapping[str, ModelId], n: int) -> tuple[dict[str, Scores], str]:
+def quick_scores(session: Session, models: Mapping[str, Model], on: View) -> tuple[dict[str, Scores], str]:
     """Scores of models on the samples that drift is measured on, or none and the reason."""
     try:
-        return {name: ws.quick_scores(model, n) for name, model in models.items()}, ""
+        return {name: session.quick_scores(model, on) for name, model in models.items()}, ""
     except FeatcalError as error:
         return {}, str(error)
 

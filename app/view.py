@@ -14,9 +14,10 @@ from app.downloads import Numbers
 from app.names import plain_lines
 from app.preview import HOME_SUITE
 from app.selection import HOME
-from app.workspace import Workspace
 from featcal.errors import FeatcalError
 from featcal.resources import embedded_suites
+from featcal.session import Session
+from featcal.views import View
 
 SAMPLE_CHOICES = (16, 32, 64, 128, 256)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
@@ -43,10 +44,10 @@ def left_out() -> None:
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
-def open_or_explain() -> Workspace:
+def open_or_explain() -> Session:
     """The selected suite; where it cannot be used, say why, offer the embedded one and end the page."""
     try:
-        return state.workspace()
+        return state.session()
     except FeatcalError as error:
         problem(error)
         offer_home()
@@ -59,10 +60,10 @@ def offer_home() -> None:
         st.button(f"Open {HOME_SUITE} instead", type="primary", on_click=state.select, kwargs={"suite": HOME_SUITE})
 
 
-def task_selector(ws: Workspace, disabled: bool = False) -> str:
+def task_selector(session: Session, disabled: bool = False) -> str:
     """In the sidebar: one task."""
-    task = one_of(ws.tasks, state.selection().task)
-    state.control(st.sidebar.selectbox, "task", task, ws.tasks[0], "Task", ws.tasks, disabled=disabled)
+    task = one_of(session.tasks, state.selection().task)
+    state.control(st.sidebar.selectbox, "task", task, session.tasks[0], "Task", session.tasks, disabled=disabled)
     return task
 
 
@@ -79,7 +80,7 @@ def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
     return chosen if chosen is not None and chosen in options else options[default]
 
 
-def sample_selector(ws: Workspace) -> int:
+def sample_selector(session: Session) -> View:
     """In the sidebar: on how many samples per task models are measured."""
     n = state.selection().n
     state.control(
@@ -90,9 +91,9 @@ def sample_selector(ws: Workspace) -> int:
         "Samples to measure on",
         sorted({*SAMPLE_CHOICES, n}),
         value=n,
-        help=f"Per task, of the {ws.split} split. More samples: steadier numbers, slower.",
+        help=f"Per task, of the {session.split} split. More samples: steadier numbers, slower.",
     )
-    return n
+    return View(n)
 
 
 def plotly(name: str) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
-    from featcal.drift.decomposition import measure_drift
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.errors import FeatcalError, InputError, NumericalError
-    from featcal.evaluation.evaluate import Scores, TaskScore, evaluate
+    from featcal.evaluation.evaluate import Scores, TaskScore
     from featcal.family import Family, open_family
+    from featcal.measure import evaluate, measure_drift
+    from featcal.session import Session, open_session
     from featcal.suite import Suite, load_suite
+    from featcal.views import DriftOptions, View
 
 __version__ = "0.1.0"
 
@@ -25,21 +27,25 @@ _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
     "DriftLedger": "drift.ledger",
+    "DriftOptions": "views",
     "Family": "family",
     "FeatcalError": "errors",
     "InputError": "errors",
     "LayerDrift": "drift.ledger",
     "NumericalError": "errors",
     "Scores": "evaluation.evaluate",
+    "Session": "session",
     "Suite": "suite",
     "TaskDrift": "drift.ledger",
     "TaskScore": "evaluation.evaluate",
+    "View": "views",
     "calibrate": "calibration.calibrate",
     "calibrate_to_folder": "calibration.calibrate",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "measure",
     "load_suite": "suite",
-    "measure_drift": "drift.decomposition",
+    "measure_drift": "measure",
     "open_family": "family",
+    "open_session": "session",
     "task_vector_cosines": "drift.task_vectors",
 }
 
@@ -47,21 +53,25 @@ __all__ = [
     "CalibrationConfig",
     "CalibrationResult",
     "DriftLedger",
+    "DriftOptions",
     "Family",
     "FeatcalError",
     "InputError",
     "LayerDrift",
     "NumericalError",
     "Scores",
+    "Session",
     "Suite",
     "TaskDrift",
     "TaskScore",
+    "View",
     "calibrate",
     "calibrate_to_folder",
     "evaluate",
     "load_suite",
     "measure_drift",
     "open_family",
+    "open_session",
     "task_vector_cosines",
 ]
 

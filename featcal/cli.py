@@ -180,23 +180,51 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
 @SEED
 @DEVICE
 @JSON
-def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_json: bool, **options: Any) -> None:
+def drift(
+    suite: str,
+    model: str,
+    samples: int,
+    split: str | None,
+    tokens: str,
+    sublayers: bool,
+    attribution: bool,
+    output: bool,
+    margins: bool,
+    source: bool,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
     """Split a model's feature drift into local mismatch and propagation, per layer and task."""
-    from featcal.drift.decomposition import measure_drift
-    from featcal.drift.source import compare_sources
+    from featcal.calibration.calibrate import config_for
+    from featcal.family import open_family
+    from featcal.measure import measure_drift
+    from featcal.session import Session
 
     keep_memory()
-    loaded, progress = _load(suite), _progress()
-    ledger = measure_drift(loaded, model, output=output or margins, progress=progress, **options)
+    progress = _progress()
+    session = Session(open_family(_load(suite), device), one_shot=True)
+    ledger = measure_drift(
+        session,
+        model,
+        samples=samples,
+        split=split,
+        seed=seed,
+        tokens=tokens,
+        sublayers=sublayers,
+        attribution=attribution,
+        output=output or margins,
+        progress=progress,
+    )
     document = ledger.to_json()
     if margins:
         for name, task in ledger.tasks.items():
             document["tasks"][name]["margins"] = task.margins()
     if source:
-        shared = {name: options[name] for name in ("samples", "seed", "device")}
-        document["sources"] = [asdict(one) for one in compare_sources(loaded, model, progress=progress, **shared)]
+        calibrated = config_for(session.family, samples=samples, seed=seed) if model == "merged" else model
+        document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
-    columns += ["share", "contribution"] if options["attribution"] else []
+    columns += ["share", "contribution"] if attribution else []
     rows = [
         (task, *(layer[key] for key in columns))
         for task, entry in document["tasks"].items()
@@ -228,7 +256,23 @@ def drift(suite: str, model: str, margins: bool, source: bool, output: bool, as_
 @DEVICE
 @JSON
 def calibrate(
-    suite: str, out: Path, max_memory: int | None, resume: bool, device: str, as_json: bool, **options: Any
+    suite: str,
+    out: Path,
+    lam: float | None,
+    rho: float | None,
+    alpha: float | None,
+    samples: int | None,
+    biases: bool | None,
+    layernorms: bool | None,
+    rmsnorms: bool | None,
+    completion_only: bool | None,
+    batch_size: int | None,
+    precision: str | None,
+    max_memory: int | None,
+    resume: bool,
+    seed: int | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Calibrate the merged model in closed form and write the checkpoint.
 
@@ -243,7 +287,20 @@ def calibrate(
         keep_memory()
     loaded = _load(suite)
     family = open_family(loaded, device)
-    config = config_for(family, **options)
+    config = config_for(
+        family,
+        lam=lam,
+        rho=rho,
+        alpha=alpha,
+        samples=samples,
+        biases=biases,
+        layernorms=layernorms,
+        rmsnorms=rmsnorms,
+        completion_only=completion_only,
+        batch_size=batch_size,
+        precision=precision,
+        seed=seed,
+    )
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
     _say_notes(document)
     rows = [
@@ -276,7 +333,7 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
-    from featcal.evaluation.evaluate import evaluate as score
+    from featcal.measure import evaluate as score
 
     if harness is not None:
         given = click.get_current_context().get_parameter_source

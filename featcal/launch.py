@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.workspace")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.opening")
 # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
 # time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -59,5 +59,4 @@ def _warm_up() -> None:
     finally:
         gc.freeze()  # nor does a later collection, in the middle of a slider's move
         gc.enable()
-    workspace = import_module("app.workspace")
-    workspace.prepare(import_module("app.preview").HOME_SUITE)
+    import_module("app.opening").prepare(import_module("app.preview").HOME_SUITE)

@@ -7,8 +7,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-FileStamp = tuple[str, int, int]
-"""Path, size and time of change (ns) of a file."""
+FileStamp = tuple[str, int, int, int]
+"""Path, size, time of change of the content and time of change of the file (ns; `st_mtime`, `st_ctime`).
+
+Whoever writes a file, or puts another in its place, moves the last one, also where the size is the same and the first
+time was put back (as `cp -p`, `rsync -t` and archives do). It stays where a file is written twice within one tick of
+the system's clock (some milliseconds), and on Windows, where it is the time of creation.
+"""
 
 
 def stamps(place: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[FileStamp]:
@@ -27,7 +32,7 @@ def stamps(place: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iter
         return
     here = state.st_dev, state.st_ino
     if not folder:
-        yield str(place), state.st_size, state.st_mtime_ns
+        yield str(place), state.st_size, state.st_mtime_ns, state.st_ctime_ns
     elif here not in above:
         for name in names:
             yield from stamps(place / name, above | {here})

@@ -5,24 +5,27 @@ import streamlit as st
 from app import charts, downloads, flips, options, state, tables, text, view
 from app.downloads import Numbers
 from featcal.errors import FeatcalError
+from featcal.views import View
 from featcal.words import percent
 
+WHOLE = View(None, "test")
+
 st.header("What is it worth on the test split?")
-ws = view.open_or_explain()
-task = view.task_selector(ws)
-config = options.in_sidebar(ws)
+session = view.open_or_explain()
+task = view.task_selector(session)
+config = options.in_sidebar(session)
 models = {"base": "base", "merged": "merged", "expert": "expert"}
 try:
     with state.progress() as report:
-        scores = {name: ws.scores(model, "test", progress=report) for name, model in models.items()}
+        scores = {name: session.scores(model, WHOLE, report) for name, model in models.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
     st.stop()
 
 if config is None:
-    options.offer(ws, "Base, merged model and experts are shown; a calibration adds its own bars.")
-elif not ws.has_scores(config, "test"):
+    options.offer(session, "Base, merged model and experts are shown; a calibration adds its own bars.")
+elif not session.has_scores(config, WHOLE):
     if st.button(
         "Score the calibrated model on the test split",
         type="primary",
@@ -30,10 +33,10 @@ elif not ws.has_scores(config, "test"):
         help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
     ):
         with state.progress() as report:
-            ws.scores(config, "test", progress=report)
+            session.scores(config, WHOLE, report)
         st.rerun()
 else:
-    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": ws.scores(config, "test")} | scores
+    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": session.scores(config, WHOLE)} | scores
 
 frame = tables.score_table(scores)
 average = frame.iloc[-1]
@@ -45,18 +48,18 @@ if "calibrated" in scores:
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
 units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
-origin = downloads.of_scores(ws, scores["merged"], config if "calibrated" in scores else None)
+origin = downloads.of_scores(session, scores["merged"], config if "calibrated" in scores else None)
 measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
 view.picture(bars, "test-scores", alt, measured.name)
 size = tables.how_many(one.n for one in scores["merged"].tasks.values())
-how = "Whole generated answers. " if ws.is_text else ""
+how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
-view.explain(text.ACCURACY_OF_TEXT if ws.is_text else text.ACCURACY)
+view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if "calibrated" in scores:
-    flips.section(ws, scores["merged"], scores["calibrated"], task, origin)
+    flips.section(session, scores["merged"], scores["calibrated"], task, origin)

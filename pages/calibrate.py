@@ -8,24 +8,24 @@ from app.names import plain
 from featcal.words import percent
 
 st.header("Repair it in closed form")
-ws = view.open_or_explain()
-n = view.sample_selector(ws)
-config = options.on_page(ws, n)
-before, after = ws.features("merged", n), ws.features(config, n)
-scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config, "expert": "expert"}, n)
+session = view.open_or_explain()
+on = view.sample_selector(session)
+config = options.on_page(session, on)
+before, after = session.features("merged", on), session.features(config, on)
+scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config, "expert": "expert"}, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
     merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))
-    short = "first token" if ws.is_text else "accuracy"
+    short = "first token" if session.is_text else "accuracy"
     numbers += [
         (f"{short}, merged", f"{percent(merged / 100)} %", None),
         (f"{short}, calibrated", f"{percent(calibrated / 100)} %", f"{calibrated - merged:+.1f} points"),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
-numbers.append(("calibration took", f"{ws.calibrated(config).record['seconds']['total']:.2f} s", None))
+numbers.append(("calibration took", f"{session.calibrated(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
-origin = downloads.of_samples(ws, n, config)
+origin = downloads.of_samples(session, on, config)
 left, right = st.columns(2)
 with left:
     st.subheader("Drift per layer")
@@ -53,10 +53,10 @@ with right:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 st.caption(
     f"Measured on {tables.measured_on(before)}, which calibration does not see. Choose options here, not on test."
-    if ws.split == "validation"
+    if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.measured_on(before)}, so it flatters."
 )
-fewer = {task: one["samples"] for task, one in ws.calibrated(config).record["tasks"].items()}
+fewer = {task: one["samples"] for task, one in session.calibrated(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
@@ -68,10 +68,10 @@ if worse:
         f"These options raise the final drift of {tasks}. Try another λ or ρ, or more samples.",
         icon=":material/trending_up:",
     )
-if scores and ws.is_text:
+if scores and session.is_text:
     st.caption(
         "First-token accuracy: how often the first token of the answer is right, read off the final features without "
         "generating text. The Accuracy page scores whole answers."
     )
 view.explain(text.CALIBRATE)
-export.section(ws, config)
+export.section(session, config)

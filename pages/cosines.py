@@ -10,22 +10,22 @@ from app.downloads import Numbers
 from app.names import plain
 
 st.header("How close to the experts?")
-ws = view.open_or_explain()
-task = view.task_selector(ws)
-n = view.sample_selector(ws)
-config = options.in_sidebar(ws)
+session = view.open_or_explain()
+task = view.task_selector(session)
+on = view.sample_selector(session)
+config = options.in_sidebar(session)
 if config is None:
-    options.offer(ws, "These panels compare the merged model with a calibrated one, and there is none yet.")
+    options.offer(session, "These panels compare the merged model with a calibrated one, and there is none yet.")
     st.stop()
 
 with state.progress() as report:
-    found = {"merged": ws.features("merged", n, report), "calibrated": ws.features(config, n, report)}
+    found = {"merged": session.features("merged", on, report), "calibrated": session.features(config, on, report)}
 features = pd.DataFrame({name: tables.mean_cosines(one) for name, one in found.items()})
-vectors = pd.DataFrame({"merged": ws.vector_cosines("merged"), "calibrated": ws.vector_cosines(config)})
+vectors = pd.DataFrame({"merged": session.vector_cosines("merged"), "calibrated": session.vector_cosines(config)})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
-scores, missing = state.quick_scores(ws, {"merged": "merged", "calibrated": config}, n)
+scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config}, on)
 
-origin = downloads.of_samples(ws, n, config)
+origin = downloads.of_samples(session, on, config)
 of_tasks = {
     name: {model: one.set_index("task")[model] for model in found} for name, one in (("a", features), ("d", vectors))
 }

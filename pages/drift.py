@@ -5,6 +5,7 @@ import streamlit as st
 from app import charts, downloads, ledger_view, options, state, tables, text, view
 from app.downloads import Numbers
 from app.names import plain
+from featcal.views import DriftOptions
 
 SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}
 
@@ -17,12 +18,12 @@ def choose_layer() -> None:
 
 
 st.header("Where did the merged model go wrong?")
-ws = view.open_or_explain()
+session = view.open_or_explain()
 averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.sidebar) == "mean over tasks"
-task = view.task_selector(ws, disabled=averaged)
+task = view.task_selector(session, disabled=averaged)
 over = tables.ALL_TASKS if averaged else task
-n = view.sample_selector(ws)
-config = options.in_sidebar(ws)
+on = view.sample_selector(session)
+config = options.in_sidebar(session)
 
 row = st.container(horizontal=True, vertical_alignment="bottom")
 relative = view.choice("Units", ["relative", "absolute"], "units", row) == "relative"
@@ -30,14 +31,14 @@ shown = SHOWN[view.choice("Model", list(SHOWN), "model", row)] if config else ("
 models = {name: config if name == "calibrated" and config else "merged" for name in shown}
 
 with state.progress() as report:
-    ledgers = {name: ws.drift(model, n, report) for name, model in models.items()}
+    ledgers = {name: session.ledger(model, DriftOptions(on.samples), report) for name, model in models.items()}
 drift = {name: tables.drift_table(ledger) for name, ledger in ledgers.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
 state.control(row.selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
 
 frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
-measured = downloads.of_samples(ws, n, config if "calibrated" in shown else None)
+measured = downloads.of_samples(session, on, config if "calibrated" in shown else None)
 units = ledger_view.DRIFT_UNITS[relative]
 rows = tables.stacked([one.assign(model=name) for name, one in frames.items()])
 per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task))
@@ -69,6 +70,6 @@ view.chart(
     text.DRIFT_TASKS,
 )
 
-ledger_view.sections(ws, models, n, over, task, layer)
+ledger_view.sections(session, models, on, over, task, layer)
 if config:
-    ledger_view.sources(ws, config)
+    ledger_view.sources(session, config)

@@ -40,10 +40,10 @@ if found.family is None:
     view.offer_home()
     st.stop()
 
-ws = view.open_or_explain()
+session = view.open_or_explain()
 st.subheader("Tasks")
-n = view.sample_selector(ws)
-tasks, missing = catalogue.tasks(ws, n)
+on = view.sample_selector(session)
+tasks, missing = catalogue.tasks(session, on)
 st.dataframe(
     tasks,
     hide_index=True,
@@ -53,10 +53,10 @@ st.dataframe(
 if missing:
     st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
 else:
-    what = "whole generated answers" if ws.is_text else "accuracy"
-    counts = how_many(len(one) for one in ws.samples(ws.split, n).values())
+    what = "whole generated answers" if session.is_text else "accuracy"
+    counts = how_many(session.counts(on).values())
     st.caption(
-        f"expert: {what} of the expert on {counts} {ws.split} samples of its own task. Far below what it should reach "
-        "means that the file is the wrong one."
+        f"expert: {what} of the expert on {counts} {session.split} samples of its own task. Far below what it should "
+        "reach means that the file is the wrong one."
     )
-catalogue.examples(ws)
+catalogue.examples(session)

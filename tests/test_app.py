@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,15 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, flips, maps, tables
+from app import downloads, export, flips, maps, opening, tables
 from app.names import plain
-from app.workspace import Workspace, open_workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.resources import bundle_root
+from featcal.session import Session, open_session
 from featcal.tasks.sources import Samples
+from featcal.views import DriftOptions, View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
@@ -142,9 +142,9 @@ def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
 
 
 def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
-    ws = open_workspace(str(sentences))
-    ledger = ws.ledger("merged", 16)
-    for task, score in ws.quick_scores("merged", 16).tasks.items():
+    session = open_session(str(sentences))
+    ledger = session.ledger("merged", DriftOptions(16, output=True))
+    for task, score in session.quick_scores("merged", View(16)).tasks.items():
         output = ledger.tasks[task].output
         assert output is not None
         assert score.metric == "first_token"
@@ -308,7 +308,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     def fail(*_: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
-    monkeypatch.setattr(Workspace, "calibrated", fail)
+    monkeypatch.setattr(Session, "calibrated", fail)
     app = opened(tiny_suite_file, "calibrate")
     assert not app.exception
     assert app.error[0].value == "not positive definite; raise lam"
@@ -317,7 +317,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
 @pytest.mark.parametrize(
     ("page", "step"),
     [
-        ("drift", "drift"),
+        ("drift", "ledger"),
         ("drift", "calibrated"),
         ("calibrate", "features"),
         ("features", "features"),
@@ -329,53 +329,10 @@ def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise NumericalError("task 'a': final features are not finite")
 
-    monkeypatch.setattr(Workspace, step, fail)
+    monkeypatch.setattr(Session, step, fail)
     app = opened(tiny_suite_file, page, calibrated="true")
     assert not app.exception
     assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
-
-
-def test_features_alone_and_taken_apart_tell_the_same(tiny_suite_file: Path) -> None:
-    alone, apart = open_workspace(str(tiny_suite_file)), open_workspace(str(tiny_suite_file))
-    whole = tables.per_layer(tables.drift_table(apart.drift("merged", 8)), tables.ALL_TASKS, relative=True)
-    drift = tables.relative_drift(alone.features("merged", 8))
-    assert list(drift.index) == list(whole["layer"])
-    np.testing.assert_allclose(drift, whole["drift"], rtol=1e-12)
-    assert apart.features("merged", 8) is apart.drift("merged", 8)
-
-
-def test_work_that_is_overtaken_leaves_the_workspace_usable(tiny_suite_file: Path) -> None:
-    class NewerRun(Exception):
-        pass
-
-    def overtaken(label: str, done: int, total: int) -> None:
-        if done == 1:
-            raise NewerRun
-
-    config = CalibrationConfig(samples=8)
-    disturbed, calm = open_workspace(str(tiny_suite_file)), open_workspace(str(tiny_suite_file))
-    with pytest.raises(NewerRun):
-        disturbed.calibrated(config, overtaken)
-    with pytest.raises(NewerRun):
-        disturbed.drift("merged", 8, overtaken)
-    with pytest.raises(NewerRun):
-        disturbed.features("merged", 8, overtaken)
-    assert disturbed.drift(config, 8).macro_cosine == calm.drift(config, 8).macro_cosine
-
-
-def test_results_are_kept_by_options_and_bounded(tiny_suite_file: Path) -> None:
-    ws = open_workspace(str(tiny_suite_file))
-    first = ws.calibrated(CalibrationConfig(samples=8))
-    assert ws.calibrated(CalibrationConfig(samples=8)) is first
-    for step in range(10):
-        ws.calibrated(CalibrationConfig(samples=8, rho=step / 10))
-    assert ws.calibrated(CalibrationConfig(samples=8)) is not first
-
-
-def test_quick_scores_agree_with_an_evaluation(tiny_suite_file: Path) -> None:
-    ws = open_workspace(str(tiny_suite_file))
-    for model in ("merged", "expert"):
-        assert ws.quick_scores(model, 12).to_json() == ws.scores(model, "validation").to_json()
 
 
 def test_score_table_shares_of_the_gap() -> None:
@@ -402,14 +359,15 @@ def test_the_command_line_repeats_the_sliders() -> None:
 
 
 def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
-    ws = open_workspace(str(tiny_suite_file))
+    session = open_session(str(tiny_suite_file))
     configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
-    scores = ws.scores("merged", "test")
+    scores = session.scores("merged")
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
-        assert export.default_name("tiny", config, ws.defaults) == made + switch
-        assert downloads.file_name("drift", downloads.of_samples(ws, 4, config)) == f"drift-{made}{switch}-4-validation"
-        assert downloads.file_name("x", downloads.of_scores(ws, scores, config)) == f"x-{made}{switch}-12-test"
+        assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
+        origin = downloads.of_samples(session, View(4), config)
+        assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
+        assert downloads.file_name("x", downloads.of_scores(session, scores, config)) == f"x-{made}{switch}-12-test"
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,19 +400,3 @@ def test_the_map_process_maps_and_survives_a_kill() -> None:
     worker._process.wait()
     assert np.array_equal(worker.submit(cloud).result(timeout=120).points, found.points)
     worker.close()
-
-
-def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(tmp_path: Path, tiny_suite_file: Path) -> None:
-    import shutil
-
-    shutil.copytree(tiny_suite_file.parent, tmp_path / "fast")
-    file = tmp_path / "fast" / "suite.yaml"
-    content = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
-    ws = open_workspace(str(file))
-    config = ws.defaults
-    assert config.precision == "fast"
-    assert ws.calibrated(config).record["config"]["precision"] == "fast"
-    assert {one.source for one in ws.sources(config)} >= {"prefix", "expert"}
-    exact = ws.calibrated(replace(config, precision="exact"))
-    assert exact.weights.read(ws.family.adapter.tower).keys() == set(ws.family.adapter.tower)

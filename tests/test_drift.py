@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from conftest import BLOCKS, TASKS
-from featcal.drift.decomposition import decompose, follow, measure_drift
+from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.family import Family
+from featcal.measure import measure_drift
 from featcal.models.lane import ExpertPass
 
 

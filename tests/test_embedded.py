@@ -9,9 +9,8 @@ import pytest
 
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
-from featcal.drift.decomposition import measure_drift
-from featcal.evaluation.evaluate import evaluate
 from featcal.family import Family, open_family
+from featcal.measure import evaluate, measure_drift
 from featcal.resources import data_path
 from featcal.suite import load_suite
 from featcal.tasks import embedded_images as embedded

@@ -11,8 +11,8 @@ import torch
 
 from conftest import CLASSES, TASKS
 from featcal.errors import InputError
-from featcal.evaluation.evaluate import evaluate
 from featcal.family import Family, open_family
+from featcal.measure import evaluate
 from featcal.suite import load_suite
 
 

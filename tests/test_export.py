@@ -18,7 +18,6 @@ from torch import Tensor
 from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
-from featcal.evaluation.evaluate import evaluate
 from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
 from featcal.family import Family, open_family
 from featcal.formats.checkpoint import Checkpoint
@@ -27,6 +26,7 @@ from featcal.formats.located import Located
 from featcal.formats.open_clip import locate_open_clip
 from featcal.formats.output import OutputFolder, stream_tensors
 from featcal.formats.weights import Overlay, TensorInfo, Weights
+from featcal.measure import evaluate
 from featcal.merging import merge_to_folder
 from featcal.models.compute import Compute
 from featcal.models.features import final_features

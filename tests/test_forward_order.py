@@ -17,10 +17,10 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.token_rows import TokenRows
-from featcal.drift.decomposition import measure_drift
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.formats.weights import InMemory, Overlay, Weights
+from featcal.measure import measure_drift
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Call
 from featcal.models.lane import Entrance, ExpertPass, Kept, Step

@@ -16,10 +16,11 @@ from streamlit.testing.v1 import AppTest
 
 from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
-from app.workspace import open_workspace
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.preflight import Preflight
+from featcal.session import open_session
+from featcal.suite_files import suite_stamp
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 OPTIONS = {"lam": "0.0002", "rho": "1.2", "alpha": "0.35", "samples": "8"}
@@ -88,14 +89,14 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets", layer="block 2")
 
 
-def test_pages_show_the_numbers_of_the_model_they_name(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "calibrate", **OPTIONS)
+def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
+    app = opened(own_suite_file, "calibrate", **OPTIONS)
     cosine = app.metric[0].value
     go(app, "cosines")
-    ws = state._workspace(str(tiny_suite_file), state.stamp(state.load_suite(str(tiny_suite_file))))
+    session = open_session(own_suite_file, resident=True)  # the app holds it
     config = CalibrationConfig(lam=0.0002, rho=1.2, alpha=0.35, samples=8)
-    assert cosine == f"{ws.features(config, 64).macro_cosine:.3f}"
-    assert list(ws._kept["result"]) == [config]  # nothing else was calibrated on the way
+    assert cosine == f"{session.features(config).macro_cosine:.3f}"
+    assert [key for kind, key in session._results if kind == "calibrated"] == [config]  # and nothing else on the way
 
 
 def test_the_offered_folder_says_what_is_written(tiny_suite_file: Path, edit_suite: Edit, tmp_path: Path) -> None:
@@ -301,11 +302,11 @@ def test_everything_that_a_suite_reads_here_is_looked_at(
         signs.update(expert=f"open_clip:{tmp_path / 'arch.json'}:{tmp_path / 'w.pt'}")
 
     suite = state.load_suite(edit_suite(change))
-    before = state.stamp(suite)
-    assert state.stamp(suite) == before
+    before = suite_stamp(suite)
+    assert suite_stamp(suite) == before
     for name in files:
         (tmp_path / name).write_text("changed")
-        after = state.stamp(suite)
+        after = suite_stamp(suite)
         assert after != before, name
         before = after
 
@@ -323,9 +324,9 @@ def test_impossible_paths_are_refused_when_the_suite_is_opened(edit_suite: Edit,
 
     file = edit_suite(change)
     suite = state.load_suite(file)
-    assert len(state.stamp(suite)) > 1
+    assert suite_stamp(suite)[2]
     with pytest.raises(InputError, match=r"no path '"):
-        open_workspace(str(file)).scores("base", "test")
+        open_session(file).scores("base")
 
 
 def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,16 +344,3 @@ def test_pages_say_what_a_check_has_against_the_suite(tiny_suite_file: Path, mon
         go(app, page)
         assert healthy(app)
         assert "better than its own" in app.warning[0].value
-
-
-def test_a_whole_split_passes_by_in_parts(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = open_workspace(str(tiny_suite_file))
-    scores = kept.scores("merged", "test").to_json()
-    assert list(kept._kept["split"]) == [("pets", "test"), ("signs", "test")]
-    monkeypatch.setattr("featcal.family.PART", 5)
-    passing = open_workspace(str(tiny_suite_file))
-    assert passing.scores("merged", "test").to_json() == scores
-    assert "split" not in passing._kept
-    seen = passing.seen("test", "signs")
-    assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
-    assert torch.equal(seen.labels, passing.samples("test", None)["signs"].labels)

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from tiny_text import write_text_suite
 
-from app import preview, tables, workspace
-from featcal.drift.decomposition import measure_drift
+from app import opening, preview, tables
 from featcal.family import Family
+from featcal.measure import measure_drift
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_changed_files_are_measured_anew(tiny: Family, cache: Path, monkeypatch:
 def test_another_suite_leaves_what_is_kept_alone(tiny: Family, tmp_path: Path, cache: Path) -> None:
     preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
     before = {file: file.read_bytes() for file in cache.iterdir()}
-    workspace.prepare(str(write_text_suite(tmp_path / "text", "t5")))
+    opening.prepare(str(write_text_suite(tmp_path / "text", "t5")))
     assert {file: file.read_bytes() for file in cache.iterdir()} == before
-    workspace._prepared.clear()
+    opening._prepared.clear()
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(

@@ -21,13 +21,13 @@ from featcal.drift.source import (
     Objective,
     SourceExcess,
     compare,
-    compare_sources,
     excess_frame,
     measure_sources,
 )
 from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.models.lane import Kept
+from featcal.session import Session
 
 CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)
 
@@ -136,13 +136,13 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
     options = tiny.suite.calibration.model_copy(update={"precision": "fast", "batch_size": 4})
     suite = tiny.suite.model_copy(update={"calibration": options})
     fast = replace(tiny, suite=suite)
-    found = compare_sources(fast, samples=6)
-    exact = compare_sources(tiny, samples=6)
+    found = Session(fast).sources(config_for(fast, samples=6))
+    exact = Session(tiny).sources(config_for(tiny, samples=6))
     assert [one.source for one in found] == [one.source for one in exact]
     apart = [abs(one.relative - other.relative) for one, other in zip(found, exact, strict=True)]
     assert 0 < sum(apart) / len(apart) < 0.05
     calibrate_to_folder(fast, config_for(fast, samples=6), tmp_path / "out")
-    assert [one.source for one in compare_sources(fast, str(tmp_path / "out"))] == [one.source for one in found]
+    assert [one.source for one in Session(fast).sources(str(tmp_path / "out"))] == [one.source for one in found]
     config = config_for(fast, samples=6)
     passes = expert_passes(as_family(fast, precision="exact"), config)
     with pytest.raises(InputError, match="another precision"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import BLOCKS, TASKS
-from featcal.drift.decomposition import decompose, measure_drift
+from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, growth
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.output import gauss_legendre, mean_loss_gradient, output_drift
@@ -20,6 +20,7 @@ from featcal.drift.propagation import propagate
 from featcal.evaluation.heads import CosineHead
 from featcal.family import Family
 from featcal.formats.weights import Overlay
+from featcal.measure import measure_drift
 from featcal.models.lane import Kept
 
 SEEDS = st.integers(0, 2**31)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,21 +17,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
-from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TokenRows, task_rows
-from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
-from featcal.jsons import read_json
 from featcal.models.adapter import Block, Stage, walking
-from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.models.lane import ExpertPass, require_same_compute
 from featcal.models.run import Run
 from featcal.models.walk import Walk
 from featcal.progress import Progress, silent
-from featcal.suite import Suite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,44 +183,6 @@ def _sources(
             },
             expert.outputs,
         )
-
-
-def compare_sources(
-    suite: Suite | Family,
-    model: str = "merged",
-    *,
-    samples: int = 64,
-    seed: int = 42,
-    device: str = "auto",
-    progress: Progress = silent,
-) -> list[SourceExcess]:
-    """`measure_sources` for a suite: of the calibration that a folder records, or of one with the suite's.
-
-    Args:
-        model: folder of a calibrated checkpoint, whose own options, samples and seed are used; or "merged".
-        samples, seed: for "merged" only.
-
-    Raises:
-        InputError: a folder that holds no record of a calibration.
-    """
-    family = as_family(suite, device)
-    if model == "merged":
-        config = config_for(family, samples=samples, seed=seed)
-        family = as_family(family, device, config.precision)
-        passes = expert_passes(family, config, Kept.on(family.compute.device))
-        return measure_sources(family, calibrate(family, config, experts=passes).weights, config, passes, progress)
-    config = recorded_config(Path(model))
-    family = as_family(family, device, config.precision)
-    return measure_sources(family, family.model(model), config, expert_passes(family, config), progress)
-
-
-def recorded_config(folder: Path) -> CalibrationConfig:
-    """The options of the calibration that wrote a folder."""
-    missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
-    try:
-        return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])
-    except (KeyError, TypeError) as error:
-        raise InputError(missing) from error
 
 
 def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:

@@ -13,13 +13,11 @@ from torch import Tensor
 from featcal.errors import InputError, NumericalError
 from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, right_answers, shared_heads
 from featcal.evaluation.language import METRICS, generated
-from featcal.family import Calibrated, Family, as_family, batches_of
+from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import final_features
 from featcal.models.model import Head, mapped
-from featcal.progress import Progress, silent
-from featcal.suite import Suite
 from featcal.tasks.sources import Samples, open_pool
 
 if TYPE_CHECKING:
@@ -75,39 +73,6 @@ class Scores:
         return pd.DataFrame(
             [{"task": t, "metric": s.metric, "value": s.value, "n": s.n} for t, s in self.tasks.items()]
         )
-
-
-def evaluate(
-    suite: Suite | Family,
-    model: str | Weights | Calibrated = "merged",
-    *,
-    split: str = "test",
-    samples: int | None = None,
-    seed: int = 42,
-    device: str = "auto",
-    progress: Progress = silent,
-) -> Scores:
-    """Score a model on every task of the suite: zero-shot accuracy of pictures, generated answers of text.
-
-    Args:
-        model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, a `CalibrationResult`,
-            or weights.
-        samples: per task; None takes the whole split.
-
-    Raises:
-        InputError: no such split, no labels, answers or class names, or a base without a text tower.
-    """
-    family = as_family(suite, device)
-    weights = None if model == "expert" else family.model(model)
-    heads = scoring_heads(family, split)
-    scores = {}
-    for done, task in enumerate(family.suite.tasks):
-        progress("evaluating", done, len(family.suite.tasks))
-        parts = family.parts(task, split, samples, seed)
-        scores[task] = score(family, weights or family.experts[task], parts, heads.get(task))
-    progress("evaluating", len(scores), len(scores))
-    label = model if isinstance(model, str) else "expert" if weights is None else weights.label
-    return Scores(family.suite.name, label, split, scores)
 
 
 def scoring_heads(family: Family, split: str) -> dict[str, Head]:

@@ -1,0 +1,47 @@
+"""How the app opens a suite, and which options of a calibration it starts from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from app import preview, tables
+from app.preview import HOME_SUITE, SAMPLES
+from app.selection import TURNED
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CalibrationConfig, idle_options
+from featcal.errors import FeatcalError
+from featcal.session import Session, open_session
+from featcal.suite import Suite
+from featcal.views import DriftOptions
+
+
+def open_resident(suite: Suite | str) -> Session:
+    """The session of a suite (an embedded name or a path if it is not open) with every tensor in memory."""
+    session = open_session(suite, resident=True)
+    _prepared.clear()
+    return session
+
+
+def prepare(reference: str) -> None:
+    """Open a suite and measure what the first page shows, for the next `open_resident`; errors wait until then."""
+    with suppress(FeatcalError):
+        session = open_resident(reference)
+        ledger = session.ledger("merged", DriftOptions(SAMPLES))
+        _prepared.append(session)
+        if reference == HOME_SUITE:
+            preview.keep(tables.drift_table(ledger))
+
+
+_prepared: list[Session] = []
+"""Holds what `prepare` opened until somebody else does."""
+
+
+def defaults(session: Session) -> CalibrationConfig:
+    """What a calibration of a suite starts from; as many samples as a slider can answer for quickly."""
+    return config_for(session.family, samples=session.family.suite.calibration.samples or SAMPLES)
+
+
+def switches(session: Session) -> tuple[str, ...]:
+    """The options of a calibration that are on or off and mean something for the suite's architecture."""
+    idle = idle_options(session.family.adapter)
+    return tuple(name for name in TURNED if name not in idle)

@@ -1,0 +1,66 @@
+"""The public measurements of a suite: one question to its session each."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.evaluate import Scores
+from featcal.family import Calibrated, Family, as_family
+from featcal.formats.weights import Weights
+from featcal.progress import Progress, silent
+from featcal.session import Session
+from featcal.suite import Suite
+from featcal.views import DriftKeywords, DriftOptions, View
+
+
+def measure_drift(
+    suite: Suite | Family | Session,
+    model: str | Weights | Calibrated = "merged",
+    *,
+    device: str = "auto",
+    progress: Progress = silent,
+    **options: Unpack[DriftKeywords],
+) -> DriftLedger:
+    """Decompose the drift of a model of the suite, layer by layer and task by task.
+
+    Args:
+        suite: a session keeps the result; of a suite or a family nothing stays.
+        model: "merged", "base", a checkpoint folder, a `CalibrationResult`, or weights.
+        device: "auto", "cpu" or "cuda", for a suite; what is open stays where it is.
+        options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
+
+    Raises:
+        InputError, NumericalError: as `Session.ledger`.
+    """
+    asked = DriftOptions(**options)  # before anything is opened
+    return _session(suite, device).ledger(model, asked, progress)
+
+
+def evaluate(
+    suite: Suite | Family | Session,
+    model: str | Weights | Calibrated = "merged",
+    *,
+    split: str = "test",
+    samples: int | None = None,
+    seed: int = 42,
+    device: str = "auto",
+    progress: Progress = silent,
+) -> Scores:
+    """Score a model on every task of the suite: zero-shot accuracy of pictures, generated answers of text.
+
+    Args:
+        suite, device: as in `measure_drift`.
+        model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, a `CalibrationResult`,
+            or weights.
+        samples: per task; None takes the whole split.
+
+    Raises:
+        InputError, NumericalError: as `Session.scores`.
+    """
+    return _session(suite, device).scores(model, View(samples, split, seed), progress)
+
+
+def _session(suite: Suite | Family | Session, device: str) -> Session:
+    """The session itself, or one for a single measurement."""
+    return suite if isinstance(suite, Session) else Session(as_family(suite, device), one_shot=True)

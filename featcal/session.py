@@ -1,0 +1,341 @@
+"""A suite opened once and everything computed of it once, for app, command line, public functions and studies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import FirstBlock
+from featcal.drift.decomposition import decompose, follow
+from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.output import output_drift
+from featcal.drift.source import SourceExcess, measure_sources
+from featcal.drift.task_vectors import task_vector_cosines
+from featcal.errors import InputError
+from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
+from featcal.evaluation.judges import judges
+from featcal.family import Family, as_family, batches_of, open_family
+from featcal.formats.weights import Weights
+from featcal.model_ids import Model, label_of, model_key, recorded_config
+from featcal.models.features import pooled_features
+from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import Head
+from featcal.progress import Progress, available_bytes, silent
+from featcal.results import Results, nbytes
+from featcal.suite import Suite, load_suite
+from featcal.suite_files import suite_stamp
+from featcal.tasks.sources import Samples, look
+from featcal.views import DriftOptions, View
+
+T = TypeVar("T")
+Judges = Mapping[str, tuple[Head, Head, Tensor]]
+"""Task → the expert's head, the model's head and the right class or first token of every sample."""
+FIRST_TOKEN = "first_token"
+"""Metric of `quick_scores` for language models: the first token of the answer is the right one."""
+BATCH_SIZE = 64
+"""Samples per forward pass of a measurement."""
+PASSES = 3
+"""Sets of expert passes that are kept, each with its own room (`Kept`): samples to calibrate on, and to measure on."""
+SHARE = 8
+"""One part in so many of the memory to spare is for the results of a session: the app has several open."""
+SMALL_SPLIT = 2**25
+"""Bytes of model inputs of one task's whole split that are worth keeping."""
+_DRIFT, _WHOLE_TEST = DriftOptions(), View(None, "test")
+
+
+class Session:
+    """One opened suite and what was computed of it.
+
+    Results are told by names and options, never by the content of arrays; a model that is given as an object is told by
+    that very object, a checkpoint by its files. Moving lam, rho or alpha computes the model anew and nothing of the
+    experts. One lock guards the whole of it: whoever asks while something is computed waits, and then finds it.
+    A failure, and work that `progress` ends, keep nothing. What samples and models are read from must stay as it was
+    when the session was opened: `open_session` gives another one for files that have changed.
+
+    Args:
+        family: the suite with its models; `Family.resident` of it where they are to stay in memory.
+        budget: bytes that results may take; left out, an eighth of what the machine has to spare now. The least
+            recently used goes first, and is computed again when it is asked for.
+        one_shot: nothing is asked of the same samples again. Otherwise what experts compute on them stays for the next
+            model, as far as there is room, and small splits stay.
+    """
+
+    def __init__(self, family: Family, *, budget: int | None = None, one_shot: bool = False) -> None:
+        self.family = family
+        held = (family, family.adapter, family.origin, family.container)
+        models = (family.base, family.merged, *family.experts.values())
+        share = (available_bytes() or 2**32) // SHARE
+        self._results = Results(share if budget is None else budget, partial(nbytes, beside=(*held, *models)))
+        self._passes = Results(1 if one_shot else PASSES, lambda _: 1)
+        self._first_block = None if one_shot else FirstBlock()
+        self._one_shot = one_shot
+        self._lock = threading.RLock()
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(self.family.suite.tasks)
+
+    @property
+    def split(self) -> str:
+        """Where models are measured unless a view says otherwise."""
+        return self.family.suite.measured_split
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the models read text and answer in words."""
+        return self.family.adapter.modality != "pixels"
+
+    def samples(self, view: View) -> dict[str, Samples]:
+        """The samples of every task."""
+        count, split, seed = self._key(view)
+
+        def make() -> dict[str, Samples]:
+            return {task: self.family.samples(task, split, count, seed) for task in self.tasks}
+
+        return self.once("samples", (count, split, seed), make)
+
+    def counts(self, view: View) -> dict[str, int]:
+        """How many samples of every task there are; tasks can have fewer than a view asks for."""
+
+        def make() -> dict[str, int]:
+            return {task: len(self.seen(task, view)) for task in self.tasks}
+
+        return self.once("counts", self._key(view), make)
+
+    def seen(self, task: str, view: View) -> Samples:
+        """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
+        count, split, seed = self._key(view)
+        key = task, count, split, seed
+        return self.once("seen", key, lambda: look(self.family.suite, task, split, count, seed))
+
+    def calibrated(self, config: CalibrationConfig, progress: Progress = silent) -> CalibrationResult:
+        """The suite's merged model, calibrated with these options."""
+
+        def make() -> CalibrationResult:
+            passes = self._calibration_passes(config)
+            return calibrate(self.family, config, experts=passes, first=self._first_block, progress=progress)
+
+        return self.once("calibrated", config, make)
+
+    def features(self, model: Model, view: View = _DRIFT, progress: Progress = silent) -> Features:
+        """How far a model's features drift from the experts', not why: half the cost of `ledger`."""
+        count, split, seed = self._key(view)
+        apart = DriftOptions(count, split, seed)
+
+        def make() -> Features:
+            if ("ledger", (model_key(model), apart)) in self._results:
+                return self.ledger(model, apart)
+            tasks = follow(self.family.run(progress), self.weights(model), self._measured_passes(view))
+            return Features(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("features", (model_key(model), count, split, seed), make)
+
+    def ledger(self, model: Model, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
+        """A model's drift from the experts, layer by layer and task by task.
+
+        Raises:
+            InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
+                where their output is asked for, or a class token that the architecture does not have.
+            NumericalError: final features that are not finite.
+        """
+        split = options.split or self.split
+        options = replace(options, split=split)
+
+        def make() -> DriftLedger:
+            weights = self.weights(model)
+            judged = self.judges(model, options) if options.output else {}
+            if options.tokens == "class" and not self.family.adapter.class_token:
+                raise InputError(f"tokens: a {self.family.adapter.family} model has no class token; take 'all'")
+            tasks = decompose(
+                self.family.run(progress),
+                weights,
+                self._measured_passes(options),
+                class_token=options.tokens == "class",
+                sublayers=options.sublayers,
+                attribution=options.attribution,
+            )
+            for task, judge in judged.items():
+                found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
+                tasks[task] = replace(tasks[task], output=found)
+            return DriftLedger(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("ledger", (model_key(model), options), make)
+
+    def sources(self, model: CalibrationConfig | str, progress: Progress = silent) -> list[SourceExcess]:
+        """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
+
+        Args:
+            model: options to calibrate with, or the folder of a calibrated checkpoint, whose own options are used.
+
+        Raises:
+            InputError: a folder that holds no record of a calibration.
+        """
+
+        def make() -> list[SourceExcess]:
+            config = recorded_config(Path(model)) if isinstance(model, str) else model
+            weights = self.weights(model)
+            return measure_sources(self.family, weights, config, self._calibration_passes(config), progress)
+
+        return self.once("sources", model_key(model), make)
+
+    def judges(self, model: Model, view: View) -> Judges:
+        """What turns features into scores; one for all models of pictures, whose head is the base's text tower.
+
+        Raises:
+            InputError: labels, answers, class names or a text tower are missing.
+        """
+
+        def make() -> Judges:
+            return judges(self.family, self.weights(model), self.samples(view))
+
+        if self.is_text:  # heads that read their weights when they are asked: nothing to keep but the model
+            return make()
+        return self.once("judges", self._key(view), make)
+
+    def quick_scores(self, model: Model, view: View) -> Scores:
+        """Scores off the features that drift is measured on, so that they cost nothing.
+
+        Accuracy of pictures; of text how often the first token of the answer is right.
+        """
+        measured: Model = "merged" if model == "expert" else model
+        features, judged = self.features(measured, view), self.judges(measured, view)
+        tasks = {}
+        for task, found in features.tasks.items():
+            expert_head, model_head, labels = judged[task]
+            if model == "expert":
+                predictions = expert_head.scores(found.expert_features.float()).argmax(1)
+            else:
+                predictions = model_head.scores(found.model_features.float()).argmax(1)
+            right = float((predictions == labels).double().mean())
+            tasks[task] = TaskScore(FIRST_TOKEN if self.is_text else "accuracy", right, predictions, labels)
+        return Scores(self.family.suite.name, label_of(model), features.split, tasks)
+
+    def scores(self, model: Model, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
+        """Scores on every task: accuracy of pictures, generated answers of text.
+
+        Raises:
+            InputError: no such split, no labels, answers or class names, or a base without a text tower.
+            NumericalError: features that are not finite.
+        """
+        split = view.split or self.split
+        said = f"scoring {label_of(model)}"
+
+        def make() -> Scores:
+            own = None if model == "expert" else self.weights(model)
+            heads = self.once("heads", split, lambda: scoring_heads(self.family, split))
+            tasks = {}
+            for done, task in enumerate(self.tasks):
+                progress(said, done, len(self.tasks))
+                weights = own or self.family.experts[task]
+                tasks[task] = score(self.family, weights, self._parts(task, view), heads.get(task))
+            progress(said, len(self.tasks), len(self.tasks))
+            return Scores(self.family.suite.name, label_of(model), split, tasks)
+
+        return self.once("scores", (model_key(model), *self._key(view)), make)
+
+    def has_scores(self, model: Model, view: View = _WHOLE_TEST) -> bool:
+        """Whether `scores` would cost nothing."""
+        return ("scores", (model_key(model), *self._key(view))) in self._results
+
+    def pooled(self, model: Model, task: str, view: View) -> Tensor:
+        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
+
+        def make() -> Tensor:
+            weights = self.family.experts[task] if model == "expert" else self.weights(model)
+            compute = self.family.compute
+            batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
+            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
+
+        return self.once("pooled", (model_key(model), task, *self._key(view)), make)
+
+    def vector_cosines(self, model: Model) -> dict[str, float]:
+        """Cosine of the model's task vector to each expert's."""
+        key = model_key(model)
+        return self.once("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
+
+    def weights(self, model: Model) -> Weights:
+        """The tensors of a model; calibrated, if options are given.
+
+        Raises:
+            InputError: as `Family.model`.
+        """
+        if isinstance(model, CalibrationConfig):
+            return self.calibrated(model).weights
+        if not isinstance(model, str):
+            return self.family.model(model)
+        return self.once("weights", model_key(model), lambda: self.family.model(model))
+
+    def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+        """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
+        with self._lock:
+            return self._results.once((kind, key), make)
+
+    def _key(self, view: View) -> tuple[int | None, str, int]:
+        """Count, split and seed of a view."""
+        return view.samples, view.split or self.split, view.seed
+
+    def _parts(self, task: str, view: View) -> Iterator[Samples]:
+        """Samples to be scored. They pass by in parts; a split that is small enough stays for the next model."""
+        count, split, seed = self._key(view)
+        drawn, small = ("samples", (count, split, seed)), ("split", (task, count, split, seed))
+        if drawn in self._results:
+            yield self.samples(view)[task]
+        elif small in self._results:
+            yield self.once(*small, lambda: self.family.samples(task, split, count, seed))
+        else:
+            for part in self.family.parts(task, split, count, seed):
+                whole = len(part) == part.total and not self._one_shot
+                if whole and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
+                    self._results.keep(small, part)
+                yield part
+
+    def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
+        key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
+        family = as_family(self.family, precision=config.precision)
+        with self._lock:
+            return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
+
+    def _measured_passes(self, view: View) -> Mapping[str, ExpertPass]:
+        def make() -> dict[str, ExpertPass]:
+            data = self.samples(view)
+            room = None if self._one_shot else Kept.on(self.family.compute.device)
+            return {task: self.family.expert_pass(data[task], BATCH_SIZE, room) for task in self.tasks}
+
+        with self._lock:
+            return self._passes.once(("measured", *self._key(view)), make)
+
+
+def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:
+    """A suite's session: the very same one as long as somebody holds it and every file of the suite is as it was.
+
+    Args:
+        suite: opened, or an embedded name or the path of a suite file.
+        resident: every tensor stays in memory, for interactive work.
+
+    Raises:
+        InputError: what `load_suite` says of the file and `open_family` of the models.
+    """
+    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
+    key = suite_stamp(loaded), device, resident  # before anything is read, so that a change meanwhile shows
+    with _guard:
+        turn = _turns.setdefault(key, threading.Lock())
+    with turn:  # who wants the same suite waits; others need not
+        session = _open.get(key)
+        if session is None:
+            family = open_family(loaded, device)
+            session = _open[key] = Session(family.resident() if resident else family)
+        return session
+
+
+_open: WeakValueDictionary[Hashable, Session] = WeakValueDictionary()
+_turns: WeakValueDictionary[Hashable, threading.Lock] = WeakValueDictionary()
+_guard = threading.Lock()
