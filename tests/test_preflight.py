@@ -583,12 +583,19 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
     assert found.start_seconds == estimates.START
 
 
-def test_time_is_that_of_the_operations(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with no speed but that of its products, time is operations over speed."""
-    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: 1e6)
-    block = tiny.adapter.blocks()[0]
-    forward, products, solve = estimates._operations(block, tokens=10, tasks=2)
-    parameters = 4 * 16 * 16 + 2 * 16 * 32
-    assert forward == 2 * parameters * 10
-    assert products == 10 * (2 * 16**2 + 16**2 + 16**2 + 32**2 - 16**2 + 2 * parameters) + 10 * 16**2 - 10 * 16**2
-    assert solve > 2 * 2 * (5 * 16**3 + 16 * 32**2)
+def test_operations_of_a_block_counted_by_hand(tiny: Family) -> None:
+    (stage,) = tiny.adapter.stages
+    forward, products, solve = estimates._operations(stage, 0, [100, 10])
+    assert forward == 2 * (4 * 16 * 16 + 2 * 16 * 32) * 110
+    gram = 110 * (3 * 16**2 + 32**2)
+    targets = {  # of the task with 100 tokens and the one with 10, by the cheapest of the three routes
+        "q, k, v": 16 * (100 + 48) * 16 + 16 * (10 + 48) * 16,
+        "out": 16 * (100 + 16) * 16 + 2 * 10 * 16 * 16,
+        "fc1": 16 * (100 + 32) * 16 + 2 * 10 * 32 * 16,
+        "fc2": 16 * (100 + 32) * 32 + 2 * 10 * 16 * 32,
+    }
+    assert products == gram + 2 * sum(targets.values())
+    assert solve == pytest.approx(3 * 16**3 / 3 + 32**3 / 3 + 2 * (48 + 16 + 32) * 16**2 + 2 * 16 * 32**2)
+    last = estimates._operations(stage, len(stage.blocks) - 1, [100, 10])
+    assert last[0] == forward
+    assert last[1] > products  # the query has a matrix of its own
