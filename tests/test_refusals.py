@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from conftest import saying
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import measure_drift
@@ -34,8 +31,7 @@ from featcal.formats.peft import read_adapter_config
 from featcal.formats.weights import InMemory
 from featcal.merging import merge_to_folder
 from featcal.preflight import check
-from featcal.suite import Source, load_suite, read_yaml
-from featcal.tasks.sources import open_pool
+from featcal.suite import load_suite, read_yaml
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 CONFIG = CalibrationConfig(samples=6)
@@ -105,33 +101,6 @@ def test_defects_of_models_and_samples(own_suite_file: Path, name: str) -> None:
     plant(own_suite_file.parent)
     found = "\n".join(check(load_suite(own_suite_file)).problems)
     assert [message for message in messages if message not in found] == []
-
-
-def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
-    for name in (".ipynb_checkpoints", "cat", "dog"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
-        Image.new("RGB", (4, 4)).save(tmp_path / name / "._1.png")
-    pool = open_pool(Source(imagefolder="."), "calibration", tmp_path, "t")
-    assert (pool.size, pool.class_names) == (2, ("cat", "dog"))
-
-
-NO_ARRAYS = {"empty": b"", "torn": b"PK\x03\x04 broken", "alone": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"}
-SOURCES = {
-    r"not a readable \.npz": [{"arrays": f"{name}.npz"} for name in NO_ARRAYS],
-    "arrays have no split 'tset'": {"arrays": "whole.npz", "split": "tset"},
-    "is a file": {"imagefolder": "whole.npz"},
-    "not a whole safetensors file": {"tensors": ".", "key": "k"},
-}
-
-
-@pytest.mark.parametrize(("source", "message"), saying(SOURCES))
-def test_sources_that_cannot_be_opened(tmp_path: Path, source: dict[str, Any], message: str) -> None:
-    for name, content in NO_ARRAYS.items():
-        (tmp_path / f"{name}.npz").write_bytes(content)
-    np.savez(tmp_path / "whole.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.uint8), train_y=np.zeros(2, dtype=int))
-    with pytest.raises(InputError, match=message):
-        open_pool(Source(**source), "test", tmp_path, "t")
 
 
 def test_unknown_split_from_python(tiny: Family) -> None:
