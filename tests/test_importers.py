@@ -207,7 +207,7 @@ def test_every_reason_is_listed_at_once(tmp_path: Path) -> None:
     assert "with --merged" in said
 
 
-@pytest.mark.parametrize("source", ["base", "org/base"])
+@pytest.mark.parametrize("source", ["base", "org/base"], ids=["word", "id"])
 def test_the_bases_own_tokenizer_is_no_problem(tmp_path: Path, source: str) -> None:
     assert taken_over(tmp_path, mergekit(tokenizer_source=source)).suite["base"] == "org/base"
     assert taken_over(tmp_path, mergekit(tokenizer={"source": source})).suite["base"] == "org/base"

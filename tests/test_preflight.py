@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save, save_file
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_expert, write_text_suite
 from torch import Tensor
 
-from conftest import TASKS
+from conftest import TASKS, saying
 from featcal import cli, preflight
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
@@ -510,15 +510,15 @@ def test_tokenizers_that_disagree(tmp_path: Path) -> None:
     assert "1 tokens that the base's does not have" in found[1].sentence
 
 
-@pytest.mark.parametrize(
-    ("rename", "message"),
-    [
-        (lambda n: f"base_model.model.{n}", "'base_model.model' added"),
-        (lambda n: n.replace("vision_model.", "visual.trunk."), "'visual.trunk' in place of 'vision_model'"),
-        (lambda n: n.replace(".self_attn.", ".attn."), "24 tensors look renamed, 'attn' in place of 'self_attn'"),
-        (lambda n: n.replace("layers.1.mlp.fc1.weight", "layers.1.mlp.fc_1.weight"), "a tensor looks renamed, 'fc_1'"),
-    ],
-)
+RENAMES = {
+    "'base_model.model' added": lambda n: f"base_model.model.{n}",
+    "'visual.trunk' in place of 'vision_model'": lambda n: n.replace("vision_model.", "visual.trunk."),
+    "24 tensors look renamed, 'attn' in place of 'self_attn'": lambda n: n.replace(".self_attn.", ".attn."),
+    "a tensor looks renamed, 'fc_1'": lambda n: n.replace("layers.1.mlp.fc1.weight", "layers.1.mlp.fc_1.weight"),
+}
+
+
+@pytest.mark.parametrize(("rename", "message"), saying(RENAMES))
 def test_likely_renames(tiny: Family, rename: Callable[[str], str], message: str) -> None:
     tensors = {rename(name): t for name, t in tiny.experts["pets"].read(tiny.adapter.tower).items()}
     (problem,) = differences(tiny.adapter, InMemory("x", tensors))

@@ -215,9 +215,19 @@ def test_what_is_no_suite_file_is_placed(tmp_path: Path, content: bytes, message
     assert message in refused(file)
 
 
-@pytest.mark.parametrize(
-    "reference", ["~nobody-of-this-name/x", "x" * 5000, "a/" * 3000, "a\0b", "", "\ud800", "/dev/null", "2024-13-45"]
-)
+TYPED = {
+    "a home of nobody": "~nobody-of-this-name/x",
+    "a long name": "x" * 5000,
+    "many folders": "a/" * 3000,
+    "a null byte": "a\0b",
+    "nothing": "",
+    "half a character": "\ud800",
+    "a device": "/dev/null",
+    "a date": "2024-13-45",
+}
+
+
+@pytest.mark.parametrize("reference", TYPED.values(), ids=TYPED)
 def test_whatever_is_typed_as_a_suite_is_answered(reference: str) -> None:
     with pytest.raises(InputError, match="no suite '") as caught:
         suite_file(reference)

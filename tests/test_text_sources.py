@@ -278,7 +278,7 @@ def test_long_texts_are_cut_and_counted(t5: Path) -> None:
     assert made.inputs["labels"][2].tolist() == [IDS["yes"], IDS["yes"], 1]
 
 
-@pytest.mark.parametrize("template", ["<bos> $A", "<bos> $A </s>"])
+@pytest.mark.parametrize("template", ["<bos> $A", "<bos> $A </s>"], ids=["begins", "begins and ends"])
 def test_decoder_inputs(tmp_path: Path, template: str) -> None:
     """An end token that the tokenizer puts after every text does not come between prompt and answer."""
     folder = write_tokenizer(tmp_path / "m", template)

@@ -124,7 +124,10 @@ class BlockMoments:
         other._linears, other._norms, other._task = [], [], None
 
     def again(self, config: CalibrationConfig) -> BlockMoments:
-        """The same finished statistics, to be solved with other options; the solve leaves these as they are."""
+        """The same finished statistics, to be solved with other options; the solve leaves these as they are.
+
+        They are shared: nothing may be counted in, or merged into, either of the two.
+        """
         same = copy(self)
         same._config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
