@@ -105,20 +105,13 @@ class NormGroup:
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """Calibrated scale and, of a LayerNorm, shift, in float64."""
         sums, name = self._sums, self.names[0]
-        (merged_scale, merged_shift), (base_scale, base_shift) = self._affine(merged), self._affine(base)
-        anchor = closed_form.anchor(merged_scale, base_scale, config.rho)
+        pairs = zip(self._affine(merged), self._affine(base), strict=True)
+        gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
         if not self._shifted:
-            return {f"{name}.weight": closed_form.rmsnorm_scale(sums.square, sums.scale_target, anchor, config.lam)}
+            return {f"{name}.weight": closed_form.rmsnorm_scale(sums.square, sums.scale_target, gamma, config.lam)}
+        targets = sums.scale_target, sums.shift_target
         scale, shift = closed_form.layernorm_affine(
-            sums.square,
-            sums.mean,
-            sums.scale_target,
-            sums.shift_target,
-            anchor,
-            closed_form.anchor(merged_shift, base_shift, config.rho),
-            sums.tasks,
-            config.lam,
-            config.eps,
+            sums.square, sums.mean, targets, (gamma, beta), sums.tasks, config.lam, config.eps
         )
         return {f"{name}.weight": scale, f"{name}.bias": shift}
 
@@ -131,7 +124,7 @@ class NormGroup:
         z: Tensor = functional_call(self._module, ones, (features,), strict=True)
         return z
 
-    def _affine(self, tensors: Named) -> tuple[Tensor, Tensor]:
+    def _affine(self, tensors: Named) -> closed_form.Affine:
         """Scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double()
         return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
