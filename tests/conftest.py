@@ -41,6 +41,16 @@ def clip_inputs(folder: Path) -> Preparation:
     return Preparation(folder, "pixels", ClipVision.image_processor)
 
 
+def saying(cases: Mapping[str, Any]) -> list[Any]:
+    """Parameters (given, message) of a table by message, which names the case; a list holds several that are given."""
+    return [
+        pytest.param(one, message, id=message if len(several) == 1 else f"{message} ({number})")
+        for message, given in cases.items()
+        for several in [given if isinstance(given, list) else [given]]
+        for number, one in enumerate(several)
+    ]
+
+
 SIDE, WIDTH, BLOCKS, CLASSES = 12, 16, 3, ("cat", "dog", "fish")
 TASKS = ("pets", "signs")
 

@@ -104,10 +104,8 @@ def test_layernorm_is_stationary_point_of_eq_57(lam: float) -> None:
     scale, shift = closed_form.layernorm_affine(
         square.sum(0),
         mean.sum(0),
-        (square * scales + mean * shifts).sum(0),
-        (mean * scales + shifts).sum(0),
-        anchor_scale,
-        anchor_shift,
+        ((square * scales + mean * shifts).sum(0), (mean * scales + shifts).sum(0)),
+        (anchor_scale, anchor_shift),
         TASKS,
         lam,
         0.0,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import saying
 from featcal.errors import InputError
 from featcal.importers import Imported, export_pool_to_file, import_recipe, import_to_file
 from featcal.importers.common import read_recipe
@@ -86,30 +87,25 @@ def test_ties_with_parameters_of_models_and_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "recipe"),
     [
-        (
-            {},
-            {"method": "task-arithmetic", "scale": 1.0, "weights": {"a": 0.5, "b": 0.25}, "normalize": False},
+        pytest.param({}, {"scale": 1.0, "normalize": False}, id="task arithmetic"),
+        pytest.param(
+            {"parameters": {"lambda": 0.4, "normalize": 1}}, {"scale": 0.4, "normalize": True}, id="normalized"
         ),
-        (
-            {"parameters": {"lambda": 0.4, "normalize": 1}},
-            {"method": "task-arithmetic", "scale": 0.4, "weights": {"a": 0.5, "b": 0.25}, "normalize": True},
+        pytest.param(
+            {"merge_method": "linear", "base_model": None}, {"method": "linear", "normalize": True}, id="linear"
         ),
-        (
-            {"merge_method": "linear", "base_model": None},
-            {"method": "linear", "weights": {"a": 0.5, "b": 0.25}, "normalize": True},
-        ),
-        (
+        pytest.param(
             {"merge_method": "linear", "base_model": None, "parameters": {"normalize": False}},
-            {"method": "linear", "weights": {"a": 0.5, "b": 0.25}, "normalize": False},
+            {"method": "linear", "normalize": False},
+            id="linear, not normalized",
         ),
-        (  # mergekit averages base_model too: (0.25 base + 0.5 a + 0.25 b) / 1
-            {"merge_method": "linear", "parameters": {"weight": 0.25}},
-            {"method": "task-arithmetic", "scale": 1.0, "weights": {"a": 0.5, "b": 0.25}},
-        ),
+        # mergekit averages base_model too: (0.25 base + 0.5 a + 0.25 b) / 1
+        pytest.param({"merge_method": "linear", "parameters": {"weight": 0.25}}, {"scale": 1.0}, id="linear with base"),
     ],
 )
 def test_methods_that_are_recipes(tmp_path: Path, changes: dict[str, Any], recipe: dict[str, Any]) -> None:
-    assert taken_over(tmp_path, mergekit(**changes)).suite["merged"] == {**recipe, "dtype": "float32"}
+    common = {"method": "task-arithmetic", "weights": {"a": 0.5, "b": 0.25}, "dtype": "float32"}
+    assert taken_over(tmp_path, mergekit(**changes)).suite["merged"] == {**common, **recipe}
 
 
 def test_linear_does_not_say_what_the_experts_come_from(tmp_path: Path) -> None:
@@ -159,57 +155,50 @@ def test_notes_say_where_the_suite_is_not_quite_the_recipe(tmp_path: Path) -> No
     assert "in float64 where mergekit computes in bfloat16" in imported.notes[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"modles": []}, "modles: unknown key. Did you mean 'modules'?"),
-        ({"models": [{"modle": "a"}]}, "models.0.modle: unknown key. Did you mean 'model'?"),
-        ({"models": None}, "give exactly one of models, slices, modules (found none)"),
-        ({"slices": []}, "give exactly one of models, slices, modules (found models, slices)"),
-        ({"merge_method": "dare_ties"}, "merge_method 'dare_ties' is no recipe of featcal"),
-        ({"models": None, "slices": [{"sources": []}]}, "a merge of slices or modules is no recipe"),
-        ({"base_model": None}, "base_model: task_arithmetic needs one"),
-        ({"models": [{"model": "org/base"}]}, "no model besides base_model"),
-        ({"models": [{"model": "org/a"}]}, "weight of 'org/a': missing"),
-        (
-            {"models": [{"model": "org/a", "parameters": {"weight": [0, 1]}}]},
-            "weight of 'org/a': gradients and filtered",
-        ),
-        (
-            {"models": [{"model": "org/a", "parameters": {"weight": [{"filter": "mlp", "value": 1}]}}]},
-            "weight of 'org/a': gradients and filtered values",
-        ),
-        (
-            {"models": [{"model": "org/a", "parameters": {"weight": "half"}}]},
-            "weight of 'org/a': 'half' is not a number",
-        ),
-        (
-            {"models": [{"model": "org/a", "parameters": {"weight": 1, "densty": 1}}]},
-            "unknown parameter 'densty' of 'org/a'. Did you mean 'density'?",
-        ),
-        ({"parameters": {"normalise": True}}, "unknown parameter 'normalise'. Did you mean 'normalize'?"),
-        ({"parameters": {"normalize": "no way"}}, "normalize: true or false, not 'no way'"),
-        ({"parameters": {"rescale": True}}, "rescale: true is no recipe"),
-        ({"models": [{"model": "org/a", "parameters": {"weight": 1}}] * 2}, "models: 'org/a' stands twice"),
-        ({"merge_method": "ties", "parameters": {"density": 0}}, "greater than 0"),
-        ({"dtype": "float64"}, "dtype 'float64' is not one of float32, bfloat16, float16"),
-        (
-            {"merge_method": "linear", "parameters": {"weight": 1, "normalize": False}},
-            "linear with base_model and without normalized weights is no recipe",
-        ),
-        ({"tokenizer_source": "union"}, "tokenizer_source: union: every model must have the base's vocabulary"),
-        ({"tokenizer": {}}, "tokenizer.source: union"),
-        ({"tokenizer_source": "org/a"}, "its ids need not be the base's"),
-        (
-            {"tokenizer": {"source": "base", "tokens": {"<x>": {}}}},
-            "tokens and pad_to_multiple_of change the vocabulary",
-        ),
-    ],
-)
-def test_mergekit_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    said = refused(tmp_path, mergekit(**changes))
-    assert message in said
-    assert str(tmp_path / "recipe.yml") in said
+def of_one(**parameters: Any) -> dict[str, Any]:
+    """A configuration of one model with these parameters."""
+    return mergekit(models=[{"model": "org/a", "parameters": parameters}])
+
+
+SPARSE = [{"filter": "mlp", "value": 1}]
+NOT_OF_MERGEKIT = {
+    "modles: unknown key. Did you mean 'modules'?": mergekit(modles=[]),
+    "models.0.modle: unknown key. Did you mean 'model'?": mergekit(models=[{"modle": "a"}]),
+    "give exactly one of models, slices, modules (found none)": mergekit(models=None),
+    "give exactly one of models, slices, modules (found models, slices)": mergekit(slices=[]),
+    "merge_method 'dare_ties' is no recipe of featcal": mergekit(merge_method="dare_ties"),
+    "a merge of slices or modules is no recipe": mergekit(models=None, slices=[{"sources": []}]),
+    "base_model: task_arithmetic needs one": mergekit(base_model=None),
+    "no model besides base_model": mergekit(models=[{"model": "org/base"}]),
+    "weight of 'org/a': missing": mergekit(models=[{"model": "org/a"}]),
+    "weight of 'org/a': gradients and filtered values": [of_one(weight=[0, 1]), of_one(weight=SPARSE)],
+    "weight of 'org/a': 'half' is not a number": of_one(weight="half"),
+    "unknown parameter 'densty' of 'org/a'. Did you mean 'density'?": of_one(weight=1, densty=1),
+    "unknown parameter 'normalise'. Did you mean 'normalize'?": mergekit(parameters={"normalise": True}),
+    "normalize: true or false, not 'no way'": mergekit(parameters={"normalize": "no way"}),
+    "rescale: true is no recipe": mergekit(parameters={"rescale": True}),
+    "models: 'org/a' stands twice": mergekit(models=[{"model": "org/a", "parameters": {"weight": 1}}] * 2),
+    "greater than 0": mergekit(merge_method="ties", parameters={"density": 0}),
+    "dtype 'float64' is not one of float32, bfloat16, float16": mergekit(dtype="float64"),
+    "linear with base_model and without normalized weights is no recipe": mergekit(
+        merge_method="linear", parameters={"weight": 1, "normalize": False}
+    ),
+    "tokenizer_source: union: every model must have the base's vocabulary": mergekit(tokenizer_source="union"),
+    "tokenizer.source: union": mergekit(tokenizer={}),
+    "its ids need not be the base's": mergekit(tokenizer_source="org/a"),
+    "tokens and pad_to_multiple_of change the vocabulary": mergekit(
+        tokenizer={"source": "base", "tokens": {"<x>": {}}}
+    ),
+}
+OF_NO_TOOL = {
+    "neither a configuration of mergekit": {"gate_mode": "hidden", "experts": []},
+    "is a mapping": "- a\n- b\n",
+    "not valid YAML": ["a: [", "a: *nothing\n"],
+    "stands twice": "merge_method: ties\nmerge_method: linear\n",
+    # mergekit's own multi-merge files hold a recipe per document
+    "a second document begins in line 2": "merge_method: linear\n---\nmerge_method: slerp\n",
+    "give each a file of its own": "merge_method: linear\n---\nmerge_method: slerp\n",
+}
 
 
 def test_every_reason_is_listed_at_once(tmp_path: Path) -> None:
@@ -218,7 +207,7 @@ def test_every_reason_is_listed_at_once(tmp_path: Path) -> None:
     assert "with --merged" in said
 
 
-@pytest.mark.parametrize("source", ["base", "org/base"])
+@pytest.mark.parametrize("source", ["base", "org/base"], ids=["word", "id"])
 def test_the_bases_own_tokenizer_is_no_problem(tmp_path: Path, source: str) -> None:
     assert taken_over(tmp_path, mergekit(tokenizer_source=source)).suite["base"] == "org/base"
     assert taken_over(tmp_path, mergekit(tokenizer={"source": source})).suite["base"] == "org/base"
@@ -326,39 +315,33 @@ def test_text_needs_templates_that_a_pool_lacks(tmp_path: Path) -> None:
     assert [line.partition(" ")[0] for line in imported.notes] == ["tokenizer:", "model_kwargs", "a"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"defaults": ["CLIPVisionModelPool@: _template", {"/model/clip-vit@models": ["base", "sun397"]}, "_self_"]},
-            "'defaults' stand for other files (defaults: CLIPVisionModelPool@: _template; "
-            "/model/clip-vit@models: base, sun397)",
-        ),
-        (
-            {"models": {"_pretrained_": "${base_model}", "t": "???"}},
-            "models._pretrained_ is '${base_model}'; models.t is",
-        ),
-        (
-            {"_target_": "fusion_bench.modelpool.OpenCLIPVisionModelPool"},
-            "'fusion_bench.modelpool.OpenCLIPVisionModelPool'",
-        ),
-        ({"modles": {"a": "b"}}, "modles: unknown key. Did you mean 'models'?"),
-        ({"models": ["a"]}, "models: must be a mapping from names"),
-        ({"models": {"_pretrained_": "a/b"}}, "models: no expert is named"),
-        ({"models": {"t": {"_target_": "os.system", "command": "true"}}}, "models.t: 'os.system' is never called"),
-        (
-            {
-                "models": {
-                    "t": {"_target_": "x.from_pretrained", "pretrained_model_name_or_path": "a", "subfolder": "b"}
-                }
-            },
-            "models.t: 'subfolder' may change which weights are loaded",
-        ),
-        ({"models": {"t": {"_target_": "x.from_pretrained"}}}, "models.t: pretrained_model_name_or_path is missing"),
-    ],
-)
-def test_fusion_bench_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    assert message in refused(tmp_path, pool(**changes))
+def loaded(target: str, **options: str) -> dict[str, Any]:
+    """A pool whose only model is made by calling `target`."""
+    return pool(models={"t": {"_target_": target, **options}})
+
+
+DEFAULTS = ["CLIPVisionModelPool@: _template", {"/model/clip-vit@models": ["base", "sun397"]}, "_self_"]
+NOT_OF_FUSION_BENCH = {
+    "'defaults' stand for other files (defaults: CLIPVisionModelPool@: _template; "
+    "/model/clip-vit@models: base, sun397)": pool(defaults=DEFAULTS),
+    "models._pretrained_ is '${base_model}'; models.t is": pool(models={"_pretrained_": "${base_model}", "t": "???"}),
+    "'fusion_bench.modelpool.OpenCLIPVisionModelPool'": pool(_target_="fusion_bench.modelpool.OpenCLIPVisionModelPool"),
+    "modles: unknown key. Did you mean 'models'?": pool(modles={"a": "b"}),
+    "models: must be a mapping from names": pool(models=["a"]),
+    "models: no expert is named": pool(models={"_pretrained_": "a/b"}),
+    "models.t: 'os.system' is never called": loaded("os.system", command="true"),
+    "models.t: 'subfolder' may change which weights are loaded": loaded(
+        "x.from_pretrained", pretrained_model_name_or_path="a", subfolder="b"
+    ),
+    "models.t: pretrained_model_name_or_path is missing": loaded("x.from_pretrained"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), saying(NOT_OF_MERGEKIT | NOT_OF_FUSION_BENCH | OF_NO_TOOL))
+def test_refusals(tmp_path: Path, content: Any, message: str) -> None:
+    said = refused(tmp_path, content)
+    assert message in said
+    assert str(tmp_path / "recipe.yml") in said
 
 
 def test_variables_of_a_pool_and_a_missing_base(tmp_path: Path) -> None:
@@ -367,33 +350,9 @@ def test_variables_of_a_pool_and_a_missing_base(tmp_path: Path) -> None:
     assert imported.missing[0].startswith("base: ")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"gate_mode": "hidden", "experts": []}, "neither a configuration of mergekit"),
-        ("- a\n- b\n", "is a mapping"),
-        ("a: [", "not valid YAML"),
-        ("merge_method: ties\nmerge_method: linear\n", "stands twice"),
-    ],
-)
-def test_files_of_no_tool(tmp_path: Path, content: Any, message: str) -> None:
-    assert message in refused(tmp_path, content)
-
-
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         import_recipe(tmp_path / "nothing.yml")
-
-
-def test_several_documents_in_one_file(tmp_path: Path) -> None:
-    """mergekit's own multi-merge files hold a recipe per document."""
-    file = tmp_path / "several.yml"
-    file.write_text("merge_method: linear\nmodels: []\n---\nmerge_method: slerp\n")
-    with pytest.raises(InputError, match=r"a second document begins in line 3.*give each a file of its own"):
-        import_recipe(file)
-    file.write_text("a: *nothing\n")
-    with pytest.raises(InputError, match="not valid YAML"):
-        import_recipe(file)
 
 
 def test_the_file_says_what_to_fill_in_and_is_never_overwritten(tmp_path: Path) -> None:

@@ -152,7 +152,11 @@ def test_a_calibration_that_raises_the_drift_says_so(tiny_suite_file: Path) -> N
     assert not app.warning
 
 
-@pytest.mark.parametrize("name", ["", "   ", "a\x07b", "x" * 300, "~nobody-at-all/x"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "   ", "a\x07b", "x" * 300, "~nobody-at-all/x"],
+    ids=["nothing", "spaces", "bell", "long", "home of nobody"],
+)
 def test_a_folder_that_cannot_be_is_a_message(tiny_suite_file: Path, name: str) -> None:
     app = opened(tiny_suite_file, "calibrate")
     app.text_input(key="folder").set_value(name).run()
@@ -311,7 +315,7 @@ def test_everything_that_a_suite_reads_here_is_looked_at(
         before = after
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "~nobodyhere/x"])
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "~nobodyhere/x"], ids=["long", "null byte", "home of nobody"])
 @pytest.mark.parametrize("kind", ["model", "open_clip", "hub", "tensors"])
 def test_impossible_paths_are_refused_when_the_suite_is_opened(edit_suite: Edit, kind: str, name: str) -> None:
     def change(content: dict[str, Any]) -> None:

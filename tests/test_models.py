@@ -93,7 +93,9 @@ def test_base_of_an_unknown_architecture(own_suite_file: Path) -> None:
     assert "base: architecture 'mamba' is not supported" in open_error(own_suite_file)
 
 
-@pytest.mark.parametrize("bad", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{broken", None])
+@pytest.mark.parametrize(
+    "bad", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{broken", None], ids=["empty", "broken header", "cut"]
+)
 def test_damaged_files_are_named(own_suite_file: Path, bad: bytes | None) -> None:
     file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100] if bad is None else bad)
@@ -151,6 +153,7 @@ def test_tower_saved_without_prefix_is_the_same_model(tiny: Family, own_suite_fi
         ("./nowhere/at/all", "expert 'x': no folder"),
         ("someone/model@main", r"expert 'x': no folder .*someone/model.*Hub"),  # both readings, without a network
     ],
+    ids=["folder", "id"],
 )
 def test_references_that_lead_nowhere(tmp_path: Path, reference: str, said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
+from featcal.drift.decomposition import measure_drift
+from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
+from featcal.evaluation.evaluate import evaluate
 from featcal.export.write import carried_text
 from featcal.family import Family, open_family
 from featcal.formats import checkpoint, output
@@ -28,104 +29,78 @@ from featcal.formats.open_clip import located_folder
 from featcal.formats.peft import read_adapter_config
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import InMemory
-from featcal.measure import evaluate, measure_drift
 from featcal.merging import merge_to_folder
-from featcal.model_ids import recorded_config
 from featcal.preflight import check
-from featcal.suite import Source, load_suite, read_yaml
-from featcal.tasks.sources import open_pool
+from featcal.suite import load_suite, read_yaml
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 CONFIG = CalibrationConfig(samples=6)
 
 
-def problems(suite_file: Path) -> str:
-    return "\n".join(check(load_suite(suite_file)).problems)
+def set_samples(root: Path, **tensors: torch.Tensor) -> None:
+    """Put tensors of the task 'pets' in place of what the suite folder has."""
+    file = root / "samples.safetensors"
+    save_file(load_file(file) | {f"pets.{name}": tensor for name, tensor in tensors.items()}, file)
 
 
-def change_samples(suite_file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    file = suite_file.parent / "samples.safetensors"
-    content = load_file(file)
-    change(content)
-    save_file(content, file)
+def set_config(file: Path, part: str = "", **options: Any) -> None:
+    content = json.loads(file.read_text())
+    (content[part] if part else content).update(options)
+    file.write_text(json.dumps(content))
 
 
-def test_an_expert_with_another_activation(own_suite_file: Path) -> None:
-    """Shapes agree, forwards do not: mixing CLIPs with and without QuickGELU."""
-    file = own_suite_file.parent / "experts" / "pets" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "gelu", "num_attention_heads": 4}))
-    found = problems(own_suite_file)
-    assert "expert 'pets': hidden_act is 'gelu'" in found
-    assert "num_attention_heads is 4" in found
-    assert "the base has 'quick_gelu'" in found
-
-
-@pytest.mark.parametrize("change", [{"num_attention_heads": 3}, {"hidden_size": "wide"}, {"image_size": -1}])
-def test_a_config_that_describes_no_model(own_suite_file: Path, change: dict[str, Any]) -> None:
-    file = own_suite_file.parent / "base" / "config.json"
-    config = json.loads(file.read_text())
-    config["vision_config"] |= change
-    file.write_text(json.dumps(config))
-    assert "base: " in problems(own_suite_file)
-
-
-def test_integer_weights(own_suite_file: Path) -> None:
-    file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
+def make_integer(file: Path, name: str) -> None:
     tensors = load_file(file)
-    name = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
-    tensors[name] = tensors[name].long()
-    save_file(tensors, file)
-    assert f"'{name}' holds torch.int64, weights are floating-point" in problems(own_suite_file)
+    save_file({**tensors, name: tensors[name].long()}, file)
 
 
-@pytest.mark.parametrize("shape", [(12, 3, 16, 16), (12, 1, 12, 12)])
-def test_inputs_of_another_shape(own_suite_file: Path, shape: tuple[int, ...]) -> None:
-    change_samples(own_suite_file, lambda content: content.update({"pets.calibration": torch.zeros(shape)}))
-    assert f"inputs have shape {list(shape[1:])}, the model takes [3, 12, 12]" in problems(own_suite_file)
+QUERY = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
+ONE_EACH = "expected one integer for each of 12"
+DEFECTS: dict[str, tuple[Any, ...]] = {
+    "forward": (  # shapes agree, forwards do not: mixing CLIPs with and without QuickGELU
+        lambda root: set_config(root / "experts/pets/config.json", hidden_act="gelu", num_attention_heads=4),
+        "expert 'pets': hidden_act is 'gelu'",
+        "num_attention_heads is 4",
+        "the base has 'quick_gelu'",
+    ),
+    "integers": (
+        lambda root: make_integer(root / "experts/pets/model.safetensors", QUERY),
+        f"'{QUERY}' holds torch.int64, weights are floating-point",
+    ),
+    **{
+        f"no model: {name}": (
+            lambda root, name=name, value=value: set_config(
+                root / "base/config.json", "vision_config", **{name: value}
+            ),
+            "base: ",
+        )
+        for name, value in {"num_attention_heads": 3, "hidden_size": "wide", "image_size": -1}.items()
+    },
+    **{
+        f"inputs {shape}": (
+            lambda root, shape=shape: set_samples(root, calibration=torch.zeros(12, *shape)),
+            f"inputs have shape {list(shape)}, the model takes [3, 12, 12]",
+        )
+        for shape in ((3, 16, 16), (1, 12, 12))
+    },
+    **{
+        f"labels {name}": (lambda root, labels=labels: set_samples(root, **{"test.y": labels}), message)
+        for name, labels, message in (
+            ("negative", torch.full((12,), -1), "label -1 is negative"),
+            ("two-dimensional", torch.zeros(12, 1, dtype=torch.int64), ONE_EACH),
+            ("too few", torch.zeros(5, dtype=torch.int64), ONE_EACH),
+            ("fractions", torch.zeros(12), ONE_EACH),
+        )
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (torch.full((12,), -1), "label -1 is negative"),
-        (torch.zeros(12, 1, dtype=torch.int64), "expected one integer for each of 12"),
-        (torch.zeros(5, dtype=torch.int64), "expected one integer for each of 12"),
-        (torch.zeros(12), "expected one integer for each of 12"),
-    ],
-)
-def test_labels_that_are_none(own_suite_file: Path, labels: torch.Tensor, message: str) -> None:
-    change_samples(own_suite_file, lambda content: content.update({"pets.test.y": labels}))
-    assert message in problems(own_suite_file)
-
-
-def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
-    for name in (".ipynb_checkpoints", "cat", "dog"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (4, 4)).save(tmp_path / name / "1.png")
-        Image.new("RGB", (4, 4)).save(tmp_path / name / "._1.png")
-    pool = open_pool(Source(imagefolder="."), "calibration", tmp_path, "t")
-    assert (pool.size, pool.class_names) == (2, ("cat", "dog"))
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"])
-def test_damaged_arrays(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(InputError, match=r"not a readable \.npz"):
-        open_pool(Source(arrays="x.npz"), "calibration", tmp_path, "t")
-
-
-def test_sources_that_are_the_wrong_kind_of_path(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="is a file"):
-        open_pool(Source(imagefolder="file"), "calibration", tmp_path, "t")
-    with pytest.raises(InputError, match="not a whole safetensors file"):
-        open_pool(Source(tensors=".", key="k"), "calibration", tmp_path, "t")
-
-
-def test_unknown_split_of_arrays(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.uint8), train_y=np.zeros(2, dtype=int))
-    with pytest.raises(InputError, match="arrays have no split 'tset'"):
-        open_pool(Source(arrays="x.npz", split="tset"), "test", tmp_path, "t")
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defects_of_models_and_samples(own_suite_file: Path, name: str) -> None:
+    plant, *messages = DEFECTS[name]
+    plant(own_suite_file.parent)
+    found = "\n".join(check(load_suite(own_suite_file)).problems)
+    assert [message for message in messages if message not in found] == []
 
 
 def test_unknown_split_from_python(tiny: Family) -> None:
@@ -161,13 +136,6 @@ def test_no_drift_has_no_shares(tiny: Family) -> None:
     assert {layer["share"] for task in document["tasks"].values() for layer in task["layers"]} == {None}
 
 
-def test_duplicate_keys(tmp_path: Path) -> None:
-    file = tmp_path / "suite.yaml"
-    file.write_text("name: a\nname: b\n")
-    with pytest.raises(InputError, match="a key stands twice, first in line 1 and again, line 2, column 1"):
-        load_suite(file)
-
-
 def test_keys_that_a_merge_overrides_do_not_stand_twice(tmp_path: Path) -> None:
     """`z` is made before `x`, which lies deeper: PyYAML then merges into the mapping that it merges from."""
     file = tmp_path / "suite.yaml"
@@ -189,38 +157,28 @@ BROKEN = {
 }
 
 
+READERS: dict[str, Callable[[Path], Any]] = {
+    "config.json": lambda folder: checkpoint.read_config(folder, "base"),
+    "model.safetensors.index.json": lambda folder: checkpoint.stored_names(folder, "base"),
+    "open_clip_config.json": lambda folder: located_folder(folder, "base"),
+    "adapter_config.json": lambda folder: read_adapter_config(folder, "base"),
+    "preprocessor_config.json": image_processor_settings,
+    "processor_config.json": image_processor_settings,
+    "featcal.json": lambda folder: carried_text(Located("base", folder, {}, [], Mock()), "hf"),
+    "featcal.json of a calibration": recorded_config,
+}
+
+
 @pytest.mark.parametrize("content", BROKEN)
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("config.json", lambda folder: checkpoint.read_config(folder, "base")),
-        ("model.safetensors.index.json", lambda folder: checkpoint.stored_names(folder, "base")),
-        ("open_clip_config.json", lambda folder: located_folder(folder, "base")),
-        ("adapter_config.json", lambda folder: read_adapter_config(folder, "base")),
-        ("preprocessor_config.json", image_processor_settings),
-        ("processor_config.json", image_processor_settings),
-        ("featcal.json", lambda folder: carried_text(Located("base", folder, {}, [], Mock()), "hf")),
-        ("featcal.json", recorded_config),
-    ],
-)
-def test_every_json_file_is_refused_in_the_same_words(
-    tmp_path: Path, name: str, read: Callable[[Path], Any], content: str
-) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_every_json_file_is_refused_in_the_same_words(tmp_path: Path, reader: str, content: str) -> None:
     written, problem = BROKEN[content]
-    (tmp_path / name).write_bytes(written)
+    file = tmp_path / reader.split()[0]
+    file.write_bytes(written)
     with pytest.raises(InputError) as caught:
-        read(tmp_path)
-    assert str(caught.value).endswith(f"{tmp_path / name} {problem}")
-    assert "secret" not in "".join(traceback.format_exception(caught.value)).partition(str(tmp_path / name))[2]
-
-
-@pytest.mark.parametrize("name", ["2024-13-45", "x" * 5000])
-def test_odd_suite_names(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "suite.yaml"
-    file.write_text(f"name: {name[:20]}")
-    for suite in (file, name):
-        with pytest.raises(InputError):
-            load_suite(suite)
+        READERS[reader](tmp_path)
+    assert str(caught.value).endswith(f"{file} {problem}")
+    assert "secret" not in "".join(traceback.format_exception(caught.value)).partition(str(file))[2]
 
 
 def test_base_without_tokenizer(own_suite_file: Path) -> None:
@@ -231,11 +189,8 @@ def test_base_without_tokenizer(own_suite_file: Path) -> None:
 
 
 def test_one_class_has_no_margin(edit_suite: Edit) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["tasks"]["pets"]["classes"] = ["cat"]
-
-    file = edit_suite(change)
-    change_samples(file, lambda c: c.update({"pets.validation.y": torch.zeros(12, dtype=torch.int64)}))
+    file = edit_suite(lambda content: content["tasks"]["pets"].update(classes=["cat"]))
+    set_samples(file.parent, **{"validation.y": torch.zeros(12, dtype=torch.int64)})
     with pytest.raises(InputError, match="at least two classes"):
         measure_drift(load_suite(file), output=True, device="cpu")
 
@@ -265,7 +220,7 @@ def test_resume_refuses_another_suite(own_suite_file: Path, edit_suite: Edit, tm
     edit_suite(lambda c: c["merged"].update(scale=0.1))
     refused()
     edit_suite(lambda c: c["merged"].update(scale=0.5))
-    change_samples(own_suite_file, lambda c: c.update({"pets.calibration": c["pets.calibration"] + 1}))
+    set_samples(own_suite_file.parent, calibration=torch.ones(12, 3, 12, 12))
     refused()
 
 
@@ -292,7 +247,7 @@ def test_total_time_includes_writing(tiny: Family, tmp_path: Path) -> None:
 
 
 def test_family_with_open_samples_of_the_wrong_size_is_refused(own_suite_file: Path) -> None:
-    change_samples(own_suite_file, lambda c: c.update({"pets.validation": torch.zeros(12, 3, 8, 8)}))
+    set_samples(own_suite_file.parent, validation=torch.zeros(12, 3, 8, 8))
     with pytest.raises(InputError, match=r"\[3, 8, 8\]"):
         measure_drift(open_family(load_suite(own_suite_file), device="cpu"))
 

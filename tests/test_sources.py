@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from conftest import SIDE, clip_inputs
+from conftest import SIDE, clip_inputs, saying
 from featcal.errors import InputError
 from featcal.formats.located import Pictures
 from featcal.suite import Source, load_suite
@@ -24,6 +24,16 @@ from featcal.tasks.prepare import Preparation
 from featcal.tasks.sources import draw, open_pool, pick
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
+
+
+def opened(root: Path, **source: Any) -> Any:
+    return open_pool(Source.model_validate(source), "test", root, "t")
+
+
+def drawn(file: Path, split: str = "test") -> Any:
+    """All samples of the task 'pets' of a suite file."""
+    suite = load_suite(file)
+    return draw(suite, "pets", split, None, 0, clip_inputs(suite.root / "base"))
 
 
 def test_draw_depends_on_seed_and_task_alone() -> None:
@@ -41,13 +51,11 @@ def test_zero_samples_are_refused() -> None:
 
 def test_tensors_come_as_they_are(tiny_suite_file: Path) -> None:
     suite = load_suite(tiny_suite_file)
-    drawn = draw(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
+    some: Any = draw(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
     stored = load_file(suite.root / "samples.safetensors")
-    assert drawn.inputs["pixel_values"].equal(stored["pets.test"][list(drawn.indices)])
-    assert drawn.labels is not None
-    assert drawn.labels.equal(stored["pets.test.y"][list(drawn.indices)])
-    assert drawn.images is None
-    assert drawn.class_names == ("cat", "dog", "fish")
+    assert some.inputs["pixel_values"].equal(stored["pets.test"][list(some.indices)])
+    assert some.labels.equal(stored["pets.test.y"][list(some.indices)])
+    assert (some.images, some.class_names) == (None, ("cat", "dog", "fish"))
 
 
 def test_nan_in_calibration_images(own_suite_file: Path) -> None:
@@ -55,40 +63,43 @@ def test_nan_in_calibration_images(own_suite_file: Path) -> None:
     content = load_file(file)
     content["pets.calibration"][3] = torch.nan
     save_file(content, file)
-    suite = load_suite(own_suite_file)
     with pytest.raises(InputError, match=r"task 'pets', calibration samples: 432 of .* NaN"):
-        draw(suite, "pets", "calibration", None, 0, clip_inputs(suite.root / "base"))
+        drawn(own_suite_file, "calibration")
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"tensors": "none.safetensors", "key": "k"}, "does not exist"),
-        ({"tensors": "samples.safetensors", "key": "pets.calibratio"}, "Did you mean 'pets.calibration'?"),
-        ({"tensors": "samples.safetensors", "key": "pets.test.y"}, "expected [n, channels, height, width]"),
-        ({"tensors": "suite.yaml", "key": "k"}, "not a whole safetensors file"),
-        ({"embedded": "lettrs"}, "Did you mean 'letters'?"),
-        ({"embedded": "letters", "split": "dev"}, "no split 'dev'"),
-        ({"arrays": "suite.yaml"}, "not a readable .npz"),
-        ({"imagefolder": "base"}, "one per class"),
-    ],
-)
-def test_unusable_sources(tiny_suite_file: Path, source: dict[str, str], message: str) -> None:
+ARRAYS = {"empty": b"", "torn": b"PK\x03\x04 broken", "alone": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"}
+UNUSABLE: dict[str, Any] = {
+    "does not exist": {"tensors": "none.safetensors", "key": "k"},
+    "Did you mean 'pets.calibration'?": {"tensors": "samples.safetensors", "key": "pets.calibratio"},
+    "expected [n, channels, height, width]": {"tensors": "samples.safetensors", "key": "pets.test.y"},
+    "not a whole safetensors file": [{"tensors": place, "key": "k"} for place in ("suite.yaml", ".")],
+    "Did you mean 'letters'?": {"embedded": "lettrs"},
+    "no split 'dev'": {"embedded": "letters", "split": "dev"},
+    "not a readable .npz": [{"arrays": f"{name}.npz"} for name in ARRAYS],
+    "train_x is float32 [2, 4, 4, 3], expected uint8": {"arrays": "fractions.npz", "split": "train"},
+    "no test_x and test_y": {"arrays": "fractions.npz"},
+    "arrays have no split 'tset'": {"arrays": "fractions.npz", "split": "tset"},
+    "is a file": {"imagefolder": "suite.yaml"},
+    "one per class": {"imagefolder": "base"},
+}
+
+
+@pytest.mark.parametrize(("source", "message"), saying(UNUSABLE))
+def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message: str) -> None:
+    root = own_suite_file.parent
+    for name, content in ARRAYS.items():
+        (root / f"{name}.npz").write_bytes(content)
+    np.savez(root / "fractions.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.float32), train_y=np.zeros(2))
     with pytest.raises(InputError) as caught:
-        open_pool(Source.model_validate(source), "calibration", tiny_suite_file.parent, "task 'x'")
+        opened(root, **source)
     assert message in str(caught.value)
 
 
-def test_missing_split(edit_suite: Edit) -> None:
-    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
-    with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
-        draw(suite, "pets", "test", 1, 0, clip_inputs(suite.root / "base"))
-
-
-def test_label_without_a_name(edit_suite: Edit) -> None:
-    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
+def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:
     with pytest.raises(InputError, match="has no name, there are 1 classes"):
-        draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
+        drawn(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
+    with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
+        drawn(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
 
 
 def write_arrays(file: Path, count: int = 30) -> dict[str, Any]:
@@ -108,25 +119,13 @@ def test_arrays_and_their_validation_part(own_suite_file: Path, edit_suite: Edit
         suite["tasks"]["pets"].update({split: {"arrays": "x.npz"} for split in ("calibration", "validation", "test")})
         suite["tasks"]["pets"].pop("classes")
 
-    suite = load_suite(edit_suite(change))
-    parts = {
-        s: draw(suite, "pets", s, None, 0, clip_inputs(suite.root / "base"))
-        for s in ("calibration", "validation", "test")
-    }
+    file = edit_suite(change)
+    parts = {split: drawn(file, split) for split in ("calibration", "validation", "test")}
     assert {split: len(part) for split, part in parts.items()} == {"calibration": 27, "validation": 3, "test": 30}
-    validation = {image.tobytes() for image in parts["validation"].images or ()}
-    calibration = {image.tobytes() for image in parts["calibration"].images or ()}
+    validation, calibration = ({im.tobytes() for im in parts[s].images} for s in ("validation", "calibration"))
     assert validation == {content["train_x"][i].tobytes() for i in (0, 10, 20)}
     assert not validation & calibration
     assert parts["test"].class_names == ("cat", "dog")
-
-
-def test_arrays_of_another_kind(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.float32), train_y=np.zeros(2))
-    with pytest.raises(InputError, match=r"train_x is float32 .*expected uint8"):
-        open_pool(Source(arrays="x.npz"), "calibration", tmp_path, "t")
-    with pytest.raises(InputError, match="no test_x and test_y"):
-        open_pool(Source(arrays="x.npz"), "test", tmp_path, "t")
 
 
 def test_imagefolder(tmp_path: Path) -> None:
@@ -134,12 +133,13 @@ def test_imagefolder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for i in range(2):
             Image.new("L", (SIDE, SIDE), shade + i).save(tmp_path / name / f"{i}.png")
+        Image.new("L", (SIDE, SIDE)).save(tmp_path / name / "._1.png")  # hidden, as is a folder below
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    Image.new("L", (SIDE, SIDE)).save(tmp_path / ".ipynb_checkpoints" / "1.png")
     (tmp_path / "dog" / "notes.txt").write_text("not a picture")
-    pool = open_pool(Source(imagefolder="."), "calibration", tmp_path, "t")
+    pool = opened(tmp_path, imagefolder=".")
     assert (pool.size, pool.class_names) == (4, ("cat", "dog"))
-    assert pool.labels is not None
     assert pool.labels.tolist() == [0, 0, 1, 1]
-    assert pool.images is not None
     assert [image[0, 0].tolist() for image in pool.images([1, 2])] == [[11, 11, 11], [200, 200, 200]]
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
     with pytest.raises(InputError, match=r"0\.png is not a readable picture"):
@@ -176,32 +176,29 @@ def write_metadata(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_imagefolder_with_metadata(tmp_path: Path, kind: str) -> None:
     write_metadata(tmp_path, kind)
-    pool = open_pool(Source(imagefolder="."), "test", tmp_path, "t")
-    assert pool.labels is not None
-    assert pool.images is not None
+    pool = opened(tmp_path, imagefolder=".")
     assert (pool.size, pool.class_names, pool.labels.tolist()) == (3, ("cat", "dog"), [1, 0, 1])
     assert [int(image[0, 0, 0]) for image in pool.images([0, 1, 2])] == [1, 2, 3]
-    pool = open_pool(Source(imagefolder=".", label="code"), "test", tmp_path, "t")
-    assert pool.labels is not None
+    pool = opened(tmp_path, imagefolder=".", label="code")
     assert (pool.class_names, pool.labels.tolist()) == (None, [10, 2, 2])
 
 
 def test_imagefolder_with_metadata_that_does_not_fit(tmp_path: Path) -> None:
     write_metadata(tmp_path, "csv")
     with pytest.raises(InputError, match=r"no column 'kind' \(columns: file_name, label, code\)"):
-        open_pool(Source(imagefolder=".", label="kind"), "test", tmp_path, "t")
+        opened(tmp_path, imagefolder=".", label="kind")
     (tmp_path / "c.png").unlink()
     with pytest.raises(InputError, match=r"names 1 files that are not there, such as c\.png"):
-        open_pool(Source(imagefolder="."), "test", tmp_path, "t")
+        opened(tmp_path, imagefolder=".")
     (tmp_path / "metadata.jsonl").write_text("{}")
     with pytest.raises(InputError, match=r"has metadata\.csv and metadata\.jsonl; keep one"):
-        open_pool(Source(imagefolder="."), "test", tmp_path, "t")
+        opened(tmp_path, imagefolder=".")
 
 
 def test_metadata_without_labels_leaves_the_folders(tmp_path: Path) -> None:
     write_picture(tmp_path / "cat" / "a.png", 5)
     (tmp_path / "metadata.csv").write_text("file_name,caption\ncat/a.png,my cat\n")
-    assert open_pool(Source(imagefolder="."), "test", tmp_path, "t").class_names == ("cat",)
+    assert opened(tmp_path, imagefolder=".").class_names == ("cat",)
 
 
 def write_picture_table(file: Path, labels: list[Any], names: list[str] | None = None) -> Path:
@@ -229,9 +226,7 @@ def write_picture_table(file: Path, labels: list[Any], names: list[str] | None =
 )
 def test_pictures_in_parquet(tmp_path: Path, labels: list[Any], names: list[str] | None, expected: Any) -> None:
     write_picture_table(tmp_path / "x.parquet", labels, names)
-    pool = open_pool(Source(parquet="x.parquet"), "test", tmp_path, "t")
-    assert pool.labels is not None
-    assert pool.images is not None
+    pool = opened(tmp_path, parquet="x.parquet")
     assert (pool.class_names, pool.labels.tolist()) == expected
     assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
 
@@ -250,13 +245,8 @@ def test_pictures_in_parquet(tmp_path: Path, labels: list[Any], names: list[str]
 def test_parquet_that_does_not_fit(tmp_path: Path, labels: list[Any], options: dict[str, str], message: str) -> None:
     write_picture_table(tmp_path / "x.parquet", labels)
 
-    def read() -> None:
-        pool = open_pool(Source(parquet="x.parquet", **options), "test", tmp_path, "t")
-        assert pool.images is not None
-        pool.images([0])
-
     with pytest.raises(InputError) as caught:
-        read()
+        opened(tmp_path, parquet="x.parquet", **options).images([0])
     assert message in str(caught.value)
 
 
@@ -269,7 +259,7 @@ def test_a_folder_of_save_to_disk_is_refused_with_the_way_out(
     for name in inside:
         (tmp_path / "set" / name).write_text("{}")
     with pytest.raises(InputError, match=r"was written by save_to_disk.*load_from_disk.*to_parquet"):
-        open_pool(Source(**source), "test", tmp_path, "t")
+        opened(tmp_path, **source)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -278,9 +268,7 @@ def test_pictures_of_a_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
     write_picture_table(tmp_path / "set" / "data" / "test-00000-of-00001.parquet", [2, 0, 1], ["cat", "dog", "fish"])
-    pool = open_pool(Source(hub="set", split="test"), "test", tmp_path, "t")
-    assert pool.labels is not None
-    assert pool.images is not None
+    pool = opened(tmp_path, hub="set", split="test")
     assert (pool.class_names, pool.labels.tolist()) == (("cat", "dog", "fish"), [2, 0, 1])
     assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
 
@@ -295,9 +283,8 @@ def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit
         def change(suite: dict[str, Any]) -> None:
             suite["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=list(classes))
 
-        drawn = draw(load_suite(edit_suite(change)), "pets", "test", None, 0, clip_inputs(root / "base"))
-        assert drawn.labels is not None
-        return drawn.labels.tolist(), drawn.class_names
+        found = drawn(edit_suite(change))
+        return found.labels.tolist(), found.class_names
 
     assert labels("cat", "dog") == ([0, 1], ("cat", "dog"))
     assert labels("fish", "dog", "cat") == ([2, 1], ("fish", "dog", "cat"))
@@ -312,16 +299,13 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
     own_suite_file: Path, edit_suite: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = write_arrays(own_suite_file.parent / "x.npz")
-    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
-    whole = draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
+    file = edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"]))
+    whole = drawn(file)
     monkeypatch.setattr(sources, "_AT_ONCE", 7)
-    parts = draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base"))
+    parts = drawn(file)
     assert parts.inputs["pixel_values"].equal(whole.inputs["pixel_values"])
-    assert parts.images is not None
-    assert (len(parts.images), [im.tobytes() for im in parts.images]) == (
-        30,
-        [im.tobytes() for im in content["test_x"]],
-    )
+    assert len(parts.images) == 30
+    assert [im.tobytes() for im in parts.images] == [im.tobytes() for im in content["test_x"]]
     assert np.array_equal(parts.images[-1], content["test_x"][-1])
 
 
@@ -329,11 +313,9 @@ def test_a_layout_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit
     content = write_arrays(own_suite_file.parent / "x.npz")
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
     own = Pictures(lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(), {})
-    drawn = draw(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
-    assert (
-        drawn.inputs["pixel_values"][5].permute(1, 2, 0).numpy().tobytes()
-        == content["test_x"][5].astype("f4").tobytes()
-    )
+    made = draw(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
+    pixels = made.inputs["pixel_values"][5].permute(1, 2, 0).numpy()
+    assert pixels.tobytes() == content["test_x"][5].astype("f4").tobytes()
 
 
 def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
@@ -354,5 +336,4 @@ def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
 
 def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:
     """Sources are often sorted by class: the first so many would be one class."""
-    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3)))
-    assert draw(suite, "pets", "test", None, 0, clip_inputs(suite.root / "base")).indices == (0, 6, 11)
+    assert drawn(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3))).indices == (0, 6, 11)

@@ -18,15 +18,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conftest import saying
 from featcal.errors import InputError
 from featcal.schema.source import Source
 from featcal.schema.template import fill, template_fields
 from featcal.suite import Suite, suite_from_dict
 from featcal.tasks import table
 from featcal.tasks.hub import read_hub
-from featcal.tasks.pool import Pool, TextExample
+from featcal.tasks.pool import TextExample
 from featcal.tasks.prepare import Preparation, prepare_causal, prepare_seq2seq
-from featcal.tasks.sources import Samples, draw, open_pool
+from featcal.tasks.sources import draw, open_pool
 
 WORDS = ["<pad>", "</s>", "<unk>", "<bos>", "is", "it", "good", "bad", "the", "film", "?", "yes", "no"]
 IDS = {word: index for index, word in enumerate(WORDS)}
@@ -80,13 +81,12 @@ def write_parquet(file: Path, rows: Sequence[Mapping[str, Any]], group: int = 2,
     return file
 
 
-def pool_of(root: Path, **source: Any) -> Pool:
+def pool_of(root: Path, **source: Any) -> Any:
     return open_pool(Source.model_validate(source), "test", root, "t")
 
 
 def read(root: Path, **source: Any) -> list[tuple[str, str | None]]:
     pool = pool_of(root, **source)
-    assert pool.texts is not None
     return [(example.input, example.target) for example in pool.texts(range(pool.size))]
 
 
@@ -101,7 +101,7 @@ def suite_of(root: Path, source: Mapping[str, Any], **task: Any) -> Suite:
     return suite_from_dict(content, root)
 
 
-def drawn(root: Path, folder: Path, modality: Any, source: Mapping[str, Any], **task: Any) -> Samples:
+def drawn(root: Path, folder: Path, modality: Any, source: Mapping[str, Any], **task: Any) -> Any:
     return draw(suite_of(root, source, **task), "t", "test", None, 0, Preparation(folder, modality))
 
 
@@ -123,7 +123,7 @@ def test_templates_are_names_and_nothing_else(template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(None, "holds nothing"), ([1], "holds a list"), ("x", "'.1f' does not fit")]
+    ("value", "message"), saying({"holds nothing": None, "holds a list": [[1]], "'.1f' does not fit": "x"})
 )
 def test_values_that_are_no_text(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -169,72 +169,58 @@ def test_shards_in_a_folder(tmp_path: Path) -> None:
     assert [text for text, _ in read(tmp_path, parquet="own", split="train", input="{text}")] == ["bad film"]
     write_parquet(tmp_path / "own" / "b.parquet", [{"other": 1}])
     assert "b.parquet has columns other" in refusal(tmp_path, parquet="own", input="{text}")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "x.txt").touch()
+    assert "has no .parquet files" in refusal(tmp_path, parquet="none", input="{text}")
 
 
 def test_rows_across_row_groups_keep_their_order(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x.parquet", [{"text": f"w{i}"} for i in range(23)], group=5)
     pool = pool_of(tmp_path, parquet="x.parquet", input="{text}")
-    assert pool.texts is not None
     wanted = [22, 0, 4, 5, 14, 0]
     assert [example.input for example in pool.texts(wanted)] == [f"w{i}" for i in wanted]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            {"input": "{sentence}"},
-            "'input' needs the column 'sentence', which is not there (columns: text, label, split)",
-        ),
-        ({"input": "{txt}"}, "Did you mean 'text'?"),
-        ({"input": "{text}", "target": "{answer}"}, "'target' needs the column 'answer'"),
-        ({"input": "{text}", "targets": ["a"], "label": "mark"}, "'targets' needs the column 'mark'"),
-        ({"input": "{text}", "targets": ["no"]}, "label 1 has no answer in 'targets', which has 0"),
-        (
-            {"input": "{text}", "targets": {"0": "no", "1": "yes"}},
-            "label 1 has no answer in 'targets', which has '0', '1'",
-        ),
-        ({"input": "{text}", "targets": [" ", "yes"]}, "the target is empty"),
-        ({"input": "{text}", "split": "tset"}, "no row has split 'tset', only test, train. Did you mean 'test'?"),
-    ],
-)
+UNFIT: dict[str, Any] = {
+    "'input' needs the column 'words', which is not there (columns: text, label, split)": {"input": "{words}"},
+    "Did you mean 'text'?": {"input": "{txt}"},
+    "'target' needs the column 'answer'": {"input": "{text}", "target": "{answer}"},
+    "'targets' needs the column 'mark'": {"input": "{text}", "targets": ["a"], "label": "mark"},
+    "label 1 has no answer in 'targets', which has 0": {"input": "{text}", "targets": ["no"]},
+    "in 'targets', which has '0', '1'": {"input": "{text}", "targets": {"0": "no", "1": "yes"}},
+    "the target is empty": {"input": "{text}", "targets": [" ", "yes"]},
+    "no row has split 'tset', only test, train. Did you mean 'test'?": {"input": "{text}", "split": "tset"},
+    "there is no column 'split' (columns: text)": {"rows": [{"text": "a"}], "input": "{text}", "split": "test"},
+    "label -1 has no answer": {"rows": [{"text": "a", "label": -1}], **TEXT},  # not counted from the end
+}
+
+
+@pytest.mark.parametrize(("source", "message"), saying(UNFIT))
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_rows_that_do_not_fit(tmp_path: Path, kind: str, source: dict[str, Any], message: str) -> None:
-    write_jsonl(tmp_path / "x.jsonl")
-    write_parquet(tmp_path / "x.parquet", ROWS)
-    assert message in refusal(tmp_path, **{kind: f"x.{kind}"}, **source)
+    options = {"rows": ROWS, **source}
+    (write_jsonl if kind == "jsonl" else write_parquet)(tmp_path / f"x.{kind}", options.pop("rows"))
+    assert message in refusal(tmp_path, **{kind: f"x.{kind}"}, **options)
 
 
-LABELLED = b'{"text": "a", "label": -1}\n'
 WHOLE = gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode(), mtime=0)
+NO_ROWS = {
+    "line 2 holds a list": b'{"text": "a"}\n[1]\n',
+    "line 3 is not valid JSON": b'{"text": "a"}\n\n{"text": \n',
+    "line 2 is not valid JSON": b'{"text": "a"}\n\xff\xfe\n',
+    "line 3 has no field 'text'": b'{"text": "a"}\n\n{"other": "b"}\n',
+    "line 2: field 'text' holds nothing (null)": b'{"text": "a"}\n{"text": null}\n',
+    "line 1: the input is empty": b'{"text": "  "}\n',
+    "cannot be read to its end": [WHOLE[:10], WHOLE[:-5], b"no gzip at all"],
+    "not a whole parquet file": b"PAR1 and no more",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message", "source"),
-    [
-        ("x.jsonl", b'{"text": "a"}\n[1]\n', "line 2 holds a list", {}),
-        ("x.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not valid JSON", {}),
-        ("x.jsonl", b'{"text": "a"}\n\xff\xfe\n', "line 2 is not valid JSON", {}),
-        ("x.jsonl", b'{"text": "a"}\n\n{"other": "b"}\n', "line 3 has no field 'text'", {}),
-        ("x.jsonl", b'{"text": "a"}\n{"text": null}\n', "line 2: field 'text' holds nothing (null)", {}),
-        ("x.jsonl", b'{"text": "  "}\n', "line 1: the input is empty", {}),
-        ("x.jsonl", b'{"text": "a"}\n', "there is no column 'split' (columns: text)", {"split": "test"}),
-        ("x.jsonl", LABELLED, "label -1 has no answer", TEXT),  # not counted from the end
-        ("x.jsonl.gz", WHOLE[:10], "cannot be read to its end", {}),
-        ("x.jsonl.gz", WHOLE[:-5], "cannot be read to its end", {}),
-        ("x.jsonl.gz", b"no gzip at all", "cannot be read to its end", {}),
-        ("x.parquet", b"PAR1 and no more", "not a whole parquet file", {}),
-        ("folder/x.txt", b"", "has no .parquet files", {"parquet": "folder"}),
-    ],
-)
-def test_files_that_hold_no_rows(
-    tmp_path: Path, name: str, content: bytes, message: str, source: dict[str, Any]
-) -> None:
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_bytes(content)
-    where = {} if "parquet" in source else {"parquet" if name.endswith("parquet") else "jsonl": name}
-    assert message in refusal(tmp_path, **{"input": "{text}", **where, **source})
+@pytest.mark.parametrize(("content", "message"), saying(NO_ROWS))
+def test_files_that_hold_no_rows(tmp_path: Path, content: bytes, message: str) -> None:
+    kind, name = {"c": ("jsonl", "x.jsonl.gz"), "n": ("parquet", "x.parquet")}.get(message[0], ("jsonl", "x.jsonl"))
+    (tmp_path / name).write_bytes(content)
+    assert message in refusal(tmp_path, **{"input": "{text}", kind: name})
 
 
 def test_a_file_is_parsed_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,13 +278,7 @@ def test_long_texts_are_cut_and_counted(t5: Path) -> None:
     assert made.inputs["labels"][2].tolist() == [IDS["yes"], IDS["yes"], 1]
 
 
-def test_answers_are_needed_by_an_encoder_decoder(tmp_path: Path, t5: Path) -> None:
-    write_jsonl(tmp_path / "x.jsonl")
-    with pytest.raises(InputError, match=r"task 't', test samples: an encoder-decoder needs answers; give .* 'target'"):
-        drawn(tmp_path, t5, "seq2seq", {"jsonl": "x.jsonl", "input": "{text}"})
-
-
-@pytest.mark.parametrize("template", ["<bos> $A", "<bos> $A </s>"])
+@pytest.mark.parametrize("template", ["<bos> $A", "<bos> $A </s>"], ids=["begins", "begins and ends"])
 def test_decoder_inputs(tmp_path: Path, template: str) -> None:
     """An end token that the tokenizer puts after every text does not come between prompt and answer."""
     folder = write_tokenizer(tmp_path / "m", template)
@@ -316,21 +296,24 @@ def test_decoder_text_without_answers_counts_whole(llama: Path) -> None:
     assert inputs["attention_mask"].sum(1).tolist() == [5, 2]
 
 
-def test_a_long_prompt_loses_its_beginning_before_its_answer(llama: Path) -> None:
-    examples = [TextExample("is it the good film ?", "yes"), TextExample("it", "no")]
-    made = prepare_causal(examples, llama, max_length=5)
-    assert made.truncated == 1
-    assert words(made.inputs["input_ids"][0]) == ["<bos>", "film", "?", "yes", "</s>"]
-    assert words(prepare_causal(examples, llama, max_length=3).inputs["input_ids"][0]) == ["<bos>", "yes", "</s>"]
-
-
-def test_an_answer_that_is_too_long_leaves_a_quarter_to_the_prompt(llama: Path) -> None:
-    example = TextExample("is it the good film ?", "yes no " * 5)
-    made = prepare_causal([example], llama, max_length=8)
-    assert made.truncated == 1
-    assert words(made.inputs["input_ids"][0]) == ["<bos>", "?", "yes", "no", "yes", "no", "yes", "no"]
-    assert made.inputs["completion_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1]]
-    assert prepare_causal([TextExample("it", "yes no")], llama, max_length=5).truncated == 0
+@pytest.mark.parametrize(
+    ("prompt", "answer", "limit", "cut", "kept", "answered"),
+    [
+        pytest.param("is it the good film ?", "yes", 5, 1, "<bos> film ? yes </s>", 2, id="beginning of the prompt"),
+        pytest.param("is it the good film ?", "yes", 3, 1, "<bos> yes </s>", 2, id="all of the prompt"),
+        pytest.param("is it the good film ?", "yes no " * 5, 8, 1, "<bos> ? yes no yes no yes no", 6, id="answer"),
+        pytest.param("it", "yes no", 5, 0, "<bos> it yes no </s>", 3, id="nothing"),
+    ],
+)
+def test_what_is_cut_of_a_long_text(
+    llama: Path, prompt: str, answer: str, limit: int, cut: int, kept: str, answered: int
+) -> None:
+    """The beginning of a prompt before its answer; an answer that is too long leaves a quarter to the prompt."""
+    made = prepare_causal([TextExample(prompt, answer), TextExample("it", "no")], llama, max_length=limit)
+    assert made.truncated == cut + (limit < 4)  # the other has four tokens
+    ids, counted = made.inputs["input_ids"][0], made.inputs["completion_mask"][0]
+    assert words(ids) == kept.split()
+    assert counted.tolist() == [0] * (len(ids) - answered) + [1] * answered
 
 
 def test_limits_of_the_task_are_used(tmp_path: Path, t5: Path) -> None:
@@ -339,7 +322,6 @@ def test_limits_of_the_task_are_used(tmp_path: Path, t5: Path) -> None:
     samples = drawn(tmp_path, t5, "seq2seq", source, max_length=6)
     assert samples.inputs["input_ids"].shape == (2, 6)
     assert samples.truncated == 1
-    assert samples.texts is not None
     assert samples.texts[0] == "is good good film good ?"  # the text itself stays whole
 
 
@@ -360,12 +342,19 @@ def test_folder_without_tokenizer(tmp_path: Path) -> None:
         prepare_causal([TextExample("a", "b")], tmp_path)
 
 
-def test_pictures_for_a_language_model_and_text_for_a_vision_model(tmp_path: Path, t5: Path) -> None:
+ROWS_OF = {"jsonl": "x.jsonl", "input": "{text}"}
+UNSUITED = {
+    "an encoder-decoder needs answers; give the source 'target' or 'targets'": ("seq2seq", ROWS_OF),
+    "the source holds text, the base takes pictures": ("pixels", ROWS_OF),
+    "the source holds pictures, the base takes text": ("causal", {"embedded": "digits"}),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), saying(UNSUITED))
+def test_sources_that_do_not_suit_the_model(tmp_path: Path, t5: Path, given: tuple[str, Any], message: str) -> None:
     write_jsonl(tmp_path / "x.jsonl")
-    with pytest.raises(InputError, match="test samples: the source holds text, the base takes pictures"):
-        drawn(tmp_path, t5, "pixels", {"jsonl": "x.jsonl", **TEXT})
-    with pytest.raises(InputError, match="test samples: the source holds pictures, the base takes text"):
-        drawn(tmp_path, t5, "causal", {"embedded": "digits"})
+    with pytest.raises(InputError, match=f"^task 't', test samples: .*{message}"):
+        drawn(tmp_path, t5, *given)
 
 
 # ---------------------------------------------------------------------------------------- token ids in a file
@@ -379,51 +368,53 @@ def tokens_file(root: Path, **content: list[list[int]]) -> dict[str, Any]:
     return {"tensors": "x.safetensors", "key": "ids", **{n: n for n in ("mask", "labels") if n in content}}
 
 
-def test_token_ids_for_an_encoder_decoder(tmp_path: Path, t5: Path) -> None:
-    labels = [[11, 1, -100], [12, 6, 1]]
-    samples = drawn(tmp_path, t5, "seq2seq", tokens_file(tmp_path, ids=ROW, mask=MASK, labels=labels))
-    assert {name: tensor.tolist() for name, tensor in samples.inputs.items()} == {
-        "input_ids": ROW, "attention_mask": MASK, "labels": labels,
-    }  # fmt: skip
-    assert samples.labels is None
-
-
-def test_token_ids_for_a_decoder(tmp_path: Path, llama: Path) -> None:
-    labels = [[-100, -100, 6, 1], [-100, 6, 1, -100]]
-    inputs = drawn(tmp_path, llama, "causal", tokens_file(tmp_path, ids=ROW, mask=MASK, labels=labels)).inputs
-    assert inputs["completion_mask"].tolist() == [[0, 0, 1, 1], [0, 1, 1, 0]]
-    inputs = drawn(tmp_path, llama, "causal", tokens_file(tmp_path, ids=ROW, mask=MASK)).inputs
-    assert inputs["completion_mask"].tolist() == MASK
-    inputs = drawn(tmp_path, llama, "causal", tokens_file(tmp_path, ids=ROW[:1])).inputs
-    assert inputs["attention_mask"].tolist() == [[1] * 4]
+TARGETS, MARKED = [[11, 1, -100], [12, 6, 1]], [[-100, -100, 6, 1], [-100, 6, 1, -100]]
 
 
 @pytest.mark.parametrize(
-    ("modality", "content", "message"),
+    ("modality", "content", "made"),
     [
-        ("causal", {"ids": ROW}, "rows end with the padding id 0; give 'mask'"),
-        ("causal", {"ids": ROW, "mask": [[1, 1, 1, 1], [0, 1, 1, 1]]}, "padding belongs on the right"),
-        ("causal", {"ids": ROW, "mask": [[1, 1, 1, 1], [0, 0, 0, 0]]}, "padding belongs on the right"),
-        ("causal", {"ids": ROW, "mask": [[1, 2, 1, 1], [1, 1, 1, 0]]}, "padding belongs on the right"),
-        ("causal", {"ids": ROW, "mask": [[1, 1], [1, 1]]}, "'mask' has shape [2, 2], the token ids [2, 4]"),
-        (
-            "causal",
-            {"ids": ROW, "mask": MASK, "labels": [[4, 5, 6, 7], [5, 6, 1, -100]]},
-            "are its token ids with -100",
+        pytest.param("seq2seq", {"mask": MASK, "labels": TARGETS}, {"labels": TARGETS}, id="encoder-decoder"),
+        pytest.param(
+            "causal", {"mask": MASK, "labels": MARKED}, {"completion_mask": [[0, 0, 1, 1], [0, 1, 1, 0]]}, id="decoder"
         ),
-        ("causal", {"ids": ROW, "mask": MASK, "labels": [[4, 5, 6, 1], [5, 6, 1, 0]]}, "are its token ids with -100"),
-        ("causal", {"ids": ROW, "mask": MASK, "labels": [[4, 5, 6, 1], [-100] * 4]}, "-100 throughout"),
-        ("seq2seq", {"ids": ROW, "mask": MASK}, "give 'labels', target ids [n, U]"),
-        ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[1, -100, 1], [1, 1, 1]]}, "target ids and then -100"),
-        ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[-100], [1]]}, "target ids and then -100"),
-        ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[-1], [1]]}, "target ids and then -100"),
-        ("seq2seq", {"ids": ROW, "mask": MASK, "labels": [[1, 1]]}, "'labels' is torch.int64 [1, 2], expected whole"),
-        ("pixels", {"ids": ROW, "mask": MASK}, "the source holds text, the base takes pictures"),
+        pytest.param("causal", {"mask": MASK}, {"completion_mask": MASK}, id="decoder without answers"),
+        pytest.param(
+            "causal", {"ids": ROW[:1]}, {"attention_mask": [[1] * 4], "completion_mask": [[1] * 4]}, id="no mask"
+        ),
     ],
 )
-def test_token_ids_that_do_not_fit(
-    tmp_path: Path, t5: Path, modality: str, content: dict[str, list[list[int]]], message: str
-) -> None:
+def test_token_ids(tmp_path: Path, t5: Path, modality: str, content: dict[str, Any], made: dict[str, Any]) -> None:
+    samples = drawn(tmp_path, t5, modality, tokens_file(tmp_path, **{"ids": ROW, **content}))
+    masked = {"attention_mask": MASK} if "mask" in content else {}
+    expected = {"input_ids": content.get("ids", ROW), **masked, **made}
+    assert {name: tensor.tolist() for name, tensor in samples.inputs.items()} == expected
+    assert samples.labels is None
+
+
+NO_TOKENS = {
+    "rows end with the padding id 0; give 'mask'": ("causal", {"mask": None}),
+    "padding belongs on the right": [
+        ("causal", {"mask": [[1, 1, 1, 1], second]}) for second in ([0, 1, 1, 1], [0] * 4, [1, 2, 1, 1])
+    ],
+    "'mask' has shape [2, 2], the token ids [2, 4]": ("causal", {"mask": [[1, 1], [1, 1]]}),
+    "are its token ids with -100": [
+        ("causal", {"labels": rows}) for rows in ([[4, 5, 6, 7], [5, 6, 1, -100]], [[4, 5, 6, 1], [5, 6, 1, 0]])
+    ],
+    "-100 throughout": ("causal", {"labels": [[4, 5, 6, 1], [-100] * 4]}),
+    "give 'labels', target ids [n, U]": ("seq2seq", {}),
+    "target ids and then -100": [
+        ("seq2seq", {"labels": rows}) for rows in ([[1, -100, 1], [1, 1, 1]], [[-100], [1]], [[-1], [1]])
+    ],
+    "'labels' is torch.int64 [1, 2], expected whole": ("seq2seq", {"labels": [[1, 1]]}),
+    "the source holds text, the base takes pictures": ("pixels", {}),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), saying(NO_TOKENS))
+def test_token_ids_that_do_not_fit(tmp_path: Path, t5: Path, given: tuple[str, dict[str, Any]], message: str) -> None:
+    modality, change = given
+    content = {name: rows for name, rows in {"ids": ROW, "mask": MASK, **change}.items() if rows is not None}
     with pytest.raises(InputError) as caught:
         drawn(tmp_path, t5, modality, tokens_file(tmp_path, **content))
     assert message in str(caught.value)

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Affine = tuple[Float[Tensor, " d"], Float[Tensor, " d"]]
+"""Scale gamma and shift beta of a norm, or a pair of what belongs to them."""
+
 
 class SolveError(ArithmeticError):
     """The left matrix of Eq. (17) is not positive definite in this precision."""
@@ -86,29 +89,25 @@ def linear_bias(
 def layernorm_affine(
     square_sum: Float[Tensor, " d"],
     mean_sum: Float[Tensor, " d"],
-    scale_target_sum: Float[Tensor, " d"],
-    shift_target_sum: Float[Tensor, " d"],
-    anchor_scale: Float[Tensor, " d"],
-    anchor_shift: Float[Tensor, " d"],
+    target_sums: Affine,
+    anchor: Affine,
     tasks: int,
     lam: float,
     eps: float,
-) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+) -> Affine:
     """Scale and shift of a LayerNorm, Eqs. (58)-(59): a 2x2 ridge regression per coordinate.
 
     Args:
         square_sum: sum over tasks of q_i, the second moments of the normalised features.
         mean_sum: sum over tasks of their means.
-        scale_target_sum: sum over tasks of q_i gamma_i + mean_i beta_i.
-        shift_target_sum: sum over tasks of mean_i gamma_i + beta_i.
+        target_sums: sums over tasks of q_i gamma_i + mean_i beta_i and of mean_i gamma_i + beta_i.
         tasks: number of tasks N; they count alike, without omega.
         eps: floor of the determinant.
     """
     a11 = square_sum + lam
     a12 = mean_sum
     a22 = tasks + lam
-    to_scale = scale_target_sum + lam * anchor_scale
-    to_shift = shift_target_sum + lam * anchor_shift
+    to_scale, to_shift = (total + lam * own for total, own in zip(target_sums, anchor, strict=True))
     determinant = (a22 * a11 - a12 * a12).clamp_min(eps)
     return (a22 * to_scale - a12 * to_shift) / determinant, (a11 * to_shift - a12 * to_scale) / determinant
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from featcal.calibration.alike import add_alike, require_alike
+
 STRIP = 256
 """Columns of a Gram matrix that are formed together."""
 
@@ -45,6 +47,12 @@ class Gram:
         """Add `factor` times another matrix of this size."""
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             mine.addcmul_(theirs, factor)
+
+    def merge(self, other: Gram) -> None:
+        """Add what was counted elsewhere; InputError if it is of another size or dtype."""
+        require_alike("Gram matrices", {"strips": len(self.strips)}, {"strips": len(other.strips)})
+        for mine, theirs in zip(self.strips, other.strips, strict=True):
+            add_alike(mine, theirs)
 
     def norm(self) -> Float[Tensor, ""]:
         """Frobenius norm."""

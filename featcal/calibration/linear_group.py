@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from featcal.calibration import closed_form
+from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
@@ -54,6 +55,13 @@ class LinearMoments:
         self.gram.add_rows(x)
         add_product(self.cross, r, x)
 
+    def merge(self, other: LinearMoments) -> None:
+        """Add the moments of other samples of the same task; InputError if shapes or dtypes differ."""
+        self.gram.merge(other.gram)
+        for mine, theirs in ((self.cross, other.cross), (self.mean, other.mean), (self.row_mean, other.row_mean)):
+            add_alike(mine, theirs)
+        self.weight += other.weight
+
     def replayed(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
         """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13)."""
         dtype = self.cross.dtype
@@ -88,12 +96,49 @@ class LinearSums:
         self.mean.addcmul_(task.mean.double(), factor)
         self.target_mean.addcmul_(target_mean.double(), factor)
 
+    def merge(self, other: LinearSums) -> None:
+        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
+        self.gram.merge(other.gram)
+        add_alike(self.omega, other.omega)
+        add_alike(self.target, other.target)
+        add_alike(self.mean, other.mean)
+        add_alike(self.target_mean, other.target_mean)
+
+
+@dataclass
+class CurrentTask:
+    """A task that is being counted."""
+
+    moments: LinearMoments
+    route: str
+    """See `LinearGroup.route`."""
+    tokens: int
+    """Tokens of the whole task that count; they decide the route."""
+    counted: int = 0
+    """Of these, tokens that are in the moments."""
+
+    def merge(self, other: CurrentTask, names: str) -> None:
+        """Add other samples of the same task.
+
+        Raises:
+            InputError: it is not the same, or samples are in both; says of which maps (`names`).
+        """
+        mine, theirs = ({"tokens of the task": one.tokens, "routes": one.route} for one in (self, other))
+        require_alike(names, mine, theirs)
+        if self.counted + other.counted > self.tokens:
+            raise InputError(
+                f"{names}: {self.counted} and {other.counted} tokens are not parts of a task of {self.tokens}; what is "
+                "split needs `TaskRows.part_of` with the tokens of the whole task"
+            )
+        self.moments.merge(other.moments)
+        self.counted += other.counted
+
 
 class LinearGroup:
     """Linear maps with the same input and the same token weighting: one Gram matrix, one Cholesky factor.
 
     All of them have biases, or none. Their m output rows are stacked. The target T_i = W_i C_i of a task (Eqs. 10 and
-    13) is formed in one of three ways, all the same up to rounding; `route` names the one with the fewest operations.
+    13) is formed in one of three ways, all the same up to rounding (`costs`).
     """
 
     def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, nn.Linear]) -> None:
@@ -106,19 +151,23 @@ class LinearGroup:
         self._rows = [modules[name].out_features for name in names]
         self.inputs = modules[names[0]].in_features
         self.outputs = sum(self._rows)
-        self._route, self._products = "", torch.float32
-        self._task: LinearMoments | None = None
+        self._products = torch.float32
+        self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
 
-    def route(self, tokens: int) -> str:
-        """How the target of a task with so many tokens is formed.
+    def costs(self, tokens: int) -> dict[str, int]:
+        """Multiplications that the target of a task with so many tokens takes, by route.
 
-        - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x; d (n + m) d operations.
-        - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs; m (n + d) d.
-        - "mixed": sum of (alpha y_exp + (1 - alpha) W_i x) x^T, token by token; 2 n m d.
+        - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
+        - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
+        - "mixed": sum of (alpha y_exp + (1 - alpha) W_i x) x^T, token by token.
         """
-        d, m = self.inputs, self.outputs
-        costs = {"inputs": d * (tokens + m), "outputs": m * (tokens + d), "mixed": 2 * tokens * m}
+        n, d, m = tokens, self.inputs, self.outputs
+        return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
+
+    def route(self, tokens: int) -> str:
+        """How the target of a task with so many tokens is formed: the way with the fewest multiplications."""
+        costs = self.costs(tokens)
         return min(costs, key=lambda name: costs[name])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
@@ -137,8 +186,9 @@ class LinearGroup:
         """Count one batch of the current task, of whose tokens `count` count in all."""
         x, alpha = self.features(inputs, tokens), config.alpha
         if self._task is None:
-            self._route, self._products = self.route(count), multiplied_in(x.dtype, config)
-        route, dtype = self._route, self._products
+            self._products = multiplied_in(x.dtype, config)
+        route = self.route(count) if self._task is None else self._task.route
+        dtype = self._products
         x = x.to(dtype)
         if route == "inputs":
             r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
@@ -147,22 +197,32 @@ class LinearGroup:
         if route == "mixed" and alpha < 1:
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
         if self._task is None:
-            self._task = self.new_task(r.shape[1], x.device, accumulated_in(x.dtype))
-        self._task.update(x, r, tokens)
+            self._task = CurrentTask(self.new_task(r.shape[1], x.device, accumulated_in(x.dtype)), route, count)
+        self._task.moments.update(x, r, tokens)
+        self._task.counted += tokens.count
 
     def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
         return LinearMoments.zeros(rows, self.inputs, device, dtype)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
-        """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14)."""
-        task, self._task = self._task, None
-        if task is None or not task.weight > 0:
-            raise NumericalError(f"{', '.join(self.names)}: no token of a task counts; see its samples")
-        route, alpha, dtype = self._route, config.alpha, task.cross.dtype
+        """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14), which is of the whole task.
+
+        Raises:
+            InputError: a part of the task's tokens was not counted, nor merged.
+            NumericalError: no token of it counts.
+        """
+        current, self._task = self._task, None
+        if current is None or not current.moments.weight > 0:
+            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+        if current.counted != current.tokens:
+            raise InputError(
+                f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; merge the others first"
+            )
+        task, alpha, dtype = current.moments, config.alpha, current.moments.cross.dtype
         weight = self.stack(expert, "weight", self._products)
-        if route == "mixed":
+        if current.route == "mixed":
             target, target_mean = task.cross, task.row_mean
-        elif route == "inputs":
+        elif current.route == "inputs":
             target = (weight @ task.cross.to(weight.dtype)).to(dtype)
             target_mean = weight.to(dtype) @ task.row_mean
         else:
@@ -175,19 +235,56 @@ class LinearGroup:
         omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
         self._sums.add(omega, task, target, target_mean)
 
+    def merge(self, other: LinearGroup) -> None:
+        """Take over what another group of the same maps counted: other tasks, or other samples of the current one.
+
+        `other` gives up its statistics. A task that is split is merged before `end_task`, since its omega is of all
+        its samples; finished tasks are merged in any order.
+
+        Raises:
+            InputError: other maps, another precision, or parts that are not of one task.
+        """
+        require_alike(str(self), self._account(), other._account())
+        task, sums, products = other._task, other._sums, other._products
+        if task is None and sums is None:
+            return
+        if self._task is None and self._sums is None:
+            self._products = products
+        require_alike(str(self), {"precisions": self._products}, {"precisions": products})
+        if self._task is None or task is None:
+            self._task = self._task or task
+        else:
+            self._task.merge(task, str(self))
+        if self._sums is None or sums is None:
+            self._sums = self._sums or sums
+        else:
+            self._sums.merge(sums)
+        other._task = other._sums = None
+
+    def _account(self) -> dict[str, object]:
+        return {
+            "names": ", ".join(self.names),
+            "weightings": self.weighting,
+            "shapes": [self._rows, self.inputs],
+            "biases": self._biased,
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """Calibrated weights and, where asked for, biases; this group gives up its sums."""
         if self._sums is None:
-            raise NumericalError(f"no task was counted for {', '.join(self.names)}")
+            raise NumericalError(f"no task was counted for {self}")
         sums, self._sums = self._sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
-            raise NumericalError(f"{', '.join(self.names)}: features are not finite")
+            raise NumericalError(f"{self}: features are not finite")
         dtype = solved_in(self._products)
         anchor = closed_form.anchor(self.stack(merged, "weight", dtype), self.stack(base, "weight", dtype), config.rho)
         try:
             weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, config.lam, config.eps)
         except SolveError as error:
-            raise NumericalError(f"{', '.join(self.names)}: {error}; raise lam or use more samples") from error
+            raise NumericalError(f"{self}: {error}; raise lam or use more samples") from error
         solved = self._split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import torch
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import accumulated_in, multiplied_in
+from featcal.calibration.moments import likely_groups
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
-from featcal.models.adapter import Block, Stage
+from featcal.models.adapter import Stage
 from featcal.progress import available_bytes, rss_bytes
 
 SLACK = 1.15
@@ -30,7 +30,9 @@ def state_budget(stages: tuple[Stage, ...], merged: Weights, config: Calibration
     Raises:
         InputError: the limit is below what one block needs; says how much that is.
     """
-    working = max(working_bytes(block, merged.info, config, batch) for stage in stages for block in stage.blocks)
+    working = max(
+        working_bytes(stage, i, merged.info, config, batch) for stage in stages for i in range(len(stage.blocks))
+    )
     working = max(working, *(2 * _outer_bytes(stage, merged.info) for stage in stages))
     needed = rss_bytes() + STARTED + int(SLACK * working)
     if needed > limit:
@@ -52,14 +54,14 @@ def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
     return room is None or SLACK * whole < room
 
 
-def working_bytes(block: Block, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int) -> int:
+def working_bytes(
+    stage: Stage, index: int, info: Mapping[str, TensorInfo], config: CalibrationConfig, tokens: int
+) -> int:
     """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
-    features = 4
+    features, block = 4, stage.blocks[index]
     accumulator = accumulated_in(multiplied_in(torch.float32, config)).itemsize
     modules = block.linears
-    grams: Counter[tuple[str, int]] = Counter((name.rpartition(".")[0], m.in_features) for name, m in modules.items())
-    # q, k, v and the output map of an attention are two inputs in most cases, gate and up are one
-    squares = [side**2 for (_, side), count in grams.items() for _ in range((count + 1) // 2)]
+    squares = [group.inputs**2 for group in likely_groups(stage, index)]
     rectangles = [m.weight.numel() for m in modules.values()]
     parameters = sum(m.weight.numel() for m in modules.values())
     stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)

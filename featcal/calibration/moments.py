@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict
 
 from torch import nn
 
+from featcal.calibration.alike import require_alike
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
-from featcal.calibration.norm_groups import NormGroup, RmsGroup, check_norm
+from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
@@ -31,12 +32,13 @@ class BlockMoments:
         self.modules: dict[str, nn.Module] = {**self.block.linears, **_calibrated_norms(stage, self.block, config)}
         """Modules whose inputs are counted."""
         self._linears: list[LinearGroup] = []
-        self._norms: list[NormGroup | RmsGroup] = []
+        self._norms: list[NormGroup] = []
+        self._task: str | None = None
 
     @property
-    def groups(self) -> list[LinearGroup | NormGroup | RmsGroup]:
-        """Everything that is solved: linear maps, then norms."""
-        return [*self._linears, *self._norms]
+    def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
+        """What is solved one by one, in this order: linear maps that share a statistic, then norms."""
+        return (*self._linears, *self._norms)
 
     @property
     def started(self) -> bool:
@@ -55,10 +57,7 @@ class BlockMoments:
         for name, norm in _calibrated_norms(self.stage, self.block, self.config).items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
             check_norm(f"{self.block.name}.{name}", norm)
-            if isinstance(norm, nn.LayerNorm):
-                self._norms.append(NormGroup(name, weighting, norm, device))
-            else:
-                self._norms.append(RmsGroup(name, weighting, norm))
+            self._norms.append(NormGroup(name, weighting, norm, device))
 
     def asked_of_expert(self, rows: TaskRows) -> tuple[list[str], list[str]]:
         """Names of the linear maps whose inputs, and of those whose outputs, a task's targets are made of."""
@@ -81,7 +80,7 @@ class BlockMoments:
             trace: the expert's block on the same batch.
             expert: its tensors of the block, by name inside it.
         """
-        tokens = rows.batches[position]
+        self._task, tokens = rows.task, rows.batches[position]
         for group in self._linears:
             count = rows.count(group.weighting)
             group.update(inputs, trace, expert, tokens[group.weighting], count, self.config)
@@ -89,14 +88,46 @@ class BlockMoments:
             norm.update(inputs, tokens[norm.weighting])
 
     def end_task(self, expert: Named) -> None:
-        """Fold the task's statistics into the sums over tasks."""
-        for group in self._linears:
+        """Fold the task's statistics into the sums over tasks.
+
+        Raises:
+            InputError, NumericalError: as `LinearGroup.end_task`.
+        """
+        for group in self.groups:
             group.end_task(expert, self.config)
-        for norm in self._norms:
-            norm.end_task(expert, self.config)
+        self._task = None
+
+    def merge(self, other: BlockMoments) -> None:
+        """Take over what was counted of the same block elsewhere; `other` is empty afterwards.
+
+        Either may have finished tasks of its own and a part of one that is not finished (`TaskRows.part_of`), which
+        is then the same in both; `end_task` comes after its last part. Order matters to the last bits alone.
+
+        Raises:
+            InputError: another block, other options, or parts that are not of one task; names what differs.
+        """
+        name = self.block.name
+        mine, theirs = ({"blocks": one.block.name, **_counted(one.config)} for one in (self, other))
+        require_alike(name, mine, theirs)
+        if self.started and other.started:
+            if None not in (self._task, other._task):
+                require_alike(name, {"tasks": self._task}, {"tasks": other._task})
+            found = ({"groups": [str(group) for group in one.groups]} for one in (self, other))
+            require_alike(name, *found)
+            for group, same in zip(self._linears, other._linears, strict=True):
+                group.merge(same)
+            for norm, twin in zip(self._norms, other._norms, strict=True):
+                norm.merge(twin)
+        elif other.started:
+            self._linears, self._norms = other._linears, other._norms
+        self._task = other._task if self._task is None else self._task
+        other._linears, other._norms, other._task = [], [], None
 
     def again(self, config: CalibrationConfig) -> BlockMoments:
-        """The same finished statistics, to be solved with other options; the solve leaves these as they are."""
+        """The same finished statistics, to be solved with other options; the solve leaves these as they are.
+
+        They are shared: nothing may be counted in, or merged into, either of the two.
+        """
         same = copy(self)
         same.config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
@@ -110,7 +141,7 @@ class FirstBlock:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Weights, Mapping[str, ExpertPass], Hashable, BlockMoments] | None = None
+        self._kept: tuple[Weights, Mapping[str, ExpertPass], Mapping[str, object], BlockMoments] | None = None
 
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
@@ -131,9 +162,10 @@ class FirstBlock:
         self._kept = merged, experts, _counted(config), moments.again(config)
 
 
-def _counted(config: CalibrationConfig) -> Hashable:
+def _counted(config: CalibrationConfig) -> dict[str, object]:
     """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
-    return replace(config, lam=0.0, rho=0.0, biases=True), config.lam < FLOAT64_BELOW
+    options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
+    return {**options, "float64 products": config.lam < FLOAT64_BELOW}
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
@@ -145,10 +177,30 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
         InputError: as `check_inputs`.
     """
     check_inputs(stage.blocks[index], inputs)
+    return _grouped(stage, index, {name: id(given) for name, given in inputs.items()})
+
+
+def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
+    """The `linear_groups` of a block before it was run, for estimates.
+
+    Maps of one module with equally wide inputs are taken to share theirs; the last of four or more is then the output
+    map of an attention, whose width is that of its queries.
+    """
+    fed: dict[str, Hashable] = {}
+    sharing: dict[tuple[str, int], list[str]] = {}
+    for name, module in stage.blocks[index].linears.items():
+        sharing.setdefault((name.rpartition(".")[0], module.in_features), []).append(name)
+    for key, names in sharing.items():
+        fed |= {name: (key, len(names) > 3 and name == names[-1]) for name in names}
+    return _grouped(stage, index, fed)
+
+
+def _grouped(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
+    """Linear maps by what they are fed, how its tokens are weighted, and whether they have biases."""
     modules = stage.blocks[index].linears
-    shared: dict[tuple[int, str, bool], list[str]] = {}
+    shared: dict[tuple[Hashable, str, bool], list[str]] = {}
     for name, module in modules.items():
-        key = id(inputs[name]), stage.weighting(index, name), module.bias is not None
+        key = fed[name], stage.weighting(index, name), module.bias is not None
         shared.setdefault(key, []).append(name)
     return [LinearGroup(names, weighting, modules) for (_, weighting, _), names in shared.items()]
 

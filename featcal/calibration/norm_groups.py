@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -10,9 +11,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.calibration import closed_form
+from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import InputError
+
+
+@dataclass
+class NormMoments:
+    """One task's weighted sums of z and z^2."""
+
+    mean: Float[Tensor, " d"]
+    square: Float[Tensor, " d"]
+    weight: float = 0.0
+
+    def merge(self, other: NormMoments) -> None:
+        """Add the moments of other samples of the same task; InputError if shapes differ."""
+        add_alike(self.mean, other.mean)
+        add_alike(self.square, other.square)
+        self.weight += other.weight
 
 
 @dataclass
@@ -33,83 +50,91 @@ class NormSums:
         self.shift_target += mean * scale + shift
         self.tasks += 1
 
+    def merge(self, other: NormSums) -> None:
+        """Add the sums over other tasks; InputError if shapes differ."""
+        add_alike(self.square, other.square)
+        add_alike(self.mean, other.mean)
+        add_alike(self.scale_target, other.scale_target)
+        add_alike(self.shift_target, other.shift_target)
+        self.tasks += other.tasks
+
 
 class NormGroup:
-    """One LayerNorm: moments of the current model's normalised inputs, expert features play no part (Eq. 57)."""
+    """One norm, weight * z (+ bias): moments of the current model's own z, expert features play no part (Eq. 57).
 
-    def __init__(self, name: str, weighting: str, module: nn.LayerNorm, device: torch.device) -> None:
+    A LayerNorm has a bias; an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z are left at 0.
+    """
+
+    def __init__(self, name: str, weighting: str, module: nn.Module, device: torch.device) -> None:
         self.names = (name,)
         self.weighting = weighting
-        self._shape, self._eps = module.normalized_shape, module.eps
-        zero = torch.zeros(*self._shape, dtype=torch.float64, device=device)
-        self._sums = NormSums(zero.clone(), zero.clone(), zero.clone(), zero.clone())
-        self._weight, self._mean, self._square = 0.0, zero.clone(), zero.clone()
+        self._module, self._shifted = module, isinstance(module, nn.LayerNorm)
+        width = module.get_parameter("weight").shape
+        self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=device)
+        self._start()
+
+    def _start(self) -> None:
+        zeros = self._zeros
+        self._task = NormMoments(zeros(), zeros())
+        self._sums = NormSums(zeros(), zeros(), zeros(), zeros())
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
-        """Count one batch of the current task: weighted sums of z and z^2."""
-        features = _at_least_float32(tokens.take(inputs[self.names[0]]))
-        z = nn.functional.layer_norm(features, self._shape, eps=self._eps)
-        self._weight += tokens.total
-        self._mean += tokens.sum(z)
-        self._square += tokens.sum(z.square())
+        """Count one batch of the current task."""
+        z = self._normalised(tokens.take(inputs[self.names[0]]))
+        self._task.weight += tokens.total
+        if self._shifted:
+            self._task.mean += tokens.sum(z)
+        self._task.square += tokens.sum(z.square())
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
-        self._sums.add(self._square / self._weight, self._mean / self._weight, *self._affine(expert))
-        self._weight = 0.0
-        self._mean.zero_()
-        self._square.zero_()
+        task, self._task = self._task, NormMoments(self._zeros(), self._zeros())
+        self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
+
+    def merge(self, other: NormGroup) -> None:
+        """Take over what another group of the same norm counted, as `LinearGroup.merge`; `other` gives it up.
+
+        Raises:
+            InputError: another norm.
+        """
+        require_alike(str(self), self._account(), other._account())
+        self._task.merge(other._task)
+        self._sums.merge(other._sums)
+        other._start()
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated scale and shift, in float64."""
-        (merged_scale, merged_shift), (base_scale, base_shift) = self._affine(merged), self._affine(base)
+        """Calibrated scale and, of a LayerNorm, shift, in float64."""
+        sums, name = self._sums, self.names[0]
+        pairs = zip(self._affine(merged), self._affine(base), strict=True)
+        gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
+        if not self._shifted:
+            return {f"{name}.weight": closed_form.rmsnorm_scale(sums.square, sums.scale_target, gamma, config.lam)}
+        targets = sums.scale_target, sums.shift_target
         scale, shift = closed_form.layernorm_affine(
-            self._sums.square,
-            self._sums.mean,
-            self._sums.scale_target,
-            self._sums.shift_target,
-            closed_form.anchor(merged_scale, base_scale, config.rho),
-            closed_form.anchor(merged_shift, base_shift, config.rho),
-            self._sums.tasks,
-            config.lam,
-            config.eps,
+            sums.square, sums.mean, targets, (gamma, beta), sums.tasks, config.lam, config.eps
         )
-        return {f"{self.names[0]}.weight": scale, f"{self.names[0]}.bias": shift}
+        return {f"{name}.weight": scale, f"{name}.bias": shift}
 
-    def _affine(self, tensors: Named) -> tuple[Tensor, Tensor]:
-        return tensors[f"{self.names[0]}.weight"].double(), tensors[f"{self.names[0]}.bias"].double()
-
-
-class RmsGroup:
-    """One RMSNorm: as `NormGroup`, with a scale alone."""
-
-    def __init__(self, name: str, weighting: str, module: nn.Module) -> None:
-        self.names = (name,)
-        self.weighting = weighting
-        self._module = module
-        self._weight, self._square, self._sums = 0.0, torch.zeros(()), torch.zeros(())
-
-    def update(self, inputs: Named, tokens: TokenRows) -> None:
-        """Count one batch of the current task: weighted sums of z^2."""
-        features = _at_least_float32(tokens.take(inputs[self.names[0]]))
-        ones = {"weight": torch.ones_like(features[0])}
+    def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """z in float32 at least."""
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        if isinstance(self._module, nn.LayerNorm):
+            return nn.functional.layer_norm(features, self._module.normalized_shape, eps=self._module.eps)
+        ones = {"weight": features.new_ones(features.shape[-1])}
         z: Tensor = functional_call(self._module, ones, (features,), strict=True)
-        self._weight += tokens.total
-        self._square = self._square + tokens.sum(z.square()).double()
+        return z
 
-    def end_task(self, expert: Named, config: CalibrationConfig) -> None:
-        """Fold the current task into the sums of q_i and q_i gamma_i."""
-        square = self._square / self._weight
-        self._sums = self._sums + torch.stack([square, square * self._scale(expert)])
-        self._weight, self._square = 0.0, torch.zeros(())
+    def _affine(self, tensors: Named) -> closed_form.Affine:
+        """Scale and shift, 0 where there is none, in float64."""
+        scale = tensors[f"{self.names[0]}.weight"].double()
+        return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
 
-    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated scale, in float64."""
-        anchor = closed_form.anchor(self._scale(merged), self._scale(base), config.rho)
-        return {f"{self.names[0]}.weight": closed_form.rmsnorm_scale(self._sums[0], self._sums[1], anchor, config.lam)}
+    def _account(self) -> dict[str, object]:
+        kind = type(self._module).__name__
+        return {"names": str(self), "weightings": self.weighting, "kinds": kind, "shapes": list(self._sums.mean.shape)}
 
-    def _scale(self, tensors: Named) -> Tensor:
-        return tensors[f"{self.names[0]}.weight"].double()
+    def __str__(self) -> str:
+        return self.names[0]
 
 
 def check_norm(name: str, module: nn.Module) -> None:
@@ -138,7 +163,3 @@ def check_norm(name: str, module: nn.Module) -> None:
 
 _LARGE, _SAME = 1e3, 1e-4
 """Size of inputs beside which no eps matters, wherever a norm adds it; largest relative difference of equal norms."""
-
-
-def _at_least_float32(features: Tensor) -> Tensor:
-    return features.to(torch.promote_types(features.dtype, torch.float32))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -63,9 +64,31 @@ class TaskRows:
     """The rows of all batches of one task, by weighting."""
 
     batches: Sequence[Mapping[str, TokenRows]]
+    task: str = ""
+    """Name of the task where the batches are a part of it."""
+    whole: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of that whole task that count, by weighting; empty where the batches are all there is."""
 
     def count(self, weighting: str) -> int:
-        """Tokens of the task that count."""
+        """Tokens of the whole task that count."""
+        return self.whole[weighting] if self.whole else self._own(weighting)
+
+    def counts(self) -> dict[str, int]:
+        """Tokens of these batches that count, by weighting."""
+        return {weighting: self._own(weighting) for weighting in (self.batches[0] if self.batches else ())}
+
+    def part_of(self, task: str, counts: Iterable[Mapping[str, int]]) -> TaskRows:
+        """These batches as a part of a task whose parts, this one included, have `counts`.
+
+        What is done with a task depends on all its tokens (`LinearGroup.route`), so parts that are counted apart, to
+        be merged, must know of them.
+        """
+        whole: Counter[str] = Counter()
+        for part in counts:
+            whole.update(part)
+        return TaskRows(self.batches, task, whole)
+
+    def _own(self, weighting: str) -> int:
         return sum(batch[weighting].count for batch in self.batches)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import torch
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import SLACK, working_bytes
+from featcal.calibration.moments import likely_groups
 from featcal.formats.weights import TensorInfo
-from featcal.models.adapter import Adapter, Block
+from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
@@ -77,7 +77,7 @@ def estimate(
     batch = int(widest * config.batch_size)
     states = int(2 * 4 * tokens * _width(blocks))
     inputs = int(sum(one.samples * one.bytes for one in drawn.values()))
-    working = max(working_bytes(block, info, config, batch) for block in blocks)
+    working = max(working_bytes(stage, i, info, config, batch) for stage, i in _places(adapter))
     calibrating = inputs + states + int(SLACK * working)
     verifying = inputs + 2 * stored
     return Estimates(
@@ -112,11 +112,11 @@ def gemm_rate(dtype: torch.dtype, side: int = 512) -> float:
 
 
 def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
-    tokens = sum(one.samples * one.tokens for one in drawn.values())
+    tokens = [int(one.samples * one.tokens) for one in drawn.values()]
     batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
     single = double = 0.0
-    for block in adapter.blocks():
-        forward, products, solve = _operations(block, tokens, len(drawn))
+    for stage, index in _places(adapter):
+        forward, products, solve = _operations(stage, index, tokens)
         single += FORWARDS * forward
         if multiplied_in(torch.float32, config) is torch.float64:
             double += products
@@ -128,20 +128,20 @@ def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationCo
     return single / rates[torch.float32] + double / rates[torch.float64] + calls * CALL
 
 
-def _operations(block: Block, tokens: float, tasks: int) -> tuple[float, float, float]:
-    """Operations of one forward, of the moments, and of targets and solve."""
-    modules = block.linears
-    parameters = sum(module.weight.numel() for module in modules.values())
-    inputs = [side for (_, side), count in _groups(block).items() for _ in range((count + 1) // 2)]
-    forward = 2 * parameters * tokens
-    products = tokens * (sum(side**2 for side in inputs) + 2 * parameters)
-    mixing = 2 * tasks * sum(module.weight.numel() * module.in_features for module in modules.values())
-    solving = sum(side**3 / 3 for side in inputs) + 2 * sum(m.weight.numel() * m.in_features for m in modules.values())
-    return forward, products, mixing + solving
+def _operations(stage: Stage, index: int, tokens: Sequence[int]) -> tuple[float, float, float]:
+    """Operations of one forward of a block, of its moments and targets, and of its solve; `tokens` are of each task."""
+    forward, products, solve = 0.0, 0.0, 0.0
+    for group in likely_groups(stage, index):
+        d, m = group.inputs, group.outputs
+        forward += 2 * d * m * sum(tokens)
+        products += sum(n * d**2 + 2 * group.costs(n)[group.route(n)] for n in tokens)
+        solve += d**3 / 3 + 2 * m * d**2
+    return forward, products, solve
 
 
-def _groups(block: Block) -> Counter[tuple[str, int]]:
-    return Counter((name.rpartition(".")[0], m.in_features) for name, m in block.linears.items())
+def _places(adapter: Adapter) -> list[tuple[Stage, int]]:
+    """Every block, as its stage and its number there."""
+    return [(stage, i) for stage in adapter.stages for i in range(len(stage.blocks))]
 
 
 def _width(blocks: list[Block]) -> int:
