@@ -16,7 +16,8 @@ from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
 from featcal.models.activations import ActivationStore
-from featcal.models.adapter import Adapter, Batch, adapter_for
+from featcal.models.adapter import Adapter, Batch
+from featcal.models.architectures import adapter_for
 from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
 from featcal.models.lane import ExpertPass, Kept

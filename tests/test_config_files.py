@@ -21,7 +21,7 @@ from featcal.export.config_files import named_dtype, say_tokenizer
 from featcal.export.write import rewrite, with_notes
 from featcal.formats.output import save_tensors
 from featcal.formats.weights import InMemory, TensorInfo
-from featcal.models.adapter import adapter_for
+from featcal.models.architectures import adapter_for
 
 
 def config_of(folder: Path) -> dict[str, Any]:

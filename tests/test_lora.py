@@ -19,7 +19,7 @@ from featcal.formats.checkpoint import Checkpoint
 from featcal.formats.locate import locate
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.weights import Stored, Weights
-from featcal.models.adapter import adapter_for
+from featcal.models.architectures import adapter_for
 from featcal.models.clip import ClipVision
 
 WIDTH, RANK, VOCABULARY = 16, 2, 20

@@ -11,8 +11,8 @@ import featcal
 
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
-    ("errors", "progress", "resources", "stamps", "words"),
-    ("jsons", "paths"),
+    ("errors", "progress", "resources", "results", "stamps", "words"),
+    ("jsons", "paths", "views"),
     ("schema",),
     ("suite",),
     ("formats",),
@@ -23,7 +23,10 @@ FLOORS = (
     ("calibration", "evaluation"),
     ("drift", "merging"),
     ("preflight",),
+    ("suite_files",),
+    ("model_ids",),
     ("session",),
+    ("measure",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),

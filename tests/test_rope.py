@@ -16,7 +16,8 @@ from featcal import calibrate, load_suite, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.errors import InputError
 from featcal.family import Family
-from featcal.models.adapter import Adapter, Batch, adapter_for
+from featcal.models.adapter import Adapter, Batch
+from featcal.models.architectures import adapter_for
 
 
 def llama(rope: str, **config: Any) -> Adapter:

@@ -21,7 +21,8 @@ from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, q
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
 from featcal.jsons import read_json
-from featcal.models.adapter import Adapter, Batch, Block, adapter_for
+from featcal.models.adapter import Adapter, Batch, Block
+from featcal.models.architectures import adapter_for
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
 

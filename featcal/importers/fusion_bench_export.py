@@ -10,7 +10,7 @@ from featcal.formats.locate import locate
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.importers.fusion_bench import ARGUMENTS, BASE, DATA, LOAD_DATASET, POOLS
-from featcal.models.adapter import architecture_for
+from featcal.models.architectures import architecture_for
 from featcal.suite import Suite
 
 _LOADERS = {

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
 
@@ -338,50 +336,3 @@ def check_buffers(skeleton: nn.Module) -> nn.Module:
     if unset:
         raise RuntimeError(f"buffers without values in the skeleton: {', '.join(unset)}")
     return skeleton.eval()
-
-
-def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
-    """The adapter for a checkpoint.
-
-    Args:
-        config: content of its `config.json`.
-        names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
-
-    Raises:
-        InputError: an architecture that featcal does not know, or a config that does not describe it.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-
-    architecture = architecture_for(config, label)
-    try:
-        return architecture(config, names, device)
-    except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
-        what = " ".join(str(error).split())
-        kind = config.get("model_type")
-        raise InputError(f"{label}: its configuration does not describe a model of type '{kind}': {what}") from error
-
-
-def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
-    """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
-    kind = config.get("model_type")
-    if kind not in _HOMES:
-        if kind is not None:
-            what = f"architecture '{kind}' is not supported"
-        elif "pretrained_cfg" in config or "num_classes" in config:
-            what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
-        else:
-            what = "its config.json names no model_type, so it is no model of transformers"
-        raise InputError(f"{label}: {what}; featcal reads {', '.join(_HOMES)}")
-    module, name = _HOMES[kind]
-    adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
-    return adapter
-
-
-_HOMES = {
-    "clip": ("clip", "ClipVision"),
-    "clip_vision_model": ("clip", "ClipVision"),
-    "open_clip": ("open_clip", "OpenClip"),
-    "t5": ("t5", "T5"),
-    "llama": ("llama", "Llama"),
-}
-"""`model_type` → module and class; imported when needed, since each brings its part of transformers."""

@@ -16,7 +16,8 @@ from featcal.formats.checkpoint import HUB_ID
 from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.jsons import read_json
-from featcal.models.adapter import Adapter, adapter_for
+from featcal.models.adapter import Adapter
+from featcal.models.architectures import adapter_for
 from featcal.preflight.places import Places
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
