@@ -139,16 +139,7 @@ def feature_map(
     different = sorted(set(answers or ()))
     coloured = dict(zip(different, colours(len(different)), strict=True))
     if arrows:
-        figure.add_scatter(
-            x=_segments(points["merged"][:, 0], points["calibrated"][:, 0]),
-            y=_segments(points["merged"][:, 1], points["calibrated"][:, 1]),
-            name="merged → calibrated",
-            mode="lines+markers",
-            line={"color": COLOUR["base"], "width": 1},
-            marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
-            opacity=0.55,
-            hoverinfo="skip",
-        )
+        _moves(figure, points["merged"], points["calibrated"])
     for model, flat in points.items():
         figure.add_scatter(
             x=flat[:, 0],
@@ -182,6 +173,20 @@ def feature_map(
     if answers is not None:  # a legend of several rows, below the tool bar
         figure.update_layout(margin={"t": 108})
     return figure
+
+
+def _moves(figure: go.Figure, merged: Array, calibrated: Array) -> None:
+    """An arrow from every sample of the merged model to the same of the calibrated one."""
+    figure.add_scatter(
+        x=_segments(merged[:, 0], calibrated[:, 0]),
+        y=_segments(merged[:, 1], calibrated[:, 1]),
+        name="merged → calibrated",
+        mode="lines+markers",
+        line={"color": COLOUR["base"], "width": 1},
+        marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
+        opacity=0.55,
+        hoverinfo="skip",
+    )
 
 
 def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:

@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tiny_text import write_text_suite
 
 from conftest import BLOCKS, TASKS
 from featcal import cli
 from featcal import suite as suite_module
 from featcal.calibration import calibrate as calibrate_module
+from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
+from featcal.family import Family
+from featcal.session import Session
+from featcal.views import DriftOptions
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -123,6 +128,44 @@ def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Pat
     assert again["written"] == made["written"]
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
     assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[CalibrationConfig, dict[str, Any]]] = []
+
+    def take(family: Family, config: CalibrationConfig, out: Path, **more: Any) -> None:
+        taken.append((config, more))
+        raise InputError("seen")
+
+    monkeypatch.setattr(calibrate_module, "calibrate_to_folder", take)
+    suite = write_text_suite(tmp_path / "text", "llama")
+    numbers = ("--lam", 0.1, "--rho", 1.5, "--alpha", 0.2, "--samples", 5, "--batch-size", 3, "--seed", 9)
+    switches = ("--no-biases", "--no-layernorms", "--rmsnorms", "--completion-only", "--precision", "fast", "--resume")
+    code, _, err = run("calibrate", suite, "--out", tmp_path / "o", *numbers, *switches, "--max-memory", "2kB")
+    assert (code, "seen" in err) == (1, True), err
+    ((config, more),) = taken
+    off, on = {"biases": False, "layernorms": False}, {"rmsnorms": True, "completion_only": True}
+    assert config == CalibrationConfig(0.1, 1.5, 0.2, 5, 9, batch_size=3, precision="fast", **off, **on)
+    assert (more["resume"], more["max_memory"]) == (True, 2000)
+
+
+def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, DriftOptions]] = []
+
+    def take(session: Session, model: str, options: DriftOptions, progress: object) -> None:
+        taken.append((model, options))
+        raise InputError("seen")
+
+    monkeypatch.setattr(Session, "ledger", take)
+    given = ("--model", "base", "--samples", 5, "--split", "test", "--seed", 3, "--tokens", "class")
+    for more in (("--sublayers", "--attribution", "--output"), ("--margins",), ()):
+        code, _, err = run("drift", tiny_suite_file, *given, *more)
+        assert (code, "seen" in err) == (1, True), err
+    assert taken == [
+        ("base", DriftOptions(5, "test", 3, "class", sublayers=True, attribution=True, output=True)),
+        ("base", DriftOptions(5, "test", 3, "class", output=True)),
+        ("base", DriftOptions(5, "test", 3, "class")),
+    ]
 
 
 def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
