@@ -22,13 +22,13 @@ from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
-from featcal.evaluation.judges import judges
+from featcal.evaluation.judges import answers_of, judges
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
 from featcal.model_ids import Model, label_of, model_key, recorded_config
 from featcal.models.features import pooled_features
 from featcal.models.lane import ExpertPass, Kept
-from featcal.models.model import Head
+from featcal.models.model import Head, own_head
 from featcal.progress import Progress, available_bytes, silent
 from featcal.results import Results, nbytes
 from featcal.suite import Suite, load_suite
@@ -92,7 +92,7 @@ class Session:
     @property
     def is_text(self) -> bool:
         """Whether the models read text and answer in words."""
-        return self.family.adapter.modality != "pixels"
+        return self.family.adapter.answers == "text"
 
     def samples(self, view: View) -> dict[str, Samples]:
         """The samples of every task."""
@@ -188,18 +188,22 @@ class Session:
         return self.once("sources", model_key(model), make)
 
     def judges(self, model: Model, view: View) -> Judges:
-        """What turns features into scores; one for all models of pictures, whose head is the base's text tower.
+        """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
+        them of class names.
 
         Raises:
-            InputError: labels, answers, class names or a text tower are missing.
+            InputError: labels, answers, class names, a text tower or a head are missing.
         """
+        weights = self.weights(model)
+        models = weights, *self.family.experts.values()
 
         def make() -> Judges:
-            return judges(self.family, self.weights(model), self.samples(view))
+            return judges(self.family, weights, self.samples(view))
 
-        if self.is_text:  # heads that read their weights when they are asked: nothing to keep but the model
-            return make()
-        return self.once("judges", self._key(view), make)
+        shared = self.family.adapter.scores_with == "prompts"
+        if shared and not any(own_head(one, task) for one in models for task in self.tasks):
+            return self.once("judges", self._key(view), make)
+        return make()  # nothing to keep but the models, which read their heads when they are asked
 
     def quick_scores(self, model: Model, view: View) -> Scores:
         """Scores off the features that drift is measured on, so that they cost nothing.
@@ -208,7 +212,7 @@ class Session:
         """
         measured: Model = "merged" if model == "expert" else model
         features, judged = self.features(measured, view), self.judges(measured, view)
-        tasks = {}
+        tasks, weights = {}, self.weights(measured)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
             if model == "expert":
@@ -216,7 +220,8 @@ class Session:
             else:
                 predictions = model_head.scores(found.model_features.float()).argmax(1)
             right = float((predictions == labels).double().mean())
-            tasks[task] = TaskScore(FIRST_TOKEN if self.is_text else "accuracy", right, predictions, labels)
+            metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
+            tasks[task] = TaskScore(metric, right, predictions, labels)
         return Scores(self.family.suite.name, label_of(model), features.split, tasks)
 
     def scores(self, model: Model, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:

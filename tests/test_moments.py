@@ -327,6 +327,11 @@ class Block:
         self.count(moments, task, positions, rows.part_of(task, [of.rows.counts()]))
 
 
+def solved_by(moments: BlockMoments, block: Block) -> dict[str, Tensor]:
+    found = (group.solve(block.merged, block.base, block.config) for group in moments.groups)
+    return {name: tensor for one in found for name, tensor in one.items()}
+
+
 @torch.no_grad()
 def test_a_block_counted_in_parts(family: Family) -> None:
     """Two processes have a finished task each and both a part of a third; a third process has seen nothing."""
@@ -341,11 +346,9 @@ def test_a_block_counted_in_parts(family: Family) -> None:
     idle.merge(pickle.loads(pickle.dumps(right)))
     idle.end_task(block.tasks[split].tensors)
     assert not left.started
-    solved: dict[str, Tensor] = {}
-    for group in idle.groups:
-        solved |= group.solve(block.merged, block.base, block.config)
+    solved = solved_by(idle, block)
     assert {name for one in idle.groups for name in one.names} == set(idle.modules)
-    assert_near(solved, block.in_one().solve(block.merged, block.base), 1e-5)
+    assert_near(solved, solved_by(block.in_one(), block), 1e-5)
 
 
 @torch.no_grad()

@@ -17,10 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
 from featcal.calibration.config import CalibrationConfig
-from featcal.drift.decomposition import measure_drift
-from featcal.drift.source import recorded_config
 from featcal.errors import InputError, NumericalError
-from featcal.evaluation.evaluate import evaluate
 from featcal.export.write import carried_text
 from featcal.family import Family, open_family
 from featcal.formats import checkpoint, output
@@ -29,7 +26,9 @@ from featcal.formats.open_clip import located_folder
 from featcal.formats.peft import read_adapter_config
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import InMemory
+from featcal.measure import evaluate, measure_drift
 from featcal.merging import merge_to_folder
+from featcal.model_ids import recorded_config
 from featcal.preflight import check
 from featcal.suite import load_suite, read_yaml
 

@@ -73,7 +73,7 @@ def test_a_window_that_no_text_reaches_is_no_matter(sliding: Family) -> None:
     ids, mask = short["input_ids"], short["attention_mask"]
     ours = final_features(sliding.adapter, sliding.base, {}, [{"input_ids": ids, "attention_mask": mask}],
                           sliding.compute)  # fmt: skip
-    library = sliding.adapter.generator(sliding.base.read(sliding.adapter.tower), sliding.base_folder)
+    library = sliding.adapter.whole(sliding.base.read(sliding.adapter.tower), sliding.base_folder)
     states = library.model(ids, attention_mask=mask).last_hidden_state
     rows = torch.arange(len(ids))
     torch.testing.assert_close(ours, states[rows, mask.sum(1) - 1], rtol=1e-5, atol=1e-5)

@@ -195,11 +195,11 @@ def test_expert_passes_have_their_own_room(tiny: Family) -> None:
         own.features("merged", View(n))
     assert len([*own._passes]) == session.PASSES
     once = Session(tiny, one_shot=True)
-    once.features("merged", FEW)
-    once.calibrated(CONFIG)
-    assert len([*once._passes]) == 1
-    (passes,) = (once._passes.once(key, dict) for key in once._passes)
-    assert all(one.kept is None for one in passes.values())
+    for ask, walked_again in ((lambda: once.features("merged", FEW), False), (lambda: once.calibrated(CONFIG), True)):
+        ask()
+        assert len([*once._passes]) == 1
+        (passes,) = (once._passes.once(key, dict) for key in once._passes)
+        assert all((one.kept is not None) == walked_again for one in passes.values())
 
 
 def test_failures_are_not_kept(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
