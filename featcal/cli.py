@@ -55,6 +55,9 @@ class _Size(click.ParamType[int]):
         return size
 
 
+MAX_MEMORY = click.option("--max-memory", type=_Size(), help="Stay within this much memory, such as 8GiB.")
+
+
 def main() -> None:
     """Entry point: maps every outcome to its exit status."""
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own rules for jvp
@@ -177,6 +180,7 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
 @click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
 @click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
 @click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
+@MAX_MEMORY
 @SEED
 @DEVICE
 @JSON
@@ -191,6 +195,7 @@ def drift(
     output: bool,
     margins: bool,
     source: bool,
+    max_memory: int | None,
     seed: int,
     device: str,
     as_json: bool,
@@ -201,9 +206,12 @@ def drift(
     from featcal.measure import measure_drift
     from featcal.session import Session
 
-    keep_memory()
+    if source and max_memory is not None:
+        raise click.UsageError("--source holds every calibrated block in memory; leave out --max-memory")
+    if max_memory is None:
+        keep_memory()
     progress = _progress()
-    session = Session(open_family(_load(suite), device), one_shot=True)
+    session = Session(open_family(_load(suite), device), one_shot=True, max_memory=max_memory)
     ledger = measure_drift(
         session,
         model,
@@ -250,7 +258,7 @@ def drift(
 )
 @click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
 @click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
-@click.option("--max-memory", type=_Size(), help="Stay within this much memory, such as 8GiB.")
+@MAX_MEMORY
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
 @click.option("--seed", type=int, help="Decides which samples are drawn.  [42]")
 @DEVICE

@@ -19,6 +19,7 @@ def measure_drift(
     model: str | Weights | Calibrated = "merged",
     *,
     device: str = "auto",
+    max_memory: int | None = None,
     progress: Progress = silent,
     **options: Unpack[DriftKeywords],
 ) -> DriftLedger:
@@ -28,13 +29,14 @@ def measure_drift(
         suite: a session keeps the result; of a suite or a family nothing stays.
         model: "merged", "base", a checkpoint folder, a `CalibrationResult`, or weights.
         device: "auto", "cpu" or "cuda", for a suite; what is open stays where it is.
+        max_memory: bytes of resident memory to stay within, for a suite or a family; a session has its own.
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
     Raises:
         InputError, NumericalError: as `Session.ledger`.
     """
     asked = DriftOptions(**options)  # before anything is opened
-    return _session(suite, device).ledger(model, asked, progress)
+    return _session(suite, device, max_memory).ledger(model, asked, progress)
 
 
 def evaluate(
@@ -61,6 +63,8 @@ def evaluate(
     return _session(suite, device).scores(model, View(samples, split, seed), progress)
 
 
-def _session(suite: Suite | Family | Session, device: str) -> Session:
+def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
     """The session itself, or one for a single measurement."""
-    return suite if isinstance(suite, Session) else Session(as_family(suite, device), one_shot=True)
+    if isinstance(suite, Session):
+        return suite
+    return Session(as_family(suite, device), one_shot=True, max_memory=max_memory)

@@ -18,6 +18,7 @@ from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import output_drift
+from featcal.drift.room import measuring_store
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
@@ -29,6 +30,7 @@ from featcal.model_ids import Model, label_of, model_key, recorded_config
 from featcal.models.features import pooled_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
+from featcal.models.run import Run
 from featcal.progress import Progress, available_bytes, silent
 from featcal.results import Results, nbytes
 from featcal.suite import Suite, load_suite
@@ -67,10 +69,14 @@ class Session:
             recently used goes first, and is computed again when it is asked for.
         one_shot: nothing is asked of the same samples again. Otherwise what experts compute on them stays for the next
             model, as far as there is room, and small splits stay.
+        max_memory: bytes of resident memory of the process that measurements of drift stay within: token states beyond
+            it lie in files meanwhile, and as many samples are taken through together as there is room for.
     """
 
-    def __init__(self, family: Family, *, budget: int | None = None, one_shot: bool = False) -> None:
-        self.family = family
+    def __init__(
+        self, family: Family, *, budget: int | None = None, one_shot: bool = False, max_memory: int | None = None
+    ) -> None:
+        self.family, self._max_memory = family, max_memory
         held = (family, family.adapter, family.origin, family.container)
         models = (family.base, family.merged, *family.experts.values())
         share = (available_bytes() or 2**32) // SHARE
@@ -134,7 +140,9 @@ class Session:
         def make() -> Features:
             if ("ledger", (model_key(model), apart)) in self._results:
                 return self.ledger(model, apart)
-            tasks = follow(self.family.run(progress), self.weights(model), self._measured_passes(view))
+            weights = self.weights(model)
+            passes = self._measured_passes(view)
+            tasks = follow(self._run(weights, progress), weights, passes)
             return Features(self.family.suite.name, label_of(model), split, tasks)
 
         return self.once("features", (model_key(model), count, split, seed), make)
@@ -155,10 +163,11 @@ class Session:
             judged = self.judges(model, options) if options.output else {}
             if options.tokens == "class" and not self.family.adapter.class_token:
                 raise InputError(f"tokens: a {self.family.adapter.family} model has no class token; take 'all'")
+            passes = self._measured_passes(options)
             tasks = decompose(
-                self.family.run(progress),
+                self._run(weights, progress),
                 weights,
-                self._measured_passes(options),
+                passes,
                 class_token=options.tokens == "class",
                 sublayers=options.sublayers,
                 attribution=options.attribution,
@@ -283,6 +292,15 @@ class Session:
         """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
         with self._lock:
             return self._results.once((kind, key), make)
+
+    def _run(self, model: Weights, progress: Progress) -> Run:
+        """For a measurement of a model, once its samples are there: they count as well.
+
+        Raises:
+            InputError: one block of expert and model needs more than `max_memory`.
+        """
+        limit, adapter = self._max_memory, self.family.adapter
+        return self.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
 
     def _key(self, view: View) -> tuple[int | None, str, int]:
         """Count, split and seed of a view."""
