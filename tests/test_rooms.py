@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import featcal
@@ -134,3 +136,22 @@ def test_no_function_takes_too_much() -> None:
 def test_every_function_fits_a_screen() -> None:
     lines = {name: int(one.end_lineno or 0) - one.lineno + 1 for name, one in functions()}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def called(function: Function) -> set[str]:
+    """Names of everything that a function calls, its nested functions included."""
+    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls}
+
+
+def test_the_call_paths_of_the_architecture_page_are_true() -> None:
+    """At most four calls from a command to its equation, each found in the body of the function before it."""
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = [re.findall(r"`([\w.]+)`", line) for line in page.splitlines() if line.startswith("From the command to ")]
+    assert [path[-1].rpartition(".")[2] for path in paths] == ["take_apart", "linear_weight"]
+    written = dict(functions())
+    for path in paths:
+        assert len(path) <= 5
+        homes = ["featcal." + re.sub(r"[A-Z]\w*\.", "", step) for step in path]  # methods without their class
+        for home, following in pairwise(homes):
+            assert following.rpartition(".")[2] in called(written[home]), f"{home} does not call {following}"
