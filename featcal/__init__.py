@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.errors import FeatcalError, InputError, NumericalError
     from featcal.evaluation.evaluate import Scores, TaskScore
+    from featcal.evaluation.heads import ClassificationHead
     from featcal.family import Family, open_family
     from featcal.measure import evaluate, measure_drift
+    from featcal.models.model import Model
     from featcal.session import Session, open_session
     from featcal.suite import Suite, load_suite
     from featcal.views import DriftOptions, View
@@ -26,12 +28,14 @@ __version__ = "0.1.0"
 _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
+    "ClassificationHead": "evaluation.heads",
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
     "Family": "family",
     "FeatcalError": "errors",
     "InputError": "errors",
     "LayerDrift": "drift.ledger",
+    "Model": "models.model",
     "NumericalError": "errors",
     "Scores": "evaluation.evaluate",
     "Session": "session",
@@ -52,12 +56,14 @@ _HOME = {
 __all__ = [
     "CalibrationConfig",
     "CalibrationResult",
+    "ClassificationHead",
     "DriftLedger",
     "DriftOptions",
     "Family",
     "FeatcalError",
     "InputError",
     "LayerDrift",
+    "Model",
     "NumericalError",
     "Scores",
     "Session",

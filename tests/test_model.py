@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -250,3 +251,28 @@ def test_what_a_decision_is_depends_on_the_head(tiny: Family, tmp_path_factory: 
     assert weight.shape == (ROWS, 16)
     with pytest.raises(InputError, match="no labels to score against"):
         score(text, Model(text.merged, heads={task: classifier}), [text.samples(task, "calibration", None, 0)], None)
+
+
+def test_maps_and_heads_are_not_lost_in_writing(tiny: Family, tmp_path: Path) -> None:
+    """A checkpoint has no place for them: nothing is written, and the message says what can be."""
+    result = calibrate(replace(tiny, merged=Model(tiny.merged, maps={PETS: torch.relu})), config_for(tiny, samples=4))
+    with pytest.raises(InputError, match=r"its maps and heads of 'pets' have no place in a checkpoint"):
+        result.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_drift_is_measured_behind_the_map(tiny64: Family) -> None:
+    """Final features go through the task's map on both runs, and the derivative of the map carries contributions."""
+    plain = measure_drift(tiny64, split="test", attribution=True)
+    surgery = Surgery(random(1, 3, WIDTH), random(2, WIDTH, 3))
+    found = measure_drift(tiny64, Model(tiny64.merged, maps={PETS: surgery}), split="test", attribution=True)
+    own, before = found.tasks[PETS], plain.tasks[PETS]
+    torch.testing.assert_close(own.model_features, surgery(before.model_features), rtol=1e-12, atol=1e-12)
+    assert own.expert_features.equal(before.expert_features)
+    assert own.identity_residual < 1e-10
+    assert own.attribution is not None
+    assert float(own.attribution.shares.sum()) == pytest.approx(1, abs=1e-9)
+    torch.testing.assert_close(
+        own.layers[-1].drift, (surgery(before.model_features) - before.expert_features).norm(dim=1).double()
+    )
+    assert found.tasks[SIGNS].layers[-1].drift.equal(plain.tasks[SIGNS].layers[-1].drift)

@@ -25,6 +25,8 @@ from featcal.models.adapter import Adapter, Batch, Block
 from featcal.models.architectures import adapter_for
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
+from featcal.models.model import brings
+from featcal.words import some
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
@@ -68,8 +70,14 @@ def write_model(
 
     Raises:
         NumericalError: the written model is not the one in memory.
-        InputError: the disk refuses.
+        InputError: the disk refuses, or the model has maps or heads of its own, which no checkpoint of its
+            architecture holds.
     """
+    if brings(model):
+        raise InputError(
+            f"{model.label}: its maps and heads of {some(sorted(brings(model)))} have no place in a checkpoint of this "
+            "architecture; write its weights alone (Model.under)"
+        )
     source = container.open(adapter.canonical, adapter.aliases)
     notes: list[str] = []
     if container.layout == "open_clip":

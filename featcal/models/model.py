@@ -78,6 +78,11 @@ def own_head(model: Weights, task: str) -> Head | None:
     return next((one.heads[task] for one in _models(model) if task in one.heads), None)
 
 
+def brings(model: Weights) -> set[str]:
+    """Tasks for which a model has a map or a head of its own, beside its weights."""
+    return {task for one in _models(model) for task in (*one.maps, *one.heads)}
+
+
 def _models(weights: Weights) -> Iterator[Model]:
     """Every `Model` among the weights and what they lie over, the outermost first: a calibrated or resident model
     keeps the maps and heads of the one below."""
