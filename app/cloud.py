@@ -17,7 +17,7 @@ from app import charts, maps, state, tables, view
 from app.downloads import Numbers, Origin
 from app.names import label, plain
 from app.theme import OTHERS
-from featcal.model_ids import Model
+from featcal.model_ids import ModelId
 from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import View
@@ -27,7 +27,9 @@ _MAP, _SELECTED = "feature-map", "selected samples"
 Job = Future[maps.Map]
 
 
-def features_of(session: Session, models: Mapping[str, Model], task: str, on: View, pooled: bool) -> dict[str, Tensor]:
+def features_of(
+    session: Session, models: Mapping[str, ModelId], task: str, on: View, pooled: bool
+) -> dict[str, Tensor]:
     """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
     if pooled:
         return {name: session.pooled(model, task, on) for name, model in {"expert": "expert", **models}.items()}

@@ -14,7 +14,7 @@ from app.names import plain
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
-from featcal.model_ids import Model
+from featcal.model_ids import ModelId
 from featcal.progress import Progress
 from featcal.session import Session
 from featcal.views import DriftOptions, View
@@ -31,7 +31,7 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 _MARGINS = "margin, score_change: scores; drift: norm; cosine: to the expert"
 
 
-def sections(session: Session, models: Mapping[str, Model], on: View, over: str, task: str, layer: str) -> None:
+def sections(session: Session, models: Mapping[str, ModelId], on: View, over: str, task: str, layer: str) -> None:
     """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
     first, second = st.container(), st.container()
     with first:
@@ -53,7 +53,7 @@ def sections(session: Session, models: Mapping[str, Model], on: View, over: str,
     _decisions(session, ledgers, task, downloads.of_samples(session, on, _calibration(models)))
 
 
-def _ledger(session: Session, model: Model, options: DriftOptions, report: Progress) -> DriftLedger:
+def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
     """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
     try:
         session.judges(model, options)
@@ -130,7 +130,7 @@ def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return tables.stacked([frame.assign(model=name) for name, frame in frames.items()])
 
 
-def _calibration(models: Mapping[str, Model]) -> CalibrationConfig | None:
+def _calibration(models: Mapping[str, ModelId]) -> CalibrationConfig | None:
     """The options of the calibrated model among those shown."""
     return next((model for model in models.values() if isinstance(model, CalibrationConfig)), None)
 

@@ -20,7 +20,7 @@ from app.opening import open_resident
 from app.selection import HOME, Selection, from_query
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
-from featcal.model_ids import Model
+from featcal.model_ids import ModelId
 from featcal.progress import Progress
 from featcal.session import Session
 from featcal.suite import Suite, load_suite
@@ -146,7 +146,7 @@ def _session(files: Stamp, _suite: Suite) -> Session:
     return open_resident(_suite)
 
 
-def quick_scores(session: Session, models: Mapping[str, Model], on: View) -> tuple[dict[str, Scores], str]:
+def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:
     """Scores of models on the samples that drift is measured on, or none and the reason."""
     try:
         return {name: session.quick_scores(model, on) for name, model in models.items()}, ""

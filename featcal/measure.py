@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from featcal.drift.ledger import DriftLedger
+from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
@@ -66,5 +67,7 @@ def evaluate(
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
     """The session itself, or one for a single measurement."""
     if isinstance(suite, Session):
+        if max_memory is not None:
+            raise InputError("max_memory: an open session has a limit of its own; open it with one")
         return suite
     return Session(as_family(suite, device), one_shot=True, max_memory=max_memory)

@@ -13,12 +13,12 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.suite_files import model_stamp
 
-Model = str | CalibrationConfig | Weights | Calibrated
+ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: "base", "merged", the options it is calibrated with, a checkpoint (folder or Hub id), a
 calibration's result, or weights. "expert" is every expert on its own task, where models are scored or pooled."""
 
 
-def label_of(model: Model) -> str:
+def label_of(model: ModelId) -> str:
     """What charts, tables and documents call a model."""
     if isinstance(model, str):
         return model
@@ -27,7 +27,7 @@ def label_of(model: Model) -> str:
     return model.weights.label if isinstance(model, Calibrated) else model.label
 
 
-def model_key(model: Model) -> Hashable:
+def model_key(model: ModelId) -> Hashable:
     """Equal for the same model of one suite: a name, options, a checkpoint while its files are as they are, an object
     that is the very same."""
     if isinstance(model, CalibrationConfig):

@@ -26,7 +26,7 @@ from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import Model, label_of, model_key, recorded_config
+from featcal.model_ids import ModelId, label_of, model_key, recorded_config
 from featcal.models.features import pooled_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
@@ -70,7 +70,8 @@ class Session:
         one_shot: nothing is asked of the same samples again. Otherwise what experts compute on them stays for the next
             model, as far as there is room, and small splits stay.
         max_memory: bytes of resident memory of the process that measurements of drift stay within: token states beyond
-            it lie in files meanwhile, and as many samples are taken through together as there is room for.
+            it lie in files meanwhile, and as many samples are taken through together as there is room for. Nothing
+            that experts compute is kept then.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Session:
         self.family, self._max_memory = family, max_memory
         held = (family, family.adapter, family.origin, family.container)
         models = (family.base, family.merged, *family.experts.values())
-        share = (available_bytes() or 2**32) // SHARE
+        share = min(available_bytes() or 2**32, max_memory or 2**63) // SHARE
         self._results = Results(share if budget is None else budget, partial(nbytes, beside=(*held, *models)))
-        self._passes = Results(1 if one_shot else PASSES, lambda _: 1)
-        self._first_block = None if one_shot else FirstBlock()
-        self._one_shot = one_shot
+        self._one_shot = one_shot or max_memory is not None
+        self._passes = Results(0 if self._one_shot else PASSES, lambda _: 1)
+        self._first_block = None if self._one_shot else FirstBlock()
         self._lock = threading.RLock()
 
     @property
@@ -107,7 +108,7 @@ class Session:
         def make() -> dict[str, Samples]:
             return {task: self.family.samples(task, split, count, seed) for task in self.tasks}
 
-        return self.once("samples", (count, split, seed), make)
+        return make() if self._one_shot else self.once("samples", (count, split, seed), make)
 
     def counts(self, view: View) -> dict[str, int]:
         """How many samples of every task there are; tasks can have fewer than a view asks for."""
@@ -132,22 +133,23 @@ class Session:
 
         return self.once("calibrated", config, make)
 
-    def features(self, model: Model, view: View = _DRIFT, progress: Progress = silent) -> Features:
+    def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`."""
         count, split, seed = self._key(view)
         apart = DriftOptions(count, split, seed)
 
+        if ("ledger", (model_key(model), apart)) in self._results:
+            return self.ledger(model, apart)
+
         def make() -> Features:
-            if ("ledger", (model_key(model), apart)) in self._results:
-                return self.ledger(model, apart)
             weights = self.weights(model)
-            passes = self._measured_passes(view)
+            passes = self._measured_passes(view, self.samples(view))
             tasks = follow(self._run(weights, progress), weights, passes)
             return Features(self.family.suite.name, label_of(model), split, tasks)
 
         return self.once("features", (model_key(model), count, split, seed), make)
 
-    def ledger(self, model: Model, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
+    def ledger(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
         """A model's drift from the experts, layer by layer and task by task.
 
         Raises:
@@ -160,10 +162,12 @@ class Session:
 
         def make() -> DriftLedger:
             weights = self.weights(model)
-            judged = self.judges(model, options) if options.output else {}
             if options.tokens == "class" and not self.family.adapter.class_token:
                 raise InputError(f"tokens: a {self.family.adapter.family} model has no class token; take 'all'")
-            passes = self._measured_passes(options)
+            drawn = self.samples(options)
+            judged = self._judges(weights, options, lambda: drawn) if options.output else {}
+            passes = self._measured_passes(options, drawn)
+            del drawn  # the passes let inputs go that were read
             tasks = decompose(
                 self._run(weights, progress),
                 weights,
@@ -196,30 +200,21 @@ class Session:
 
         return self.once("sources", model_key(model), make)
 
-    def judges(self, model: Model, view: View) -> Judges:
+    def judges(self, model: ModelId, view: View) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
         them of class names.
 
         Raises:
             InputError: labels, answers, class names, a text tower or a head are missing.
         """
-        weights = self.weights(model)
-        models = weights, *self.family.experts.values()
+        return self._judges(self.weights(model), view, lambda: self.samples(view))
 
-        def make() -> Judges:
-            return judges(self.family, weights, self.samples(view))
-
-        shared = self.family.adapter.scores_with == "prompts"
-        if shared and not any(own_head(one, task) for one in models for task in self.tasks):
-            return self.once("judges", self._key(view), make)
-        return make()  # nothing to keep but the models, which read their heads when they are asked
-
-    def quick_scores(self, model: Model, view: View) -> Scores:
+    def quick_scores(self, model: ModelId, view: View) -> Scores:
         """Scores off the features that drift is measured on, so that they cost nothing.
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
-        measured: Model = "merged" if model == "expert" else model
+        measured: ModelId = "merged" if model == "expert" else model
         features, judged = self.features(measured, view), self.judges(measured, view)
         tasks, weights = {}, self.weights(measured)
         for task, found in features.tasks.items():
@@ -233,7 +228,7 @@ class Session:
             tasks[task] = TaskScore(metric, right, predictions, labels)
         return Scores(self.family.suite.name, label_of(model), features.split, tasks)
 
-    def scores(self, model: Model, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
+    def scores(self, model: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
         """Scores on every task: accuracy of pictures, generated answers of text.
 
         Raises:
@@ -245,7 +240,8 @@ class Session:
 
         def make() -> Scores:
             own = None if model == "expert" else self.weights(model)
-            heads = self.once("heads", split, lambda: scoring_heads(self.family, split))
+            needed = tuple(task for task in self.tasks if own_head(own or self.family.experts[task], task) is None)
+            heads = self.once("heads", (split, needed), lambda: scoring_heads(self.family, split, needed))
             tasks = {}
             for done, task in enumerate(self.tasks):
                 progress(said, done, len(self.tasks))
@@ -256,11 +252,11 @@ class Session:
 
         return self.once("scores", (model_key(model), *self._key(view)), make)
 
-    def has_scores(self, model: Model, view: View = _WHOLE_TEST) -> bool:
+    def has_scores(self, model: ModelId, view: View = _WHOLE_TEST) -> bool:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
 
-    def pooled(self, model: Model, task: str, view: View) -> Tensor:
+    def pooled(self, model: ModelId, task: str, view: View) -> Tensor:
         """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
 
         def make() -> Tensor:
@@ -271,12 +267,12 @@ class Session:
 
         return self.once("pooled", (model_key(model), task, *self._key(view)), make)
 
-    def vector_cosines(self, model: Model) -> dict[str, float]:
+    def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
         key = model_key(model)
         return self.once("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
 
-    def weights(self, model: Model) -> Weights:
+    def weights(self, model: ModelId) -> Weights:
         """The tensors of a model; calibrated, if options are given.
 
         Raises:
@@ -327,14 +323,24 @@ class Session:
         with self._lock:
             return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
 
-    def _measured_passes(self, view: View) -> Mapping[str, ExpertPass]:
+    def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:
-            data = self.samples(view)
             room = None if self._one_shot else Kept.on(self.family.compute.device)
-            return {task: self.family.expert_pass(data[task], BATCH_SIZE, room) for task in self.tasks}
+            return {task: self.family.expert_pass(drawn[task], BATCH_SIZE, room) for task in self.tasks}
 
         with self._lock:
             return self._passes.once(("measured", *self._key(view)), make)
+
+    def _judges(self, model: Weights, view: View, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
+        models = model, *self.family.experts.values()
+
+        def make() -> Judges:
+            return judges(self.family, model, drawn())
+
+        shared = self.family.adapter.scores_with == "prompts"
+        if shared and not any(own_head(one, task) for one in models for task in self.tasks):
+            return self.once("judges", self._key(view), make)
+        return make()  # nothing to keep but the models, which read their heads when they are asked
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:

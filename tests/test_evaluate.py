@@ -35,8 +35,8 @@ def test_templates_are_averaged_after_normalisation(tiny: Family) -> None:
     from featcal.evaluation.zero_shot import zero_shot_heads
 
     names, templates = ["cat", "dog"], ["a photo of a {}.", "a {}"]
-    one = zero_shot_heads(tiny.origin, {"a": (names, templates[:1]), "b": (names, templates[1:])})
-    both = zero_shot_heads(tiny.origin, {"t": (names, templates)})["t"]
+    one = zero_shot_heads(tiny.adapter, tiny.origin, {"a": (names, templates[:1]), "b": (names, templates[1:])})
+    both = zero_shot_heads(tiny.adapter, tiny.origin, {"t": (names, templates)})["t"]
     expected = torch.nn.functional.normalize((one["a"].prompts + one["b"].prompts) / 2, dim=-1)
     torch.testing.assert_close(both.prompts, expected)
     torch.testing.assert_close(both.prompts.norm(dim=-1), torch.ones(2))

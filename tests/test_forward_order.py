@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -14,16 +16,18 @@ from torch import Tensor, nn
 from conftest import BLOCKS, TASKS
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.forward_order import InMemoryBlocks, calibrate_blocks
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.token_rows import TokenRows
+from featcal.drift.source import measure_sources
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.formats.weights import InMemory, Overlay, Weights
 from featcal.measure import measure_drift
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Call
-from featcal.models.lane import Entrance, ExpertPass, Kept, Step
+from featcal.models.lane import Entrance, ExpertPass, Kept, Lane, Step, _bytes
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
 
@@ -354,3 +358,57 @@ def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> Non
         group.end_task(expert, config)
     with pytest.raises(NumericalError, match="not finite"):
         group.solve(expert, expert, config)
+
+
+def test_experts_run_once_for_many_calibrations_of_models_in_files(
+    tiny: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of a file are other objects at every read; what experts left behind is found all the same."""
+    stepped: list[bool] = []
+    walk = Lane._walk
+
+    def counted(lane: Lane, *rest: Any) -> Iterator[Step]:
+        stepped.append(lane._fixed)
+        return walk(lane, *rest)
+
+    monkeypatch.setattr(Lane, "_walk", counted)
+    passes = expert_passes(tiny, CONFIG, Kept(2**30))
+    for round_, lam in enumerate((0.05, 0.5, 5.0)):
+        stepped.clear()
+        calibrate(tiny, replace(CONFIG, lam=lam), experts=passes)
+        assert sum(stepped) == (0 if round_ else BLOCKS * len(TASKS))
+
+
+def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:
+    """Nothing keeps them: not the passes, and not the few samples on which the merged model runs beside."""
+    passes = expert_passes(tiny, CONFIG)
+    pictures = [ref(batch["pixel_values"].untyped_storage()) for one in passes.values() for batch in one.batches]
+    alive: list[int] = []
+
+    def look(_: str, done: int, __: int) -> None:
+        gc.collect()
+        alive.append(sum(one() is not None for one in pictures))
+
+    calibrate_blocks(tiny.run(look), passes, CONFIG, InMemoryBlocks(), None)
+    assert alive[-1] == 0
+    assert alive[1] == 0
+
+
+def test_statistics_of_the_first_block_do_not_hold_the_experts_steps(tiny: Family) -> None:
+    first, kept = FirstBlock(), Kept(2**30)
+    calibrate(tiny, CONFIG, experts=expert_passes(tiny, CONFIG, kept), first=first)
+    held = ref(kept)
+    del kept
+    gc.collect()
+    assert held() is None
+
+
+def test_room_is_given_back_whatever_lanes_share(tiny: Family) -> None:
+    """Three lanes of one name leave first calls: what the last one holds is what is taken."""
+    kept = Kept(2**30)
+    passes = expert_passes(tiny, CONFIG, kept)
+    calibrated_model = calibrate(tiny, CONFIG, experts=passes).weights
+    for _ in range(3):
+        measure_sources(tiny, calibrated_model, CONFIG, passes)
+        taken = sum(_bytes(thing) for _, things in kept._entries.values() for thing in things)
+        assert kept.left == 2**30 - taken

@@ -18,6 +18,7 @@ from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import score, task_features
 from featcal.evaluation.heads import ClassificationHead, LinearHead
 from featcal.evaluation.judges import answers_of, head_of, judges, shared_heads
+from featcal.evaluation.language import generated
 from featcal.family import batches_of
 from featcal.formats.weights import FirstRows, InMemory, Overlay, Weights
 from featcal.models.features import final_features
@@ -276,3 +277,11 @@ def test_drift_is_measured_behind_the_map(tiny64: Family) -> None:
         own.layers[-1].drift, (surgery(before.model_features) - before.expert_features).norm(dim=1).double()
     )
     assert found.tasks[SIGNS].layers[-1].drift.equal(plain.tasks[SIGNS].layers[-1].drift)
+
+
+def test_answers_are_not_generated_past_a_map_or_a_head(tmp_path: Path) -> None:
+    family = open_family(load_suite(write_text_suite(tmp_path / "suite", "t5")), "cpu")
+    task = next(iter(family.suite.tasks))
+    model = Model(family.merged, maps={task: torch.zeros_like})
+    with pytest.raises(InputError, match="the library cannot generate answers"):
+        generated(family, model, family.samples(task, "test", 2, 0), 2)

@@ -53,6 +53,10 @@ def opened(located: Located) -> Any:
     return OpenClip(located.config, located.names, CPU)
 
 
+def with_adapter(located: Located) -> tuple[Any, Located]:
+    return opened(located), located
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = model_cfg(**VARIANTS[request.param])
@@ -535,7 +539,7 @@ def test_class_prompts_are_encoded_by_open_clip(tmp_path: Path) -> None:
     config = model_cfg(True, vocab_size=49408, context_length=12)
     folder = write_folder(tmp_path / "model", config, random_state(config))
     names, templates = ("cat", "red bus"), ("a photo of a {}.", "{}")
-    head = zero_shot_heads(found(folder), {"t": (names, templates)})["t"]
+    head = zero_shot_heads(*with_adapter(found(folder)), {"t": (names, templates)})["t"]
     model = open_clip.create_model(f"local-dir:{folder}").eval()
     with torch.no_grad():
         tokens = open_clip.get_tokenizer(f"local-dir:{folder}")([t.format(n) for n in names for t in templates])
@@ -546,15 +550,17 @@ def test_class_prompts_are_encoded_by_open_clip(tmp_path: Path) -> None:
 
 def test_bases_without_a_text_tower_or_tokenizer(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"vocabulary of 20 rows is not CLIP's \(49408\)"):
-        zero_shot_heads(found(plain), {"t": (("a", "b"), ("{}",))})
+        zero_shot_heads(*with_adapter(found(plain)), {"t": (("a", "b"), ("{}",))})
     tensors = load_file(plain / "open_clip_model.safetensors")
     config = json.loads((plain / "open_clip_config.json").read_text())["model_cfg"]
     tower = write_folder(tmp_path / "tower", config, {n: t for n, t in tensors.items() if n.startswith("visual.")})
     with pytest.raises(InputError, match="not a whole open_clip model with both towers"):
-        zero_shot_heads(found(tower), {"t": (("a", "b"), ("{}",))})
+        zero_shot_heads(*with_adapter(found(tower)), {"t": (("a", "b"), ("{}",))})
     config["text_cfg"]["hf_tokenizer_name"] = "someone/tokenizer"
     with pytest.raises(InputError, match="no usable tokenizer in someone/tokenizer"):
-        zero_shot_heads(found(write_folder(tmp_path / "named", config, tensors)), {"t": (("a", "b"), ("{}",))})
+        zero_shot_heads(
+            *with_adapter(found(write_folder(tmp_path / "named", config, tensors))), {"t": (("a", "b"), ("{}",))}
+        )
 
 
 def test_reference_helper_is_a_suite_reference(plain: Path) -> None:

@@ -11,9 +11,12 @@ from tiny_text import TASKS, write_text_suite
 
 from featcal import InputError, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
+from featcal.drift.decomposition import follow
 from featcal.family import Family
 from featcal.models import llama
+from featcal.models.adapter import Adapter, Batch
 from featcal.models.features import final_features
+from featcal.models.lane import Kept
 from featcal.models.replay import check_first_batch
 
 WINDOWED = r"model\.layers\.1: transformers calls this block with other arguments"
@@ -87,3 +90,17 @@ def test_the_check_is_of_the_longest_and_the_shortest_sample(sliding: Family) ->
     check_first_batch(sliding.adapter, {"input_ids": ids[:, :4], "attention_mask": mask[:, :4]})
     with pytest.raises(InputError, match=WINDOWED):
         check_first_batch(sliding.adapter, {"input_ids": ids, "attention_mask": mask})
+
+
+def test_the_first_batch_of_every_task_is_looked_at_once(sliding: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts of the first task say nothing of the second one's; a second walk on the same samples asks nothing."""
+    seen: list[int] = []
+
+    def look(adapter: Adapter, batch: Batch) -> None:
+        seen.append(batch["input_ids"].shape[1])
+
+    monkeypatch.setattr("featcal.models.walk.check_first_batch", look)
+    passes = {t: sliding.expert_pass(sliding.samples(t, "test", 4, 0), 2, Kept(2**24)) for t in TASKS}
+    for _ in range(2):
+        follow(sliding.run(), sliding.merged, passes)
+    assert seen == [passes[task].batches[0]["input_ids"].shape[1] for task in TASKS]

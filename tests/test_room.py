@@ -80,15 +80,17 @@ def test_states_beyond_the_budget_change_no_bit(measured: tuple[Family, str, tup
 
 def test_parts_hold_every_sample_once_in_order(tiny: Family) -> None:
     experts = passes(tiny, "validation", TASKS)
+    whole = {task: torch.cat([batch["pixel_values"] for batch in experts[task].batches]) for task in TASKS}
+    assert list(Room().parts(experts)) == [experts]
     parts = list(Room(batch=2, together=3).parts(experts))
     for task in TASKS:
         cut = [batch["pixel_values"] for part in parts if task in part for batch in part[task].batches]
-        assert torch.equal(torch.cat(cut), torch.cat([batch["pixel_values"] for batch in experts[task].batches]))
+        assert torch.equal(torch.cat(cut), whole[task])
+        assert not experts[task].batches  # given up for the parts
         assert all(len(one) <= 2 for one in cut)
     sizes = [sum(len(b["pixel_values"]) for one in part.values() for b in one.batches) for part in parts]
     assert max(sizes) <= 3
     assert sum(sizes) == 14
-    assert list(Room().parts(experts)) == [experts]
 
 
 def test_without_a_limit_everything_is_walked_together(tiny: Family) -> None:

@@ -195,11 +195,22 @@ def test_expert_passes_have_their_own_room(tiny: Family) -> None:
         own.features("merged", View(n))
     assert len([*own._passes]) == session.PASSES
     once = Session(tiny, one_shot=True)
-    for ask, walked_again in ((lambda: once.features("merged", FEW), False), (lambda: once.calibrated(CONFIG), True)):
-        ask()
-        assert len([*once._passes]) == 1
-        (passes,) = (once._passes.once(key, dict) for key in once._passes)
-        assert all((one.kept is not None) == walked_again for one in passes.values())
+    whole = once.features("merged", FEW)
+    again = once.features("base", FEW)  # the samples are drawn anew: the first walk let them go
+    assert not [*once._passes]
+    assert not any(kind == "samples" for kind, _ in once._results)
+    for task in TASKS:
+        assert whole.tasks[task].expert_features.equal(again.tasks[task].expert_features)
+
+
+def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(tiny: Family) -> None:
+    bound = Session(tiny, max_memory=2**36)
+    for task, found in bound.ledger("merged", DriftOptions(6, attribution=True)).tasks.items():
+        free = measure_drift(tiny, samples=6, attribution=True).tasks[task]
+        assert found.model_features.equal(free.model_features)
+    assert not [*bound._passes]
+    with pytest.raises(InputError, match="max_memory: an open session has a limit of its own"):
+        measure_drift(bound, max_memory=2**36)
 
 
 def test_failures_are_not_kept(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
 from featcal.card import model_card
-from featcal.export.write import write_model
+from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Overlay, Weights
@@ -146,6 +146,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
+    require_weights_alone(family.merged)
     hashes, notes = input_hashes(family), _notes(family)
     passes = expert_passes(family, config)
     run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))

@@ -95,10 +95,8 @@ def calibrate_blocks(
         tokens: dict[str, int] = {}
         for stage in run.adapter.stages:
             with run.seconds("first calls"):
-                rows = _enter(walk, stage, experts, config)
+                rows = _enter(walk, stage, experts, config, outset)
                 tokens = tokens or _tokens(walk.experts, experts)
-                if outset is not None:
-                    outset.enter(walk.fronts[STUDENT])
             for index, block in walk.blocks(stage):
                 with run.seconds("load"):
                     merged = run.merged.read(block.names)
@@ -127,10 +125,12 @@ def calibrate_blocks(
 
 
 def _enter(
-    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig
+    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset | None
 ) -> dict[str, TaskRows]:
     """First calls of a stage on all lanes; which tokens count in it."""
-    walk.enter(stage)
+    fronts = walk.enter(stage)
+    if outset is not None:
+        outset.enter(fronts[STUDENT])
     return {
         task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
     }

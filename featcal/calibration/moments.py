@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import asdict
+from weakref import ref
 
 from torch import nn
 
@@ -141,7 +142,7 @@ class FirstBlock:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Weights, Mapping[str, ExpertPass], Mapping[str, object], BlockMoments] | None = None
+        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockMoments] | None = None
 
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
@@ -150,7 +151,8 @@ class FirstBlock:
         if self._kept is None:
             return None
         of, passes, counted, moments = self._kept
-        if of is merged and passes is experts and counted == _counted(config):
+        same = len(passes) == len(experts) and all(map(_refers, passes, experts.values()))
+        if of is merged and same and counted == _counted(config):
             return moments.again(config)
         self._kept = None  # of no use to this run, and it is about to need memory
         return None
@@ -158,8 +160,12 @@ class FirstBlock:
     def keep(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
     ) -> None:
-        """Hold the finished statistics of a run in place of those before."""
-        self._kept = merged, experts, _counted(config), moments.again(config)
+        """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
+        self._kept = merged, [ref(one) for one in experts.values()], _counted(config), moments.again(config)
+
+
+def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
+    return reference() is one
 
 
 def _counted(config: CalibrationConfig) -> dict[str, object]:

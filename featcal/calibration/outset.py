@@ -41,6 +41,7 @@ class Outset:
         for lane in self._lanes.values():
             for _ in lane.enter(front):
                 pass
+            lane.batches = [{n: t for n, t in batch.items() if n not in front.stage.spent} for batch in lane.batches]
 
     def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
         """Through a block of the merged model, `stored` its tensors by canonical name."""
@@ -66,8 +67,8 @@ class Outset:
 
 
 def first_samples(batch: Batch) -> dict[str, Tensor]:
-    """The first `SAMPLES` of a batch."""
-    return {name: tensor[:SAMPLES] for name, tensor in batch.items()}
+    """The first `SAMPLES` of a batch, which keep nothing of the others alive."""
+    return {name: tensor[:SAMPLES].clone() for name, tensor in batch.items()}
 
 
 def warnings_of(drift: Mapping[str, FinalDrift]) -> list[str]:

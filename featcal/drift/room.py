@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -63,7 +63,7 @@ class Room:
         part: dict[str, ExpertPass] = {}
         room = left = self.together or inf
         for task, one in experts.items():
-            for batch in _cut(one.batches, self.batch):
+            for batch in _cut(one, self.batch):
                 if part and _count(batch) > left:
                     yield part
                     part, left = {}, room
@@ -105,10 +105,13 @@ def _count(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
-def _cut(batches: Sequence[Batch], size: int) -> Iterator[Batch]:
-    for batch in batches:
+def _cut(one: ExpertPass, size: int) -> Iterator[Batch]:
+    """Batches of at most `size`; a pass that is walked once is given up for them."""
+    batches = one.batches if one.kept is None else list(one.batches)
+    while batches:
+        batch = batches.pop(0)
         for start in range(0, _count(batch), size):
-            yield {name: tensor[start : start + size] for name, tensor in batch.items()}
+            yield {name: tensor[start : start + size].clone() for name, tensor in batch.items()}
 
 
 def _tokens(adapter: Adapter, batch: Batch) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
-from featcal.models.lane import Entrance, ExpertPass, Step, through
+from featcal.models.lane import ExpertPass, Step, through
 from featcal.models.model import mapped
 from featcal.models.run import Run
 from featcal.models.walk import Entering, Walk
@@ -70,7 +70,7 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
     names = iter(run.adapter.block_layers())
     for stage in run.adapter.stages:
         for entering in walk.entering(stage):
-            yield _entered(run.adapter, stage, walk.fronts[MODEL], experts[entering.task], entering)
+            yield _entered(run.adapter, stage, experts[entering.task], entering)
         for _, block in walk.blocks(stage):
             layer, read = next(names), block.local(model.read(block.names))
             tensors = run.compute.place(read)
@@ -140,14 +140,14 @@ def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
     return masked
 
 
-def _entered(adapter: Adapter, stage: Stage, front: Entrance, one: ExpertPass, entering: Entering) -> Crossing:
+def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:
     """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
-        front: of the model.
         one: the task's samples.
     """
     batch, own, entry = one.batches[entering.position], entering.expert, entering.models[MODEL]
+    front = entering.fronts[MODEL]
     layer = FIRST_LAYER if len(adapter.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
     place = Place(stage, None, (entering.front.stored, front.stored))
     after = stage.state(own.first, batch), stage.state(entry.first, batch)

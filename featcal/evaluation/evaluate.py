@@ -75,15 +75,15 @@ class Scores:
         )
 
 
-def scoring_heads(family: Family, split: str) -> dict[str, Head]:
-    """Heads that all models share, by task: class prompts; none where every model has its own.
+def scoring_heads(family: Family, split: str, tasks: Iterable[str]) -> dict[str, Head]:
+    """Heads of tasks that all models share: class prompts; none where every model has its own.
 
     Raises:
         InputError: class names or a text tower are missing.
     """
     if family.adapter.scores_with != "prompts":
         return {}
-    return shared_heads(family, {task: class_names(family, task, split) for task in family.suite.tasks})
+    return shared_heads(family, {task: class_names(family, task, split) for task in tasks})
 
 
 def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:

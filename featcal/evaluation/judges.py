@@ -95,7 +95,7 @@ def shared_heads(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str
     if family.adapter.scores_with != "prompts" or not names:
         return {}
     prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
-    return {**zero_shot_heads(family.origin, prompts)}
+    return {**zero_shot_heads(family.adapter, family.origin, prompts)}
 
 
 def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:

@@ -13,6 +13,7 @@ from featcal.errors import InputError
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.language import IGNORED, answer_position
+from featcal.models.model import brings
 from featcal.tasks.prepare import tokenizer_of
 from featcal.tasks.sources import Samples
 
@@ -43,7 +44,15 @@ def generated(family: Family, model: Weights, drawn: Samples, limit: int) -> tup
 
     Args:
         limit: largest number of new tokens.
+
+    Raises:
+        InputError: a model with a map or a head of its own for the task, of which `generate` knows nothing.
     """
+    if drawn.task in brings(model):
+        raise InputError(
+            f"task '{drawn.task}': {model.label} has a map or a head of its own for it, with which the library cannot "
+            "generate answers; score it by classes (ClassificationHead)"
+        )
     adapter, compute = family.adapter, family.compute
     tokenizer = tokenizer_of(family.base_folder)
     answer = adapter.generating(compute.place(model.read(adapter.tower)), family.base_folder)

@@ -73,23 +73,15 @@ def write_model(
         InputError: the disk refuses, or the model has maps or heads of its own, which no checkpoint of its
             architecture holds.
     """
-    if brings(model):
-        raise InputError(
-            f"{model.label}: its maps and heads of {some(sorted(brings(model)))} have no place in a checkpoint of this "
-            "architecture; write its weights alone (Model.under)"
-        )
+    require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
     notes: list[str] = []
     if container.layout == "open_clip":
-        written = [
-            *_write_open_clip_config(container, folder.partial),
-            _write_single(folder, adapter, source, model, whole),
-        ]
+        written = _write_open_clip_config(container, folder.partial)
+        written.append(_write_single(folder, adapter, source, model, whole))
     else:
-        written = [
-            *_copy_files(container.folder, folder.partial),
-            *_write_shards(folder, adapter, source, model, whole),
-        ]
+        written = _copy_files(container.folder, folder.partial)
+        written += _write_shards(folder, adapter, source, model, whole)
         written += say_processor(folder.partial)
         say_tokenizer(folder.partial)
         notes = say_model(folder.partial, adapter, model)
@@ -109,6 +101,15 @@ def write_model(
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
     folder.commit()
     return content
+
+
+def require_weights_alone(model: Weights) -> None:
+    """Raise InputError for a model that brings what no checkpoint of its architecture holds."""
+    if brings(model):
+        raise InputError(
+            f"{model.label}: its maps and heads of {some(sorted(brings(model)))} have no place in a checkpoint of this "
+            "architecture; write its weights alone (Model.under)"
+        )
 
 
 def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:

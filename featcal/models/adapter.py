@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from featcal.errors import InputError
+from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
 
 M = TypeVar("M", bound=nn.Module)
 Answers = Literal["classes", "text"]
 """What a decision is: the class with the largest score, or generated text."""
+PromptEncoder = Callable[[list[str]], Tensor]
+"""Texts → features `[n, k]` in the space of final features, not normalised."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 
@@ -238,6 +242,14 @@ class Adapter(ABC):
         Raises:
             NumericalError: the library would re-initialise a tensor.
         """
+
+    def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
+        """What encodes class prompts through the base's text tower, and the factor of their cosines to features.
+
+        Raises:
+            InputError: the base has no text tower, or no tokenizer.
+        """
+        raise InputError(f"base: {base.folder} has no text tower, so there is no zero-shot head")
 
     @abstractmethod
     def tokens(self, inputs: Batch) -> int:

@@ -14,9 +14,21 @@ from torch.func import functional_call
 from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
+from featcal.errors import InputError
 from featcal.formats.checkpoint import read_config
-from featcal.formats.pretrained import load_complete
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.formats.located import Located
+from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.models.adapter import (
+    Adapter,
+    Batch,
+    Block,
+    Call,
+    PromptEncoder,
+    Stage,
+    TokenOptions,
+    capture_call,
+    check_buffers,
+)
 from featcal.models.attention import choose_attention
 
 _TOWER = "vision_model."
@@ -135,6 +147,32 @@ class ClipVision(Adapter):
     def loader(self, config: Mapping[str, Any]) -> str:
         """A whole CLIP, or its image tower alone."""
         return "CLIPModel" if config.get("model_type") == "clip" else "CLIPVisionModel"
+
+    def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
+        """Prompt encoder and logit scale of a transformers CLIP."""
+        from transformers import AutoTokenizer, CLIPModel
+
+        folder = base.folder
+        if base.config.get("model_type") != "clip":
+            raise InputError(
+                f"base: {folder} has no text tower, so there is no zero-shot head; "
+                "evaluation needs a full CLIP checkpoint as base"
+            )
+        model, _ = load_pretrained(CLIPModel, folder)
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            raise InputError(f"base: {folder} has no tokenizer files, which class prompts need")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
+
+        def encode(texts: list[str]) -> Tensor:
+            tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            pooled = model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
+            features: Tensor = model.text_projection(pooled)
+            return features
+
+        return encode, float(model.logit_scale.exp())
 
     def tokens(self, inputs: Batch) -> int:
         positions: int = self.model.vision_model.embeddings.num_positions

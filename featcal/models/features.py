@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.formats.weights import Weights
-from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch, Stage, walking
 from featcal.models.compute import Compute
-from featcal.models.lane import Entrance, Lane
-from featcal.models.replay import check_first_batch
+from featcal.models.lane import ExpertPass, Lane
+from featcal.models.run import Run
+from featcal.models.walk import Walk
 
 
 def final_features(
@@ -46,12 +46,12 @@ def _walked(
     adapter: Adapter, stages: Sequence[Stage], model: Weights, batches: Sequence[Batch], compute: Compute
 ) -> Lane:
     """The model's lane behind the last block of some stages."""
-    check_first_batch(adapter, batches[0])
-    lane = Lane(model, batches, compute, ActivationStore())
+    alone = {"": ExpertPass("", model, list(batches), (), compute)}
+    walk = Walk(Run(adapter, model, model, {}, compute), "features", alone, {})
     for stage in stages:
-        for _ in lane.enter(Entrance.of(stage, model, compute)):
-            pass
-        for block in stage.blocks:
-            for _ in lane.walk(stage, block, block.local(model.read(block.names))):
-                pass
-    return lane
+        walk.enter(stage)
+        for _, block in walk.blocks(stage):
+            for task, tensors in walk.experts_at(block):
+                for _ in walk.experts[task].walk(stage, block, tensors):
+                    pass
+    return walk.experts[""]

@@ -36,7 +36,7 @@ class Step:
 
 
 def through(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
-    """One call through a block of any model: the call of the next block. Everything that walks runs blocks by this.
+    """One call through a block of any model: the call of the next block. Every step of every lane is this.
 
     Args:
         tensors: the model's, placed, by name inside the block.
@@ -57,6 +57,8 @@ class Kept:
     def __init__(self, budget: int) -> None:
         self.left = budget
         """Bytes that are not taken."""
+        self.checked: set[str] = set()
+        """Tasks whose first batch was held against the library's own forward."""
         self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
 
     @classmethod
@@ -99,6 +101,7 @@ class Kept:
             give_back()
             raise
         if things:
+            self._drop(key)  # another lane of this name may have come first
             self._entries[key] = made_of, things
 
     def _drop(self, key: Hashable) -> None:
@@ -180,7 +183,7 @@ class Lane:
             yield from self._enter(entrance)
             return
         key = self._name, self._fixed, entrance.stage.name
-        made_of = [*entrance.stored.values(), *(call.hidden for call in self.calls)]
+        made_of = self._made_of() if self._fixed else [*entrance.stored.values(), *self.batches]
         found = self._kept.find(key, made_of)
         if found is not None:
             yield from self._enter(entrance, found)
@@ -218,7 +221,7 @@ class Lane:
             yield from self._walk(stage, block, stored, inputs, outputs, move)
             return
         key = self._name, block.name
-        made_of = [self.weights, *(call.hidden for call in self.calls)]
+        made_of = self._made_of()
         found = kept.find(key, made_of)
         if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
             for position, step in enumerate(found):
@@ -229,6 +232,10 @@ class Lane:
             for step in self._walk(stage, block, stored, inputs, outputs, move):
                 keep(step)
                 yield step
+
+    def _made_of(self) -> list[object]:
+        """What decides all steps of a fixed lane."""
+        return [self.weights, *self.batches]
 
     def _walk(
         self,

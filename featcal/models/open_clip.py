@@ -17,9 +17,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.errors import InputError
-from featcal.formats.open_clip import load_folder
+from featcal.formats.located import Located
+from featcal.formats.open_clip import library_model, load_folder, tokenizer
 from featcal.formats.open_clip_config import check_plain, quick_gelu, weight_name
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, capture_call, check_buffers
+from featcal.models.adapter import (
+    Adapter,
+    Batch,
+    Block,
+    Call,
+    PromptEncoder,
+    Stage,
+    capture_call,
+    check_buffers,
+)
 from featcal.models.attention import attention
 from featcal.models.clip import ClipVision, VisionStage
 
@@ -248,6 +258,16 @@ class OpenClip(Adapter):
 
     def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
         return f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")'
+
+    def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
+        """Prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
+        model, tokenize = library_model(base), tokenizer(base)
+
+        def encode(texts: list[str]) -> Tensor:
+            features: Tensor = model.encode_text(tokenize(texts))
+            return features
+
+        return encode, float(model.logit_scale.exp())
 
     def tokens(self, inputs: Batch) -> int:
         return len(self.visual.positional_embedding) * len(inputs["pixel_values"])

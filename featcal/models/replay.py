@@ -53,9 +53,9 @@ def check_first_batch(adapter: Adapter, batch: Batch) -> None:
 def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], bool]) -> None:
     """The forward runs on `inputs` with stand-ins for the blocks, which note how they are called and return constants
     in the form of what the first block returns, so no weights are read and no block is computed."""
-    upstream, device = None, next(iter(inputs.values())).device
+    upstream, device, shapes = None, next(iter(inputs.values())).device, adapter.shapes()
     for stage in adapter.stages:
-        outer = {name: _constant(adapter.shapes()[name], device) for name in stage.outer}
+        outer = {name: _constant(shapes[name], device) for name in stage.outer}
         calls, output = _library_calls(stage, outer, inputs, upstream, device)
         for block, (before, theirs) in zip(stage.blocks[1:], pairwise(calls), strict=True):
             if not _same(stage.advance(before, output), theirs, same):

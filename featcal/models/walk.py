@@ -31,8 +31,10 @@ class Entering:
     front: Entrance
     """What stands in front of the stage in the task's expert."""
     expert: Entry
+    fronts: Mapping[str, Entrance]
+    """The same of the other models, by their names in the walk."""
     models: Mapping[str, Entry]
-    """By the model's name in the walk."""
+    """The batch on their lanes."""
 
 
 class Walk:
@@ -52,30 +54,38 @@ class Walk:
             name: {task: one.lane(run.store, model) for task, one in experts.items()} for name, model in models.items()
         }
         """By model, then by task."""
-        self.fronts: dict[str, Entrance] = {}
-        """What stands in front of the stage that was entered last, by model."""
         self._done, self._total = 0, len(run.adapter.blocks())
-        first = next(iter(experts.values())).batches[0]
-        if any(name not in first for name in run.adapter.stages[0].spent):
+        for task, one in experts.items():
+            self._check(task, one)
+
+    def _check(self, task: str, one: ExpertPass) -> None:
+        """Hold the first batch of a task against the library's own forward, once for all walks on these samples."""
+        adapter = self._run.adapter
+        if not one.batches or any(name not in one.batches[0] for name in adapter.stages[0].spent):
             raise InputError("expert passes without `kept` are walked once; make them anew, or with room for more")
-        check_first_batch(run.adapter, first)
+        if one.kept is None or task not in one.kept.checked:
+            check_first_batch(adapter, one.batches[0])
+            if one.kept is not None:
+                one.kept.checked.add(task)
 
     def entering(self, stage: Stage) -> Iterator[Entering]:
         """First calls of a stage on every lane, batch by batch; to be consumed to the end."""
         compute = self._run.compute
-        self.fronts = {name: Entrance.of(stage, model, compute) for name, model in self._models.items()}
+        fronts = {name: Entrance.of(stage, model, compute) for name, model in self._models.items()}
         for task, one in self._passes.items():
             front = Entrance.of(stage, one.weights, compute)
-            others = zip(*(self.lanes[name][task].enter(self.fronts[name]) for name in self._models), strict=True)
-            for position, (own, entries) in enumerate(zip(self.experts[task].enter(front), others, strict=True)):
-                models = dict(zip(self._models, entries, strict=True))
-                yield Entering(task, position, front, own, models)
+            others = [self.lanes[name][task].enter(fronts[name]) for name in fronts]
+            for position, (own, *entries) in enumerate(zip(self.experts[task].enter(front), *others, strict=True)):
+                models = dict(zip(fronts, entries, strict=True))
+                yield Entering(task, position, front, own, fronts, models)
             one.spend(stage)
 
-    def enter(self, stage: Stage) -> None:
-        """First calls of a stage on every lane."""
-        for _ in self.entering(stage):
-            pass
+    def enter(self, stage: Stage) -> Mapping[str, Entrance]:
+        """First calls of a stage on every lane; what stands in front of it in every model but the experts."""
+        fronts: Mapping[str, Entrance] = {}
+        for entering in self.entering(stage):
+            fronts = entering.fronts
+        return fronts
 
     def blocks(self, stage: Stage) -> Iterator[tuple[int, Block]]:
         """The blocks of a stage with their index; every lane must have been taken through one before the next."""
@@ -101,5 +111,7 @@ class Walk:
                 del tensors
 
     def finish(self) -> None:
-        """Say that all blocks are done."""
+        """All blocks are done: lanes give back what they hold."""
+        for lane in (*self.experts.values(), *(lane for lanes in self.lanes.values() for lane in lanes.values())):
+            lane.calls.clear()
         self._run.progress(self._label, self._total, self._total)
