@@ -127,11 +127,7 @@ class Session:
     def calibrated(self, config: CalibrationConfig, progress: Progress = silent) -> CalibrationResult:
         """The suite's merged model, calibrated with these options."""
 
-        def make() -> CalibrationResult:
-            passes = self._calibration_passes(config)
-            return calibrate(self.family, config, experts=passes, first=self._first_block, progress=progress)
-
-        return self.once("calibrated", config, make)
+        return self._calibrated(config, lambda: self._calibration_passes(config), progress)
 
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`."""
@@ -195,8 +191,12 @@ class Session:
 
         def make() -> list[SourceExcess]:
             config = recorded_config(Path(model)) if isinstance(model, str) else model
-            weights = self.weights(model)
-            return measure_sources(self.family, weights, config, self._calibration_passes(config), progress)
+            passes = self._calibration_passes(config)
+            if isinstance(model, str):
+                weights = self.weights(model)
+            else:
+                weights = self._calibrated(config, lambda: passes, progress).weights
+            return measure_sources(self.family, weights, config, passes, progress)
 
         return self.once("sources", model_key(model), make)
 
@@ -316,6 +316,14 @@ class Session:
                 if whole and sum(one.nbytes for one in part.inputs.values()) <= SMALL_SPLIT:
                     self._results.keep(small, part)
                 yield part
+
+    def _calibrated(
+        self, config: CalibrationConfig, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
+    ) -> CalibrationResult:
+        def make() -> CalibrationResult:
+            return calibrate(self.family, config, experts=passes(), first=self._first_block, progress=progress)
+
+        return self.once("calibrated", config, make)
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
