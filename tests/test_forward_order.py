@@ -389,7 +389,7 @@ def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:
         gc.collect()
         alive.append(sum(one() is not None for one in pictures))
 
-    calibrate_blocks(tiny.run(look), passes, CONFIG, InMemoryBlocks(), None)
+    calibrate_blocks(tiny.run(look), passes, CONFIG, InMemoryBlocks())
     assert alive[-1] == 0
     assert alive[1] == 0
 

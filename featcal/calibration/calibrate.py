@@ -115,7 +115,7 @@ def calibrate(
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     run, blocks = family.run(progress), InMemoryBlocks()
-    account = calibrate_blocks(run, passes, config, blocks, first or FirstBlock() if again else None)
+    account = calibrate_blocks(run, passes, config, blocks, first if again else None, warn=not again)
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, passes, account, run), "seconds": seconds}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
@@ -152,7 +152,7 @@ def calibrate_to_folder(
     run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
     loaded = time.perf_counter() - started
     with OutputFolder(out, _identity(family, config, passes, hashes), resume) as folder:
-        account = calibrate_blocks(run, passes, config, folder, None)
+        account = calibrate_blocks(run, passes, config, folder)
         record = _record(family, config, passes, account, run)
         del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()

@@ -65,7 +65,12 @@ class Account:
 
 
 def calibrate_blocks(
-    run: Run, experts: Mapping[str, ExpertPass], config: CalibrationConfig, blocks: Blocks, first: FirstBlock | None
+    run: Run,
+    experts: Mapping[str, ExpertPass],
+    config: CalibrationConfig,
+    blocks: Blocks,
+    first: FirstBlock | None = None,
+    warn: bool = True,
 ) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -80,9 +85,8 @@ def calibrate_blocks(
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
         blocks: a block that they have finished is only replayed.
-        first: keeps the statistics of the first block from run to run, for somebody who moves options on the same
-            samples and looks at the drift himself. Without it the merged model runs beside the calibration on a few
-            samples, to warn where its final drift was lower (`Outset`).
+        first: keeps the statistics of the first block from run to run.
+        warn: run the merged model beside the calibration on a few samples, to see whether its final drift was lower.
 
     Raises:
         NumericalError: features that are not finite, or a system that cannot be solved; names the block.
@@ -91,7 +95,7 @@ def calibrate_blocks(
     drift: dict[str, dict[str, float]] = {}
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
-        outset = Outset(run, experts) if first is None else None
+        outset = Outset(run, experts if warn else {})
         tokens: dict[str, int] = {}
         for stage in run.adapter.stages:
             with run.seconds("first calls"):
@@ -100,8 +104,7 @@ def calibrate_blocks(
             for index, block in walk.blocks(stage):
                 with run.seconds("load"):
                     merged = run.merged.read(block.names)
-                if outset is not None:
-                    outset.step(stage, block, merged)
+                outset.step(stage, block, merged)
                 stored = blocks.finished(block)
                 if stored is None:
                     moments = BlockMoments(stage, index, config)
@@ -119,18 +122,17 @@ def calibrate_blocks(
                 else:
                     _replay(walk, stage, block)
                 drift[block.name] = _deploy(run, walk, stage, block, stored, experts)
-        final = {} if outset is None else outset.close(walk.experts, walk.lanes[STUDENT])
+        final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
     return Account(tokens, drift, final)
 
 
 def _enter(
-    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset | None
+    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
 ) -> dict[str, TaskRows]:
     """First calls of a stage on all lanes; which tokens count in it."""
     fronts = walk.enter(stage)
-    if outset is not None:
-        outset.enter(fronts[STUDENT])
+    outset.enter(fronts[STUDENT])
     return {
         task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
     }

@@ -27,7 +27,11 @@ class FinalDrift:
 
 
 class Outset:
-    """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated."""
+    """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated.
+
+    Args:
+        experts: the tasks that are looked at, perhaps none.
+    """
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
         self._run = run
@@ -45,6 +49,8 @@ class Outset:
 
     def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
         """Through a block of the merged model, `stored` its tensors by canonical name."""
+        if not self._lanes:
+            return
         tensors = block.local(self._run.compute.place(stored))
         with self._run.seconds("merged forward"):
             for lane in self._lanes.values():
@@ -53,6 +59,8 @@ class Outset:
 
     def close(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
         """Compare final features, by task; the lanes are behind the last block."""
+        if not self._lanes:
+            return {}
         adapter, place = self._run.adapter, self._run.compute.place
         closing, found = place(self._run.merged.read(adapter.closing)), {}
         for task, lane in self._lanes.items():
