@@ -85,18 +85,18 @@ def calibrate_blocks(
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
         blocks: a block that they have finished is only replayed.
-        first: keeps the statistics of the first block from run to run.
-        warn: run the merged model beside the calibration on a few samples, to see whether its final drift was lower.
+        first: keeps the first block's statistics from run to run.
+        warn: run the merged model beside it on a few samples, to see whether its final drift was lower.
 
     Raises:
-        NumericalError: features that are not finite, or a system that cannot be solved; names the block.
-        InputError: an architecture that cannot be run block by block.
+        NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
+            that cannot be run block by block; names the block.
     """
     drift: dict[str, dict[str, float]] = {}
+    tokens: dict[str, int] = {}
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
         outset = Outset(run, experts if warn else {})
-        tokens: dict[str, int] = {}
         for stage in run.adapter.stages:
             with run.seconds("first calls"):
                 rows = _enter(walk, stage, experts, config, outset)
@@ -107,11 +107,8 @@ def calibrate_blocks(
                 outset.step(stage, block, merged)
                 stored = blocks.finished(block)
                 if stored is None:
-                    moments = BlockMoments(stage, index, config)
-                    if first is not None and not drift:
-                        moments = _of_first_block(run, walk, moments, merged, rows, first, experts)
-                    else:
-                        _count(run, walk, moments, merged, rows)
+                    moments, keeper = BlockMoments(stage, index, config), None if drift else first
+                    moments = _counted(run, walk, moments, merged, rows, keeper, experts)
                     with run.seconds("solve"), _named(block):
                         own, base = (block.local(run.compute.move(t)) for t in (merged, run.base.read(block.names)))
                         solved: dict[str, Tensor] = {}
@@ -146,23 +143,24 @@ def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dic
     return {task: sum(map(counted, lane.calls, experts[task].batches)) for task, lane in lanes.items()}
 
 
-def _of_first_block(
+def _counted(
     run: Run,
     walk: Walk,
     moments: BlockMoments,
     merged: Mapping[str, Tensor],
     rows: Mapping[str, TaskRows],
-    first: FirstBlock,
+    first: FirstBlock | None,
     experts: Mapping[str, ExpertPass],
 ) -> BlockMoments:
-    """The statistics of the first block: those of the last run, if they hold, or counted now and kept."""
+    """The statistics of a block: those of the last run, if `first` has them and they hold, or counted now."""
     config, block = moments.config, moments.block
-    known = first.take(run.merged, experts, config)
+    known = None if first is None else first.take(run.merged, experts, config)
     if known is not None:
         _replay(walk, moments.stage, block)
         return known
     _count(run, walk, moments, merged, rows)
-    first.keep(run.merged, experts, config, moments)
+    if first is not None:
+        first.keep(run.merged, experts, config, moments)
     return moments
 
 

@@ -135,6 +135,14 @@ class Overlay:
         return {name: self.replaced[name] if name in self.replaced else below[name] for name in wanted}
 
 
+def in_memory(weights: Weights, names: Iterable[str]) -> bool:
+    """Whether reading these tensors only looks them up."""
+    if isinstance(weights, Overlay):
+        below = [name for name in names if name not in weights.replaced]
+        return not below or in_memory(weights.under, below)
+    return isinstance(weights, InMemory)
+
+
 def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
     """`tensors[name]`, or an InputError that says which model lacks it."""
     if name not in tensors:

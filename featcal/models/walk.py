@@ -14,7 +14,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.weights import Weights
+from featcal.formats.weights import Weights, in_memory
 from featcal.models.adapter import Block, Stage
 from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
 from featcal.models.replay import check_first_batch
@@ -98,9 +98,14 @@ class Walk:
     def experts_at(self, block: Block) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Every task with its expert's tensors of a block, on the device as they are stored, by name inside it.
 
-        Where memory is not limited the next expert's are read while the last ones are computed with.
+        Where memory is not limited the next expert's are read while the last ones are computed with; those that are in
+        memory are looked up, since a thread for that would take its turns with this one.
         """
-        ahead, seconds = self._run.store.budget is None, self._run.seconds
+        seconds = self._run.seconds
+        if all(in_memory(lane.weights, block.names) for lane in self.experts.values()):
+            yield from ((task, lane.tensors(block)) for task, lane in self.experts.items())
+            return
+        ahead = self._run.store.budget is None
         with ThreadPoolExecutor(1) as reader:
             reading: Future[dict[str, Tensor]] | None = None
             for task, following in zip_longest(self.experts, list(self.experts)[1:]):
