@@ -10,8 +10,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from app.names import plain, plain_lines
 from featcal.errors import FeatcalError
+from featcal.figures.names import plain, plain_lines
 from featcal.preflight import Preflight, check
 from featcal.resources import embedded_suites
 from featcal.schema.recipe import MergeRecipe

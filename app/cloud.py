@@ -13,10 +13,11 @@ import streamlit as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from app import charts, maps, state, tables, view
+from app import maps, state, view
 from app.downloads import Numbers, Origin
-from app.names import label, plain
-from app.theme import OTHERS
+from featcal.figures import charts, tables
+from featcal.figures.names import label, plain
+from featcal.figures.theme import OTHERS
 from featcal.model_ids import ModelId
 from featcal.session import Session
 from featcal.tasks.sources import Samples

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import pandas as pd
 
-from app import opening, tables
+from app import opening
 from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
+from featcal.figures import tables
 from featcal.session import Session
 from featcal.views import View
 

@@ -10,10 +10,10 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.names import plain
 from app.selection import exactly, made_with, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
+from featcal.figures.names import plain
 from featcal.session import Session
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"

@@ -11,8 +11,8 @@ from torch import Tensor
 from app import view
 from app.cloud import answers_of
 from app.downloads import Numbers, Origin
-from app.names import plain
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.figures.names import plain
 from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import View

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import downloads, ledger_charts, ledger_tables, state, tables, text, view
+from app import downloads, state, view
 from app.downloads import Numbers, Origin, file_name
-from app.names import plain
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
+from featcal.figures import ledger_charts, ledger_tables, tables, text
+from featcal.figures.names import plain
 from featcal.model_ids import ModelId
 from featcal.progress import Progress
 from featcal.session import Session

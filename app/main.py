@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from app import charts, preview, tables  # noqa: E402
+from app import preview  # noqa: E402
 from featcal.errors import FeatcalError  # noqa: E402
+from featcal.figures import charts, tables  # noqa: E402
 from featcal.launch import is_warm, wait_until_warm  # noqa: E402
 from featcal.progress import keep_memory  # noqa: E402
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from app import preview, tables
+from app import preview
 from app.preview import HOME_SUITE, SAMPLES
 from app.selection import TURNED
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.errors import FeatcalError
+from featcal.figures import tables
 from featcal.session import Session, open_session
 from featcal.suite import Suite
 from featcal.views import DriftOptions

@@ -9,12 +9,13 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state, text
+from app import state
 from app.downloads import Numbers
-from app.names import plain_lines
 from app.preview import HOME_SUITE
 from app.selection import HOME
 from featcal.errors import FeatcalError
+from featcal.figures import text
+from featcal.figures.names import plain_lines
 from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-FIRST_NEEDED = ("plotly.graph_objects", "pandas", "app.charts", "featcal.models.clip", "app.opening")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.clip", "app.opening")
 # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
 # time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}

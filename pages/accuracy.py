@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import charts, downloads, flips, options, state, tables, text, view
+from app import downloads, flips, options, state, view
 from app.downloads import Numbers
 from featcal.errors import FeatcalError
+from featcal.figures import charts, tables, text
 from featcal.views import View
 from featcal.words import percent
 

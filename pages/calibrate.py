@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import charts, downloads, export, options, state, tables, text, view
+from app import downloads, export, options, state, view
 from app.downloads import Numbers
-from app.names import plain
+from featcal.figures import charts, tables, text
+from featcal.figures.names import plain
 from featcal.words import percent
 
 st.header("Repair it in closed form")

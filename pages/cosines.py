@@ -5,9 +5,10 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import charts, downloads, options, state, tables, text, view
+from app import downloads, options, state, view
 from app.downloads import Numbers
-from app.names import plain
+from featcal.figures import charts, tables, text
+from featcal.figures.names import plain
 
 st.header("How close to the experts?")
 session = view.open_or_explain()

@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import charts, downloads, ledger_view, options, state, tables, text, view
+from app import downloads, ledger_view, options, state, view
 from app.downloads import Numbers
-from app.names import plain
+from featcal.figures import charts, tables, text
+from featcal.figures.names import plain
 from featcal.views import DriftOptions
 
 SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}

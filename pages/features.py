@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import cloud, downloads, options, state, text, view
+from app import cloud, downloads, options, state, view
+from featcal.figures import text
 
 st.header("Features, before and after")
 session = view.open_or_explain()

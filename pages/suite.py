@@ -3,9 +3,9 @@
 import streamlit as st
 
 from app import catalogue, state, view
-from app.names import plain
-from app.tables import how_many
 from featcal.errors import FeatcalError
+from featcal.figures.names import plain
+from featcal.figures.tables import how_many
 
 st.header("What is loaded?")
 try:

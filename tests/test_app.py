@@ -17,11 +17,12 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, flips, maps, opening, tables
-from app.names import plain
+from app import downloads, export, flips, maps, opening
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.figures import tables
+from featcal.figures.names import plain
 from featcal.resources import bundle_root
 from featcal.session import Session, open_session
 from featcal.tasks.sources import Samples

@@ -17,7 +17,8 @@ import torch
 from app_pages import button, opened
 from streamlit.testing.v1 import AppTest
 
-from app import catalogue, cloud, downloads, names, selection, tables, theme
+from app import catalogue, cloud, downloads, selection
+from featcal.figures import names, tables, theme
 from featcal.tasks.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]

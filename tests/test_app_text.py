@@ -11,7 +11,7 @@ from featcal.resources import bundle_root
 
 sys.path.insert(0, str(bundle_root()))
 
-from app import text
+from featcal.figures import text
 
 EXPLANATIONS = {
     name: value for name, value in vars(text).items() if name.isupper() and isinstance(value, str) and "**" in value

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from app import charts, ledger_charts, ledger_tables, theme
 from app.downloads import Numbers, Origin
 from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import SourceExcess
+from featcal.figures import charts, ledger_charts, ledger_tables, theme
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
 

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from tiny_text import write_text_suite
 
-from app import opening, preview, tables
+from app import opening, preview
 from featcal.family import Family
+from featcal.figures import tables
 from featcal.measure import measure_drift
 
 
@@ -55,5 +56,5 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 
 
 def test_the_first_chart_needs_no_torch() -> None:
-    code = "import sys; from app import charts, preview, tables; assert 'torch' not in sys.modules"
+    code = "import sys; from app import preview; from featcal.figures import charts, tables; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

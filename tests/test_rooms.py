@@ -29,6 +29,7 @@ FLOORS = (
     ("model_ids",),
     ("session",),
     ("measure",),
+    ("figures",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),

@@ -7,7 +7,7 @@ from math import cos, radians, sin
 
 import plotly.graph_objects as go
 
-from app.names import label, shorten
+from featcal.figures.names import label, shorten
 
 ROLES = ("base", "merged", "calibrated", "expert")
 

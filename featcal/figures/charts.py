@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from app.names import label
-from app.theme import COLOUR, SYMBOL, colours, finish, layer_axis, task_axis
+from featcal.figures.names import label
+from featcal.figures.theme import COLOUR, SYMBOL, colours, finish, layer_axis, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {

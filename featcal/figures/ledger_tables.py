@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from app.tables import ALL_TASKS
 from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.drift.source import SourceExcess, excess_frame
+from featcal.figures.tables import ALL_TASKS
 
 
 def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:

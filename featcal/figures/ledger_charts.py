@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.names import label
-from app.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
+from featcal.figures.names import label
+from featcal.figures.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
 
 MANY = 11
 """So many layers that their bars are too narrow for numbers."""
