@@ -47,6 +47,15 @@ def points(share: float) -> str:
     return f"{'-' if share < 0 and size != '0.0' else '+'}{size}"
 
 
+def exactly(value: float) -> str:
+    """A number as it was chosen, not rounded for reading.
+
+    >>> exactly(2.0), exactly(1e-5)
+    ('2', '1e-05')
+    """
+    return f"{value:.12g}"
+
+
 def printable(text: str, most: int | None = None) -> str:
     """Text for a terminal: characters that it would obey are written as escapes, what is beyond `most` is counted.
 

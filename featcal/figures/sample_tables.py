@@ -108,9 +108,13 @@ def right_answers(data: Samples) -> list[str] | None:
     return None if data.labels is None else list(_words(data, data.labels))
 
 
-def comparison_table(found: Comparison) -> pd.DataFrame:
+def comparison_table(found: Comparison, a: str = "A", b: str = "B") -> pd.DataFrame:
     """One row per task and, last, the average: scores of A and B in %, their difference with its interval in points,
-    McNemar's p, samples by flip, and whether all that is within noise."""
+    McNemar's p, samples by flip, and whether all that is within noise.
+
+    Args:
+        a, b: what the columns of the two models are called; different.
+    """
     rows = {**found.tasks, "average": found.average}
     names = ("fixed", "broken", "both_right", "both_wrong")
     return pd.DataFrame(
@@ -118,8 +122,8 @@ def comparison_table(found: Comparison) -> pd.DataFrame:
             {
                 "task": task,
                 "n": one.n,
-                found.a if found.a != found.b else f"{found.a} (A)": 100 * one.a,
-                found.b if found.a != found.b else f"{found.b} (B)": 100 * one.b,
+                a: 100 * one.a,
+                b: 100 * one.b,
                 "difference": 100 * one.difference,
                 "low": 100 * one.low,
                 "high": 100 * one.high,
