@@ -17,6 +17,7 @@ from app import maps, state, view
 from app.downloads import Numbers, Origin
 from featcal.figures import charts, tables
 from featcal.figures.names import label, plain
+from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.model_ids import ModelId
 from featcal.session import Session
@@ -175,17 +176,6 @@ def sample_section(data: Samples, selected: list[int]) -> None:
         width=110,
         alt=[f"Picture of sample {i}, {answers[i]}" for i in shown],
     )
-
-
-def answers_of(data: Samples) -> list[str] | None:
-    """The right answer or class of every sample; None where the source has none."""
-    if data.targets is not None:
-        return list(data.targets)
-    if data.labels is None:
-        return None
-    if data.class_names is None:
-        return [f"class {int(label)}" for label in data.labels]
-    return [data.class_names[int(label)] for label in data.labels]
 
 
 def _hover(data: Samples) -> list[str]:

@@ -21,7 +21,7 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED)
 """The fields that are options of a calibration."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
-OF_A_SUITE = ("task", "layer", "a", "b", "picked", *OPTIONS)
+OF_A_SUITE = ("task", "layer", "a", "b", "picked", "picked_of", "sort", *OPTIONS)
 """The fields that mean nothing in another suite."""
 
 
@@ -53,6 +53,8 @@ class Selection:
     completion_only: bool | None = None
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
+    picked_of: str | None = None
+    """The split whose samples are picked; None is the one that models are measured on."""
     over: str | None = None
     units: str | None = None
     model: str | None = None
@@ -63,6 +65,8 @@ class Selection:
     map: str | None = None
     colour: str | None = None
     distance: str | None = None
+    flips: str | None = None
+    sort: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""
@@ -74,6 +78,8 @@ class Selection:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
+        if "picked" in changed:
+            changed = {"picked_of": None} | changed
         return replace(self, **changed)
 
     @property

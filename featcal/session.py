@@ -225,18 +225,26 @@ class Session:
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
-        tasks, weights = {}, self.weights("merged" if model == "expert" else model)
-        for task, scores, labels in self._judged(model, view):
-            predictions = scores.argmax(1)
-            right = float((predictions == labels).double().mean())
-            metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
-            tasks[task] = TaskScore(metric, right, predictions, labels)
-        return Scores(self.family.suite.name, label_of(model), view.split or self.split, tasks)
+
+        def make() -> Scores:
+            tasks, weights = {}, self.weights("merged" if model == "expert" else model)
+            for task, scores, labels in self._judged(model, view):
+                predictions = scores.argmax(1)
+                right = float((predictions == labels).double().mean())
+                metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
+                tasks[task] = TaskScore(metric, right, predictions, labels)
+            return Scores(self.family.suite.name, label_of(model), view.split or self.split, tasks)
+
+        return self.once("quick scores", (model_key(model), *self._key(view)), make)
 
     def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
         """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
         sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
-        return {task: lead(scores.double()) for task, scores, _ in self._judged(model, view)}
+
+        def make() -> dict[str, Tensor]:
+            return {task: lead(scores) for task, scores, _ in self._judged(model, view)}
+
+        return self.once("margins", (model_key(model), *self._key(view)), make)
 
     def _judged(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""

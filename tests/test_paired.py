@@ -11,6 +11,7 @@ from math import comb
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -33,7 +34,7 @@ from featcal.evaluation.paired import (
     flips,
 )
 from featcal.family import Family
-from featcal.figures import sample_tables
+from featcal.figures import sample_charts, sample_tables, tables, theme
 from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import DriftOptions, View
@@ -279,8 +280,8 @@ def test_margins_of_a_session_are_those_of_the_ledger(session: Session) -> None:
     for task in TASKS:
         output = ledger.tasks[task].output
         assert output is not None
-        torch.testing.assert_close(experts[task], output.margin, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(own[task], output.model_margin, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(experts[task], output.margin, rtol=1e-4, atol=1e-4, check_dtype=False)
+        torch.testing.assert_close(own[task], output.model_margin, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def seen(labels: Sequence[int], texts: tuple[str, ...] | None = None) -> Samples:
@@ -319,19 +320,35 @@ def test_a_sample_table_of_text_has_whole_answers() -> None:
 
 
 def test_a_ledger_gives_margins_drift_and_certificates(session: Session) -> None:
-    task = session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"]
-    found = sample_tables.of_ledger(task)
-    table = sample_tables.sample_table(
-        session.seen("pets", View(6)), {"expert": found["expert"], "merged": found["model"]}
-    )
+    task, data = session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"], session.seen("pets", View(6))
+    models = {"expert": sample_tables.of_expert(data, task), "merged": sample_tables.of_model(data, task)}
+    table = sample_tables.sample_table(data, models)
     assert task.output is not None
     assert table["expert margin"].tolist() == task.output.margin.tolist()
     assert table["merged drift"].tolist() == task.layers[-1].drift.tolist()
     assert table["merged cosine"].tolist() == task.cosine.tolist()
     assert table["merged certified"].tolist() == task.output.certified.tolist()
-    assert table["merged right"].tolist() == task.output.correct.tolist()
+    assert (table["merged"] == table["right"]).tolist() == task.output.correct.tolist()
+    assert (table["merged"] == table["expert"]).tolist() == table["merged agrees"].tolist()
     rows = {row["index"]: row for row in task.margins()}
     assert [rows[i]["score_change"] for i in table["index"]] == table["merged score change"].tolist()
+    unscored = sample_tables.of_model(data, replace(task, output=None))
+    columns = list(sample_tables.sample_table(data, {"merged": unscored}))
+    assert columns == ["sample", "index", "right", "merged drift", "merged cosine"]
+
+
+def test_rows_of_a_sample_table_are_kept_by_flip_and_sorted_by_size() -> None:
+    table = pd.DataFrame(
+        {
+            "sample": [0, 1, 2, 3],
+            "flip": flips([False, True, True, False], [True, False, True, False]),
+            "m": [0.5, 0.7, 0.1, 0.9],
+        }
+    )
+    assert sample_tables.kept(table, "flipped", "sample")["sample"].tolist() == [0, 1]
+    assert sample_tables.kept(table, "all", "m")["sample"].tolist() == [3, 1, 0, 2]
+    assert sample_tables.kept(table, "unchanged", "m")["sample"].tolist() == [3, 2]
+    assert sample_tables.kept(table.drop(columns="flip"), "fixed", "sample")["sample"].tolist() == [0, 1, 2, 3]
 
 
 def test_how_much_of_the_flips_a_selection_holds() -> None:
@@ -341,12 +358,35 @@ def test_how_much_of_the_flips_a_selection_holds() -> None:
     }  # fmt: skip
 
 
-def test_a_comparison_table_is_in_percent_and_points() -> None:
-    found = compared(scores("merged", t=[0, 0, 1, 0]), scores("calibrated", t=[1, 1, 0, 0]))
-    row = sample_tables.comparison_table(found, "merged", "calibrated").iloc[0]
-    assert row[["task", "n", "merged", "calibrated", "difference"]].tolist() == ["t", 4, 25.0, 50.0, 25.0]
+def test_a_score_table_gets_intervals() -> None:
+    both = {"merged": scores("merged", t=[0, 0, 1, 0]), "calibrated": scores("calibrated", t=[1, 1, 0, 0])}
+    found = compared(*both.values())
+    table = sample_tables.with_intervals(tables.score_table(both, ("merged", "calibrated")), found)
+    row = table.iloc[0]
+    assert row[["task", "merged", "calibrated", "calibrated − merged"]].tolist() == ["t", 25.0, 50.0, 25.0]
+    assert row[["from", "to"]].tolist() == [100 * found.tasks["t"].low, 100 * found.tasks["t"].high]
     assert row[["fixed", "broken", "both right", "both wrong"]].tolist() == [2, 1, 0, 1]
-    assert (row["p"], bool(row["within noise"])) == (1.0, True)
+    assert (row["McNemar p"], bool(row["within noise"])) == (1.0, True)
+    assert table["task"].tolist() == ["t", "average"]
     said = sample_tables.difference_words(found.tasks["t"])
     assert said.startswith("+25.0 points, ")
     assert said.endswith(", within noise")
+
+
+def test_intervals_are_drawn_grey_where_they_are_noise() -> None:
+    found = compared(scores("A", t=[0, 0, 1, 0], u=[0] * 9), scores("B", t=[1, 1, 0, 0], u=[1] * 9))
+    noise, sure = (
+        next(
+            one
+            for one in sample_charts.differences(found, ("merged", "calibrated"), "accuracy").data
+            if one.name == name
+        )
+        for name in ("within noise", "beyond noise")
+    )
+    assert list(noise.x) == ["t"]
+    assert list(sure.x) == ["u", "average"]
+    assert (noise.marker.color, sure.marker.color) == (theme.COLOUR["base"], theme.COLOUR["calibrated"])
+    assert noise.marker.symbol != sure.marker.symbol
+    (one,) = noise.y
+    assert one - noise.error_y.arrayminus[0] == pytest.approx(100 * found.tasks["t"].low)
+    assert one + noise.error_y.array[0] == pytest.approx(100 * found.tasks["t"].high)

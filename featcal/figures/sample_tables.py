@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.evaluation.paired import Comparison, Difference
     from featcal.tasks.sources import Samples
 
+SHOWN = {"flipped": FLIPS[:2], "fixed": FLIPS[:1], "broken": FLIPS[1:2], "unchanged": FLIPS[2:], "all": FLIPS}
+"""Which samples a table of flips can show."""
 UNITS = (
     "margin: score of a model's first answer above its second; drift: norm of the difference to the expert's final "
     "feature; cosine: to that feature; score change: largest of the differences to the expert's scores"
@@ -46,40 +48,49 @@ class PerSample:
     """`[n]`: largest change of a score from the expert's."""
     certified: NDArray[np.bool_] | None = None
     """`[n]`: the margin of the expert proves that this model decides as it does (Eq. 44)."""
+    agrees: NDArray[np.bool_] | None = None
+    """`[n]`: it does decide as the expert does."""
 
     def scored(self, data: Samples, score: TaskScore) -> PerSample:
-        """With answers, and which of them are right."""
+        """With answers, and which of them are right; first tokens are no answers, but right or wrong."""
         right = None if score.right is None else tuple(score.right.tolist())
-        return replace(self, answers=_words(data, score.predictions), right=right)
+        answers = None if score.metric == "first_token" else _words(data, score.predictions)
+        return replace(self, answers=answers, right=right)
 
     def located(self, found: TaskFeatures) -> PerSample:
         """With drift and cosine of final features."""
         return replace(self, drift=found.layers[-1].drift.numpy(), cosine=found.cosine.numpy())
 
 
-def of_ledger(found: TaskDrift) -> dict[str, PerSample]:
-    """What a ledger knows of the expert and of its model: margins and decisions where scores were measured."""
-    expert, model = PerSample(), PerSample().located(found)
+def of_expert(data: Samples, found: TaskDrift) -> PerSample:
+    """What a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
     output = found.output
     if output is None:
-        return {"expert": expert, "model": model}
+        return PerSample()
+    return PerSample(answers=_decided(data, output.expert_scores), margin=output.margin.numpy())
+
+
+def of_model(data: Samples, found: TaskDrift) -> PerSample:
+    """The same of its model, with drift, and what the margins prove."""
+    one, output = PerSample().located(found), found.output
+    if output is None:
+        return one
     change = (output.model_scores - output.expert_scores).abs().amax(1)
-    return {
-        "expert": replace(expert, margin=output.margin.numpy()),
-        "model": replace(
-            model,
-            right=tuple(output.correct.tolist()),
-            margin=output.model_margin.numpy(),
-            score_change=change.numpy(),
-            certified=output.certified.numpy(),
-        ),
-    }
+    return replace(
+        one,
+        answers=_decided(data, output.model_scores),
+        right=tuple(output.correct.tolist()),
+        margin=output.model_margin.numpy(),
+        score_change=change.numpy(),
+        certified=output.certified.numpy(),
+        agrees=output.agrees.numpy(),
+    )
 
 
 def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b: str = "") -> pd.DataFrame:
     """One row per sample: its number in the view, position in the source, flip from `a` to `b` where both are scored,
     right answer, then every model's answer (or, where answers were not measured, whether it is right), margin, drift,
-    cosine, score change and certificate, and the text where there is one.
+    cosine, score change, certificate and agreement, and the text where there is one.
 
     Args:
         models: by the names that columns get; `a` and `b` are two of them.
@@ -94,7 +105,7 @@ def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b:
     for name, one in models.items():
         said: dict[str, Any] = {"": one.answers, "right": one.right if one.answers is None else None}
         said |= {"margin": one.margin, "drift": one.drift, "cosine": one.cosine}
-        said |= {"score change": one.score_change, "certified": one.certified}
+        said |= {"score change": one.score_change, "certified": one.certified, "agrees": one.agrees}
         columns |= {f"{name} {what}".strip(): values for what, values in said.items() if values is not None}
     if data.texts is not None:
         columns["text"] = data.texts
@@ -108,32 +119,32 @@ def right_answers(data: Samples) -> list[str] | None:
     return None if data.labels is None else list(_words(data, data.labels))
 
 
-def comparison_table(found: Comparison, a: str = "A", b: str = "B") -> pd.DataFrame:
-    """One row per task and, last, the average: scores of A and B in %, their difference with its interval in points,
-    McNemar's p, samples by flip, and whether all that is within noise.
+def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
+    """A score table of both models (`tables.score_table`: a row per task and one for the average) with the interval of
+    their difference in points, McNemar's p, samples by what became of them, and whether all that is within noise."""
+    rows = [*found.tasks.values(), found.average]
+    counts = {kind: [getattr(one.counts, kind.replace(" ", "_"), None) for one in rows] for kind in FLIPS}
+    return table.assign(
+        **{
+            "from": [100 * one.low for one in rows],
+            "to": [100 * one.high for one in rows],
+            "McNemar p": [one.p for one in rows],
+            **counts,
+            "within noise": [one.within_noise for one in rows],
+        }
+    )
+
+
+def kept(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
+    """The rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
 
     Args:
-        a, b: what the columns of the two models are called; different.
+        show: one of `SHOWN`; all rows where the table has no flips.
     """
-    rows = {**found.tasks, "average": found.average}
-    names = ("fixed", "broken", "both_right", "both_wrong")
-    return pd.DataFrame(
-        [
-            {
-                "task": task,
-                "n": one.n,
-                a: 100 * one.a,
-                b: 100 * one.b,
-                "difference": 100 * one.difference,
-                "low": 100 * one.low,
-                "high": 100 * one.high,
-                "p": one.p,
-                **{name.replace("_", " "): getattr(one.counts, name, None) for name in names},
-                "within noise": one.within_noise,
-            }
-            for task, one in rows.items()
-        ]
-    )
+    wanted = SHOWN[show]
+    found = table[table["flip"].isin(wanted)] if "flip" in table else table
+    numbers = sort != "sample" and pd.api.types.is_numeric_dtype(found[sort])
+    return found.sort_values(sort, ascending=not numbers, kind="stable")
 
 
 def difference_words(one: Difference) -> str:
@@ -159,3 +170,8 @@ def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(one).strip() for one in said)
     names = data.class_names
     return tuple(f"class {one}" if names is None else names[one] for one in said.tolist())
+
+
+def _decided(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
+    """The class of the highest score; None where samples have no classes: a first token is no answer."""
+    return None if data.labels is None else _words(data, scores.argmax(1))
