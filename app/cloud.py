@@ -33,7 +33,9 @@ def features_of(
 ) -> dict[str, Tensor]:
     """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
     if pooled:
-        return {name: session.pooled(model, task, on) for name, model in {"expert": "expert", **models}.items()}
+        adapter, shown = session.family.adapter, {"expert": "expert", **models}
+        read = adapter.block_layers()[len(adapter.stages[0].blocks) - 1]
+        return {name: session.layer_features(model, task, on)[read] for name, model in shown.items()}
     found = {name: session.features(model, on).tasks[task] for name, model in models.items()}
     return {"expert": found["merged"].expert_features, **{name: one.model_features for name, one in found.items()}}
 

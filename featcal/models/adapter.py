@@ -30,6 +30,8 @@ PromptEncoder = Callable[[list[str]], Tensor]
 """Texts → features `[n, k]` in the space of final features, not normalised."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
+FIRST_LAYER, LAST_LAYER = "embeddings", "head"
+"""What charts and tables call what stands in front of the blocks, and final norm and projection."""
 
 
 @runtime_checkable
@@ -302,6 +304,10 @@ class Adapter(ABC):
             for stage in self.stages
             for i in range(len(stage.blocks))
         ]
+
+    def first_layer(self, stage: Stage) -> str:
+        """Name of what stands in front of a stage, as charts and tables show it."""
+        return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
 
 
 @contextmanager
