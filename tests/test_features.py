@@ -43,7 +43,7 @@ def test_class_tokens_are_those_of_the_library(tiny64: Family, model: ModelId) -
     for task in TASKS:
         weights = tiny64.experts[task] if model == "expert" else session.weights(model)
         found = session.layer_features(model, task, SEEN)
-        assert list(found) == ["embeddings", *tiny64.adapter.block_layers(), "head"]
+        assert list(found) == tiny64.adapter.layers() == ["embeddings", *tiny64.adapter.block_layers(), "head"]
         expected = clip_states(tiny64, weights, session.samples(SEEN)[task].inputs["pixel_values"].double())
         for own, theirs in zip(found.values(), expected, strict=True):
             torch.testing.assert_close(own, theirs, rtol=1e-9, atol=1e-9)
@@ -71,6 +71,7 @@ def test_means_leave_out_padding(kind: str, tmp_path: Path) -> None:
     if "labels" in inputs:
         masks["decoder"] = (inputs["labels"] != -100).long()
     assert all(0 in mask for mask in masks.values())
+    assert list(base) == family.adapter.layers()
     assert set(base) == {*seen, "head"}
     for layer, states in seen.items():
         mask = masks[layer.split()[0] if stacks.keys() != {""} else ""]

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -304,6 +305,12 @@ class Adapter(ABC):
             for stage in self.stages
             for i in range(len(stage.blocks))
         ]
+
+    def layers(self) -> list[str]:
+        """Names of all layers in forward order: what stands in front of every stage, its blocks, and last the head."""
+        blocks = iter(self.block_layers())
+        stages = ([self.first_layer(stage), *islice(blocks, len(stage.blocks))] for stage in self.stages)
+        return [*chain.from_iterable(stages), LAST_LAYER]
 
     def first_layer(self, stage: Stage) -> str:
         """Name of what stands in front of a stage, as charts and tables show it."""
