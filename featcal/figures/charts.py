@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
+from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -41,8 +41,8 @@ def drift_compared(drifts: Mapping[str, pd.Series]) -> go.Figure:
             name=model,
             cliponaxis=False,
             mode="lines+markers",
-            line={"color": COLOUR[model], "width": 3},
-            marker={"symbol": SYMBOL[model], "size": 10},
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
+            marker={"symbol": symbol(model), "size": 10},
             hovertemplate=f"%{{x}}: %{{y:{form}}}",
         )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
@@ -58,7 +58,7 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
             x=frame["task"].map(label),
             y=frame[model],
             name=model,
-            marker={"color": COLOUR[model]},
+            marker={"color": colour(model)},
             hovertemplate=f"%{{x}}, {model}: %{{y:.3~f}}",
         )
     figure.update_layout(barmode="group", bargroupgap=0.08)
@@ -67,9 +67,11 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
     return finish(figure, 400)
 
 
-def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
-    """Every sample's cosine to the expert: merged across, calibrated up, the diagonal where nothing changed."""
-    low = float(min(merged.min(), calibrated.min()))
+def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
+    """Every sample's cosine to the expert: the first model's across, the second one's up, the diagonal where nothing
+    changed."""
+    (a, across), (b, up) = pair.items()
+    low = float(min(across.min(), up.min()))
     low -= 0.05 * (1 - low)
     figure = go.Figure()
     figure.add_scatter(
@@ -81,20 +83,20 @@ def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=merged,
-        y=calibrated,
+        x=across,
+        y=up,
         name="a sample",
         mode="markers",
-        marker={"color": COLOUR["calibrated"], "size": 8, "opacity": 0.7},
-        hovertemplate="merged %{x:.3f} → calibrated %{y:.3f}<extra></extra>",
+        marker={"color": colour(b), "size": 8, "opacity": 0.7},
+        hovertemplate=f"{label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}<extra></extra>",
     )
-    figure.update_xaxes(title="cosine to the expert, merged", range=[low, 1.01])
-    figure.update_yaxes(title="cosine to the expert, calibrated", range=[low, 1.01])
+    figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
+    figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
     return finish(figure, 400)
 
 
-def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
-    """Cosine gain against gain in a score over the merged model, one labelled point per task."""
+def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
+    """Cosine gain of a model against its gain in a score, one labelled point per task."""
     figure = go.Figure()
     figure.add_scatter(
         x=frame["cosine gain"],
@@ -103,7 +105,7 @@ def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
         mode="markers+text",
         textposition=_text_sides(frame),
         cliponaxis=False,
-        marker={"color": COLOUR["calibrated"], "size": 11},
+        marker={"color": colour(model), "size": 11},
         hovertemplate=f"%{{text}}: cosine %{{x:+.3f}}, {metric} %{{y:+.1f}} points<extra></extra>",
         showlegend=False,
     )
@@ -152,10 +154,10 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
             name=f"drift, {model}",
             cliponaxis=False,
             mode="lines+markers" if key == "layer" else "markers",
-            line={"color": COLOUR[model], "width": 3},
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
             marker={
-                "symbol": SYMBOL[model],
-                "color": COLOUR[model],
+                "symbol": symbol(model),
+                "color": colour(model),
                 "size": 11,
                 "line": {"width": 1.5, "color": "white"},
             },

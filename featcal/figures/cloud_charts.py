@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, SYMBOL, colours, finish
+from featcal.figures.theme import COLOUR, colour, colours, finish, symbol
 
 Array = NDArray[np.floating]
 MANY = 3000
@@ -77,9 +77,9 @@ def feature_map(
     for model, flat in points.items():
         figure.add_trace(_cloud(model, flat, dots, coloured, many))
         if coloured:
-            _legend_entry(figure, model, COLOUR["base"], SYMBOL[model], model)
-    for answer, colour in coloured.items():
-        _legend_entry(figure, label(answer), colour, "square", None)
+            _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
+    for answer, shade in coloured.items():
+        _legend_entry(figure, label(answer), shade, "square", None)
     _bare(figure)
     figure.update_xaxes(title=f"{axes} 1")
     figure.update_yaxes(title=f"{axes} 2", scaleanchor="x")
@@ -147,7 +147,7 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
             x=one,
             name=model,
             xbins={"start": low, "end": high + width, "size": width},
-            marker={"color": COLOUR[model], "line": {"width": 0}},
+            marker={"color": colour(model), "line": {"width": 0}},
             opacity=0.65,
             hovertemplate=f"{model}, %{{x:.3f}}: %{{y}} samples<extra></extra>",
         )
@@ -178,8 +178,8 @@ def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], man
         customdata=list(dots.ids),
         text=list(dots.labels),
         marker={
-            "color": [coloured[answer] for answer in dots.answers] if dots.answers else COLOUR[model],
-            "symbol": SYMBOL[model],
+            "color": [coloured[answer] for answer in dots.answers] if dots.answers else colour(model),
+            "symbol": symbol(model),
             "size": 8,
             "opacity": 0.85,
         },
@@ -201,10 +201,10 @@ def _trails(figure: go.Figure, depth: Depth) -> None:
             y=means[:, 1],
             name=f"{model}, mean by layer",
             mode="lines+markers",
-            line={"color": COLOUR[model], "width": 1.5, "dash": "dot"},
+            line={"color": colour(model), "width": 1.5, "dash": "dot"},
             marker={
-                "symbol": SYMBOL[model],
-                "color": COLOUR[model],
+                "symbol": symbol(model),
+                "color": colour(model),
                 "size": [14 if i == at else 6 for i in range(len(means))],
                 "line": {"color": COLOUR["base"], "width": [2 if i == at else 0 for i in range(len(means))]},
             },
@@ -237,9 +237,9 @@ def _bare(figure: go.Figure) -> None:
     figure.update_yaxes(linecolor=COLOUR["base"], **bare)
 
 
-def _legend_entry(figure: go.Figure, name: str, colour: str, symbol: str, group: str | None) -> None:
+def _legend_entry(figure: go.Figure, name: str, shade: str, shape: str, group: str | None) -> None:
     """A line of the legend without points of its own."""
-    marker = {"color": colour, "symbol": symbol, "size": 9}
+    marker = {"color": shade, "symbol": shape, "size": 9}
     figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
 
 
