@@ -54,8 +54,7 @@ class Shown:
     @property
     def on_map(self) -> list[str]:
         """The layers of the map: the head has one of its own, since its features are of another width."""
-        layers = self.session.family.adapter.layers()
-        return [LAST_LAYER] if self.layer == LAST_LAYER else layers[:-1]
+        return [LAST_LAYER] if self.layer == LAST_LAYER else offered(self.session)[:-1]
 
     def key(self, *more: Hashable) -> Hashable:
         """Tells features of these models from others of the session."""
@@ -88,11 +87,18 @@ class Shown:
         return self.session.once("cloud", self.key(task, tuple(layers), clouds), make)
 
 
+def offered(session: Session) -> list[str]:
+    """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
+    adapter = session.family.adapter
+    return adapter.layers()[1:] if adapter.class_token else adapter.layers()
+
+
 def layer_slider(session: Session) -> str:
     """The layer whose features are shown; one that was chosen as a part of a block elsewhere is that block here."""
-    layers = session.family.adapter.layers()
+    layers = offered(session)
     chosen = state.selection().layer or LAST_LAYER
-    layer = next((one for one in layers if chosen == one or chosen.startswith(f"{one} ")), LAST_LAYER)
+    alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
+    layer = next(alike, layers[0] if chosen in session.family.adapter.layers() else LAST_LAYER)
     state.control(
         st.select_slider,
         "layer",
@@ -111,9 +117,7 @@ def say_which(session: Session, layer: str) -> None:
     if layer == LAST_LAYER:
         st.caption("Final features: after the last norm, and the projection where there is one.")
     elif session.family.adapter.class_token:
-        first = layer == session.family.adapter.layers()[0]
-        alike = " No block has read the picture into it yet: it is the same for every sample." if first else ""
-        st.caption(f"State of the class token behind {plain(layer)}.{alike}")
+        st.caption(f"State of the class token behind {plain(layer)}.")
     else:
         st.caption(f"State behind {plain(layer)}, mean over the stage's own tokens without padding.")
 
@@ -126,14 +130,17 @@ def map_section(shown: Shown, origin: Origin) -> None:
     answers = answers_of(shown.data)
 
     def draw() -> None:
-        left, right = st.columns(2)
-        axes = _axes(job, view.choice("Map", ["UMAP", "PCA"], "map", left))
+        row = st.container(horizontal=True)
+        axes = _axes(job, view.choice("Map", ["UMAP", "PCA"], "map", row))
         by_answer = False
         if answers is not None:
             of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
-            by_answer = view.choice("Colour", of_answers, "colour", right) != "model"
+            by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
         flat = job.result()[0] if axes == "UMAP" else shown.session.once("pca", key, lambda: maps.pca_map(cloud))
-        points, depth = _at_layer(shown, flat)
+        whole = (
+            len(shown.on_map) > 1 and view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
+        )
+        points, depth = _at_layer(shown, flat, whole)
         dots = _dots(shown.data, ids, by_answer)
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
@@ -188,7 +195,9 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
         )
         said = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
-        st.caption(f"Trustworthiness: {said}. Click a point to see its task above.")
+        st.caption(
+            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. Click a point to see its task above."
+        )
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
         view.fold(numbers)
 
@@ -320,8 +329,12 @@ def _axes(job: Job, wanted: str) -> str:
     return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
 
 
-def _at_layer(shown: Shown, flat: maps.Points) -> tuple[dict[str, maps.Points], Depth | None]:
-    """The chosen layer's points by model, and where they lie in the map of all layers, if it is one."""
+def _at_layer(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
+    """The chosen layer's points by model, and where they lie in the map of all layers, if it is one.
+
+    Args:
+        framed: whether the frame is that of all layers.
+    """
     layers = shown.on_map
     whole = flat.reshape(len(layers), len(shown.models), -1, 2)
     points = dict(zip(shown.models, whole[layers.index(shown.layer)], strict=True))
@@ -331,7 +344,7 @@ def _at_layer(shown: Shown, flat: maps.Points) -> tuple[dict[str, maps.Points], 
     edges = np.stack([low, high], axis=1) + 0.04 * (high - low)[:, None] * np.array([-1, 1])
     (x, y), means = edges.tolist(), whole.mean(2)
     trails = {name: means[:, place] for place, name in enumerate(shown.models)}
-    return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)))
+    return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
 
 
 def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int] | None = None) -> Dots:

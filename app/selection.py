@@ -61,6 +61,7 @@ class Selection:
     sources: bool = False
     map: str | None = None
     colour: str | None = None
+    frame: str | None = None
     every: bool = False
     """Whether the small map of every task is shown."""
     distance: str | None = None

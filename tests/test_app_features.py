@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
 
 from app import cloud, maps
+from conftest import BLOCKS
 from featcal.session import open_session
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
@@ -59,7 +60,7 @@ def test_the_layer_slider_moves_clouds_within_one_map(tiny_suite_file: Path) -> 
     assert control(app, "layer").value == "head"
     assert "range" not in figure(app)["layout"]["xaxis"]
     frames, places = set(), set()
-    for layer in ("embeddings", "block 0", "block 2"):
+    for layer in ("block 0", "block 1", "block 2"):
         control(app, "layer").set_value(layer).run()
         assert healthy(app)
         layout = figure(app)["layout"]
@@ -71,6 +72,11 @@ def test_the_layer_slider_moves_clouds_within_one_map(tiny_suite_file: Path) -> 
         assert app.session_state["selection"].layer == layer
     assert len(frames) == 1
     assert len(places) == 3
+    assert len([one for one in figure(app)["data"] if "mean by layer" in one["name"]]) == 3
+    control(app, "frame").set_value("this layer").run()
+    assert healthy(app)
+    assert "range" not in figure(app)["layout"]["xaxis"]
+    assert tuple(numbers(clouds(app)["merged"]["x"]).tolist()) in places  # the positions stay
 
 
 def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Path) -> None:
@@ -81,6 +87,7 @@ def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Pat
     shown = cloud.Shown(session, {name: name for name in SHOWN}, None,
                         session.tasks[0], cloud.View(8), "block 1")  # fmt: skip
     by_layer = shown.features(session.tasks[0])
+    assert list(by_layer) == [f"block {i}" for i in range(BLOCKS)]
     rows = [one / one.norm(dim=1, keepdim=True) for models in by_layer.values() for one in models.values()]
     whole = np.concatenate([one.numpy() for one in rows])
     flat = maps.pca_map(whole).reshape(len(by_layer), 3, 8, 2)
@@ -99,6 +106,8 @@ def test_a_layer_that_was_chosen_on_another_page_is_shown(tiny_suite_file: Path)
     assert healthy(app)
     assert control(app, "layer").value == "block 1"
     assert said(app, "class token behind block 1")
+    assert control(opened(tiny_suite_file, "features", layer="embeddings"), "layer").value == "block 0"
+    assert control(opened(tiny_suite_file, "features", layer="nowhere"), "layer").value == "head"
 
 
 def test_text_has_means_over_tokens_in_both_stages(tmp_path: Path) -> None:

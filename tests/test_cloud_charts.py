@@ -68,6 +68,10 @@ def test_a_layer_is_shown_in_the_frame_of_all_layers() -> None:
     assert [list(line.text) for line in lines] == [["embeddings", "block 0", "block 1"]] * 2
     assert [int(np.argmax(line.marker.size)) for line in lines] == [1, 1]
     assert all(line.customdata is None for line in lines)  # nothing to pick
+    depth = Depth(depth.layers, "block 0", trails, None)
+    alone = cloud_charts.feature_map(points(models=MODELS[:2]), Dots(range(3), LABELS), "UMAP", depth=depth)
+    assert alone.layout.xaxis.range is None
+    assert [trace.name for trace in alone.data] == list(MODELS[:2])
 
 
 def test_small_maps_have_a_panel_per_task_and_one_legend() -> None:

@@ -45,9 +45,9 @@ class Depth:
     layers: Sequence[str]
     chosen: str
     trails: Mapping[str, Array]
-    """Mean position of every model behind every layer, `[layers, 2]`."""
-    frame: tuple[tuple[float, float], tuple[float, float]]
-    """Ranges of both axes; the same for all layers, so that positions can be compared."""
+    """Mean position of every model behind every layer, `[layers, 2]`; drawn in the frame of all layers."""
+    frame: tuple[tuple[float, float], tuple[float, float]] | None
+    """Ranges of both axes, the same for all layers, so that positions can be compared; None for those of the points."""
 
 
 def feature_map(
@@ -70,7 +70,7 @@ def feature_map(
     figure = go.Figure()
     coloured = _coloured(dots)
     many = sum(map(len, points.values())) > MANY
-    if depth is not None:
+    if depth is not None and depth.frame is not None:
         _trails(figure, depth)
     if moved is not None and not many:
         _moves(figure, *moved, points)
@@ -83,10 +83,10 @@ def feature_map(
     _bare(figure)
     figure.update_xaxes(title=f"{axes} 1")
     figure.update_yaxes(title=f"{axes} 2", scaleanchor="x")
-    if depth is not None:
+    if depth is not None and depth.frame is not None:
         figure.update_xaxes(range=depth.frame[0])
         figure.update_yaxes(range=depth.frame[1])
-    figure.update_layout(dragmode="lasso", clickmode="event+select", uirevision=axes if depth is None else "depth")
+    figure.update_layout(dragmode="lasso", clickmode="event+select", uirevision=_zoom(axes, depth))
     finish(figure, 560)
     if coloured:  # a legend of several rows, below the tool bar
         figure.update_layout(margin={"t": 108})
@@ -107,7 +107,7 @@ def small_maps(
     rows = -(-len(maps) // COLUMNS)
     titles = [f"<b>{_title(task)}</b>" if task == chosen else _title(task) for task in maps]
     figure = make_subplots(
-        rows, min(COLUMNS, len(maps)), subplot_titles=titles, horizontal_spacing=0.02, vertical_spacing=0.16 / rows
+        rows, min(COLUMNS, len(maps)), subplot_titles=titles, horizontal_spacing=0.025, vertical_spacing=0.2 / rows
     )
     many = sum(len(flat) for models in maps.values() for flat in models.values()) > MANY
     for place, (task, models) in enumerate(maps.items()):
@@ -125,14 +125,10 @@ def small_maps(
     for axis in figure.select_yaxes():  # a unit is as long across as up, in every map of its own
         axis.scaleanchor = axis.anchor
     figure.update_layout(dragmode="pan")
-    finish(figure, 110 + 210 * rows)
-    figure.update_layout(margin={"t": 92, "l": 16, "b": 24}, legend={"y": 1.0 + 0.34 / rows})
-    figure.update_annotations(font={"size": 13})
-    figure.update_xaxes(title=None)
-    figure.add_annotation(
-        text=f"{axes} 1 across, {axes} 2 up; every map is one of its own",
-        xref="paper", yref="paper", x=0, y=0, yshift=-20, showarrow=False, xanchor="left", font={"size": 12},
-    )  # fmt: skip
+    finish(figure, 100 + 220 * rows)
+    legend = {"y": 1 + 40 / (220 * rows), "itemsizing": "constant"}
+    figure.update_layout(margin={"t": 84, "l": 16, "b": 16}, legend=legend)
+    figure.update_annotations(font={"size": 13}, yshift=4)
     return figure
 
 
@@ -155,6 +151,13 @@ def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
     figure.update_xaxes(title=axis)
     figure.update_yaxes(title="samples")
     return finish(figure, 260)
+
+
+def _zoom(axes: str, depth: Depth | None) -> str:
+    """Where a visitor's own zoom stays: through all layers in their common frame, else on one layer."""
+    if depth is None:
+        return axes
+    return f"{axes} all layers" if depth.frame is not None else f"{axes} {depth.chosen}"
 
 
 def _title(task: str) -> str:

@@ -65,7 +65,7 @@ FEATURES = r"""
 divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
 Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Layers.** Behind the blocks a feature is the state of CLIP's class token, of a language model the mean over the
+**Layers.** Behind a block a feature is the state of CLIP's class token, of a language model the mean over the
 stage's own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
 and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
 
