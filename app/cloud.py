@@ -196,7 +196,8 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         )
         said = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
         st.caption(
-            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. Click a point to see its task above."
+            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. "
+            "Click a point to see its task above."
         )
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
         view.fold(numbers)
