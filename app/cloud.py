@@ -129,18 +129,18 @@ def map_section(shown: Shown, origin: Origin) -> None:
     job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
+    row = st.container(horizontal=True)
+    wanted, by_answer, framed = view.choice("Map", ["UMAP", "PCA"], "map", row), False, False
+    if answers is not None:
+        of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
+        by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
+    if len(shown.on_map) > 1:
+        framed = view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
+
     def draw() -> None:
-        row = st.container(horizontal=True)
-        axes = _axes(job, view.choice("Map", ["UMAP", "PCA"], "map", row))
-        by_answer = False
-        if answers is not None:
-            of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
-            by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
+        axes = _axes(job, wanted)
         flat = job.result()[0] if axes == "UMAP" else shown.session.once("pca", key, lambda: maps.pca_map(cloud))
-        whole = (
-            len(shown.on_map) > 1 and view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
-        )
-        points, depth = _at_layer(shown, flat, whole)
+        points, depth = _at_layer(shown, flat, framed)
         dots = _dots(shown.data, ids, by_answer)
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
@@ -314,11 +314,12 @@ def _pick_task() -> None:
 
 
 def _until_done(job: Job, draw: Callable[[], None]) -> None:
-    """Draw now, and look again every second while a map is being made; then the page runs anew."""
-    waiting = not job.done()
+    """Draw now, and look again every second while a map is being made; once it is there, or something was picked on
+    the one that stands in for it, the whole page runs anew."""
+    waiting, looked_at = not job.done(), state.selection()
 
     def look() -> None:
-        if waiting and job.done():
+        if waiting and (job.done() or state.selection() != looked_at):
             st.rerun()
         draw()
 

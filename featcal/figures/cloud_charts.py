@@ -128,7 +128,7 @@ def small_maps(
     finish(figure, 100 + 220 * rows)
     legend = {"y": 1 + 40 / (220 * rows), "itemsizing": "constant"}
     figure.update_layout(margin={"t": 84, "l": 16, "b": 16}, legend=legend)
-    figure.update_annotations(font={"size": 13}, yshift=4)
+    figure.update_annotations(font={"size": 13}, yshift=6)
     return figure
 
 
