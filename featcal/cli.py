@@ -236,19 +236,15 @@ def drift(
         entry |= {"margins": task.margins()} if margins else {}
         entry |= {"per_sample": task.per_sample()} if per_sample else {}
     if task_vectors:
-        document["task_vector_cosines"] = session.vector_cosines(model)
+        document["task_vector_cosines"] = session.vector_cosines(session.named(model))
     if source:
         own = config_for(session.family, samples=samples, seed=seed)
         calibrated = own if model == "merged" else session.named(model)
         document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if attribution else []
-    rows = [
-        (task, *(layer[key] for key in columns))
-        for task, entry in document["tasks"].items()
-        for layer in entry["layers"]
-    ]
-    _show(document, as_json, rows, ("task", *columns))
+    entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
+    _show(document, as_json, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
     if not as_json:
         _show_more(document)
 
