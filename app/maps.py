@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Points = NDArray[np.float32]
+from featcal.figures.maps import Points, pca_map
+
 NEIGHBOURS = 15
 TRUST_NEIGHBOURS = 10
 QUIET = 5.0
@@ -31,13 +31,6 @@ class Map(NamedTuple):
     points: Points
     trust: float
     pca_trust: float
-
-
-def pca_map(features: Points) -> Points:
-    """`[n, k]` → `[n, 2]`: the two directions of largest variance."""
-    centred = features - features.mean(0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    return np.asarray(centred @ directions[:2].T, dtype=np.float32)
 
 
 def umap_map(features: Points) -> Map:

@@ -427,6 +427,43 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
         _say(f"written to {document['out']}")
 
 
+@commands.command()
+@SUITE
+@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
+@click.option("--samples", default=64, show_default=True, help="Samples per task that drift is measured on.")
+@click.option("--split", type=SPLIT, help="Of these samples. Default: validation where every task has it.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="report.html, or report.md.")
+@SEED
+@DEVICE
+@JSON
+def report(
+    suite: str,
+    models: tuple[str, ...],
+    samples: int,
+    split: str | None,
+    out: Path,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Write a report: scores, drift, attribution, flips, features, settings, and the commands that reproduce them.
+
+    report.html is one file that needs no other and asks no host for anything; report.md is Markdown with its figures
+    as SVG beside it. Without --model the merged model and the calibrated one are compared.
+    """
+    from featcal.family import open_family
+    from featcal.report.write import MODELS, write_report
+    from featcal.session import Session
+    from featcal.views import View
+
+    keep_memory()
+    session = Session(open_family(_load(suite), device))
+    on = View(samples, split, seed)
+    document = write_report(session, suite, out, models=models or MODELS, on=on, progress=_progress())
+    _say_notes(document)
+    _show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
+
+
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True)
 @click.pass_context
