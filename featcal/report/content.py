@@ -16,8 +16,9 @@ class Table:
     """Numbers as they are shown.
 
     Args:
-        frame: a column of numbers has `digits` decimals; a missing number is shown as a dash.
+        frame: a missing number is shown as a dash.
         units: of its columns; "" where names say them.
+        digits: decimals of numbers; of a column whose name says "%" there is one.
     """
 
     caption: str
@@ -36,12 +37,17 @@ class Table:
 
     @property
     def rows(self) -> list[list[str]]:
-        return [[self._cell(value) for value in row] for row in self.frame.itertuples(index=False)]
+        digits = [1 if "%" in name else self.digits for name in self.header]
+        return [
+            [_cell(value, places) for value, places in zip(row, digits, strict=True)]
+            for row in self.frame.itertuples(index=False)
+        ]
 
-    def _cell(self, value: object) -> str:
-        if isinstance(value, float):
-            return "–" if value != value else f"{value:.{self.digits}f}"
-        return str(value)
+
+def _cell(value: object, digits: int) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.{digits}f}"
+    return str(value)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from urllib.parse import quote
 
 from featcal.figures.names import plain
 from featcal.report.content import Content, Part, Table
@@ -18,7 +18,7 @@ def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> s
         drawn: name of a figure → the path of its file, relative to this one.
         missing: why there are no figures.
     """
-    lines = [f"# {plain(content.suite)}: what merging did, layer by layer", plain(content.made)]
+    lines = [f"# {plain(content.suite)}: what merging did, layer by layer", content.made]
     lines += [plain(content.description)] if content.description else []
     lines += ["\n".join(f"- {plain(line)}" for line in content.about)]
     lines += [f"*{plain(missing)}*"] if missing else []
@@ -31,7 +31,7 @@ def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> s
 def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
     lines = [f"## {plain(part.title)}", plain(part.said)]
     lines += [
-        f"![{plain(figure.alt)}]({PurePosixPath(drawn[figure.name])})"
+        f"![{plain(figure.alt)}]({quote(drawn[figure.name])})"
         for figure in part.figures
         if figure.name in drawn
     ]
@@ -48,8 +48,8 @@ def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
 
 def _table(one: Table) -> str:
     title = f"{plain(one.caption)}{f' ({plain(one.units)})' if one.units else ''}:"
-    rows = [one.header, *one.rows]
-    written = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows]
+    cells = [[cell if number else plain(cell) for cell, number in zip(row, one.numeric, strict=True)] for row in one.rows]
+    written = [f"| {' | '.join(row)} |" for row in [[plain(name) for name in one.header], *cells]]
     ruled = f"|{'|'.join('---:' if number else '---' for number in one.numeric)}|"
     return "\n".join([title, "", written[0], ruled, *written[1:]])
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from featcal.figures.theme import ROLES
+from featcal.model_ids import spelled
 from featcal.schema.model_name import model_name
 from featcal.session import Session
 
 
 def called(names: Sequence[str], session: Session) -> dict[str, str]:
-    return {(kind if (kind := model_name(name).kind) in ROLES else "merged"): name for name in names}
+    """Short names for charts → names with every option that tells a model from others of the suite."""
+    return {
+        (kind if (kind := model_name(name).kind) in ROLES else "merged"): spelled(session.named(name), session.family)
+        for name in names
+    }
