@@ -19,6 +19,8 @@ import numpy as np
 
 from featcal.figures.maps import Points, pca_map
 
+__all__ = ["Map", "MapWorker", "Points", "pca_map", "umap_map"]
+
 NEIGHBOURS = 15
 TRUST_NEIGHBOURS = 10
 QUIET = 5.0

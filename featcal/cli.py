@@ -354,7 +354,9 @@ def evaluate(
     if harness is not None:
         given = click.get_current_context().get_parameter_source
         ignored = [
-            name for name in ("split", "samples", "answers", "seed", "device") if given(name) is not ParameterSource.DEFAULT
+            name
+            for name in ("split", "samples", "answers", "seed", "device")
+            if given(name) is not ParameterSource.DEFAULT
         ]
         if ignored:
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")

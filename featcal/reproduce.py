@@ -158,4 +158,3 @@ def _arguments(on: View, whole: bool) -> list[str]:
     said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
     said += [] if on.split is None else [f"split={on.split!r}"]
     return [*said, f"seed={on.seed!r}"]
-

@@ -30,11 +30,7 @@ def document(content: Content, drawn: Mapping[str, str], missing: str = "") -> s
 
 def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
     lines = [f"## {plain(part.title)}", plain(part.said)]
-    lines += [
-        f"![{plain(figure.alt)}]({quote(drawn[figure.name])})"
-        for figure in part.figures
-        if figure.name in drawn
-    ]
+    lines += [f"![{plain(figure.alt)}]({quote(drawn[figure.name])})" for figure in part.figures if figure.name in drawn]
     lines += [_table(one) for one in part.tables]
     for task, samples in part.samples.items():
         told = [" ".join(filter(None, [sample.text and f"“{sample.text}”", sample.caption])) for sample in samples]
@@ -48,7 +44,9 @@ def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
 
 def _table(one: Table) -> str:
     title = f"{plain(one.caption)}{f' ({plain(one.units)})' if one.units else ''}:"
-    cells = [[cell if number else plain(cell) for cell, number in zip(row, one.numeric, strict=True)] for row in one.rows]
+    cells = [
+        [cell if number else plain(cell) for cell, number in zip(row, one.numeric, strict=True)] for row in one.rows
+    ]
     written = [f"| {' | '.join(row)} |" for row in [[plain(name) for name in one.header], *cells]]
     ruled = f"|{'|'.join('---:' if number else '---' for number in one.numeric)}|"
     return "\n".join([title, "", written[0], ruled, *written[1:]])

@@ -17,6 +17,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, ledger_charts, ledger_tables, tables
 from featcal.figures.maps import pca_map
 from featcal.figures.names import label
+from featcal.figures.theme import Shown
 from featcal.model_ids import ModelId
 from featcal.progress import Progress, silent
 from featcal.report import samples, settings
@@ -36,7 +37,7 @@ class Asked:
 
     Args:
         reference: of the suite, as its commands name it.
-        names: of the models, the one that others are compared with first.
+        names: of the models by what charts call them, the one that others are compared with first.
         on: samples that drift is measured on.
     """
 
@@ -85,7 +86,7 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
 
 def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Of base, the models that are shown and the experts; or none, and why."""
-    models: dict[str, ModelId] = {"base": "base", **asked.models, "expert": "expert"}
+    models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
         return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
     except InputError as error:
@@ -126,7 +127,7 @@ def _of_scores(asked: Asked, scores: Mapping[str, Scores], on: View, missing: st
     first, *others = asked.names
     frame, metric = tables.score_table(scores)[["task", *scores]], tables.metric_name(scores)
     for one in others:
-        frame[f"{one} − {first}"] = frame[one] - frame[first]
+        frame[tables.difference((first, one))] = frame[one] - frame[first]
     split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     said = tables.spoken({name: drawn.set_index("task")[name] for name in scores}, 1)
@@ -221,7 +222,7 @@ def _map(ledgers: Mapping[str, DriftLedger], task: str, number: int) -> Figure:
     flat = np.split(pca_map(tables.pooled(features)), len(features))
     points = dict(zip(features, flat, strict=True))
     numbers = [f"sample {index}" for index in next(iter(found.values())).indices]
-    chart = charts.feature_map(points, numbers, arrows=False, axes=f"PCA of {label(task)},")
+    chart = charts.feature_map(points, numbers, moved=None, axes=f"PCA of {label(task)},")
     return Figure(f"features-{number}", chart, f"PCA of the final features on {task}, {', '.join(points)}")
 
 

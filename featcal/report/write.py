@@ -51,7 +51,8 @@ def write_report(
     content = gather(asked, progress)
     try:
         if beside is None:
-            drawn, written = [], html.page(content)
+            drawn: list[str] = []
+            written = html.page(content)
         elif notes:
             drawn, written = [], markdown.document(content, {}, notes[0])
         else:
