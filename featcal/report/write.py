@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,18 @@ def write_report(
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
     return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
+
+
+def report_command(reference: str, names: Sequence[str], on: View, out: str = "report.html") -> str:
+    """The command line that writes the same report.
+
+    >>> report_command("clip-mini", ["merged"], View(16))
+    'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
+    """
+    models = [word for name in names for word in ("--model", name)]
+    split = [] if on.split is None else ["--split", on.split]
+    drawn = ["--samples", str(on.samples), *split, "--seed", str(on.seed)]
+    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", out])
 
 
 def _free(out: Path) -> Path | None:
