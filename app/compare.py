@@ -82,8 +82,21 @@ def with_calibrated(session: Session) -> Compared:
 
 def chosen(session: Session) -> Compared:
     """What the selection names, made where it is a calibration; the page ends where a name stands for nothing."""
+    return _made(session, _selected())
+
+
+def named(session: Session) -> dict[str, ModelId]:
+    """What the selection names, not made.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    return _labelled(session, _selected())
+
+
+def _selected() -> list[str]:
     selection = state.selection()
-    return _made(session, list(dict.fromkeys(filter(None, (selection.a, selection.b)))))
+    return list(dict.fromkeys(filter(None, (selection.a, selection.b))))
 
 
 def _made(session: Session, texts: list[str]) -> Compared:

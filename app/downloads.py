@@ -73,9 +73,9 @@ class Numbers:
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
-        how = {"tokens": on.tokens, "sublayers": on.sublayers} if isinstance(on, DriftOptions) else {}
         models, drawn = tuple(dict.fromkeys(origin.models.values())), View(on.samples, origin.split, on.seed)
-        return Measured(self.kind, reference, models, drawn, **how)
+        measured = Measured(self.kind, reference, models, drawn)
+        return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property
     def name(self) -> str:

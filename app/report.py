@@ -21,11 +21,15 @@ _WRITTEN = "report"
 def section(session: Session, on: View) -> None:
     """A button that writes the report, the file once it is there, and the command that writes the same."""
     st.subheader("Report")
-    compared = compare.chosen(session)
-    names = tuple(spelled(model, session.family) for model in compared.models.values())
+    try:
+        models = compare.named(session)
+    except FeatcalError as error:
+        view.problem(error)
+        return
+    names = tuple(spelled(model, session.family) for model in models.values())
     asked = state.reference(), names, on
     st.caption(
-        f"One HTML file about {' and '.join(compared.models)}, which needs no other and asks no host for anything: "
+        f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
         "scores on the test split, drift, attribution, samples that turned, features, settings, versions, hashes, and "
         "the command of every figure."
     )
@@ -38,7 +42,7 @@ def section(session: Session, on: View) -> None:
             view.problem(error)
     written = st.session_state.get(_WRITTEN)
     if written is not None and written[0] == asked:
-        name = file_name("report", of_samples(session, on, compared.models))
+        name = file_name("report", of_samples(session, on, models))
         row.download_button(
             "Download the report",
             written[1],

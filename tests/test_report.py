@@ -24,7 +24,9 @@ from featcal import cli
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import TaskScore
 from featcal.family import Family
+from featcal.figures.theme import Shown
 from featcal.report import html, svg
+from featcal.report.models import called
 from featcal.report.samples import MOST, SIDE, shown
 from featcal.report.write import write_report
 from featcal.session import Session
@@ -33,6 +35,8 @@ from featcal.views import View
 
 HOSTILE = '<script>alert(1)</script>"><img src=x>'
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
+LABELS = ("merged", "calibrated λ 0.1 ρ 1.5 α 0.3")
+"""What charts call them."""
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
@@ -163,7 +167,7 @@ def test_three_figures_come_from_their_commands(report: Page) -> None:
     found = {what: [document(line) for line in lines] for what, lines in zip(PARTS, blocks, strict=True)}
     figures = report.figures
 
-    scores = dict(zip(("merged", "calibrated", "base", "expert"), found["scores"], strict=True))
+    scores = dict(zip((*LABELS, "base", "expert"), found["scores"], strict=True))
     bars = traces(figures["scores"])
     assert set(bars) == set(scores)
     for model, one in scores.items():
@@ -171,7 +175,7 @@ def test_three_figures_come_from_their_commands(report: Page) -> None:
         assert bars[model] == pytest.approx([*values, 100 * one["average"]])
 
     lines = traces(figures["drift"])
-    for model, one in zip(("merged", "calibrated"), found["drift"], strict=True):
+    for model, one in zip(LABELS, found["drift"], strict=True):
         layers = np.array([[row["relative_drift"] for row in task["layers"]] for task in one["tasks"].values()])
         assert lines[f"drift, {model}"] == pytest.approx(layers.mean(0), rel=1e-5)
 
@@ -289,6 +293,16 @@ def test_a_language_model(tmp_path: Path) -> None:
     arguments = ["report", str(suite), "--model", "merged", "--samples", "2", "--out", str(out)]
     CliRunner().invoke(cli.commands, arguments, catch_exceptions=False)
     assert "drift" in parsed(out).figures
+
+
+def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Path) -> None:
+    three = [f"calibrated:lam={lam}" for lam in (0.1, 0.2, 0.3)]
+    with pytest.raises(InputError, match=r"λ 0\.1 .*, .*λ 0\.2 .*, .*λ 0\.3 .* would look alike"):
+        write_report(session, "tiny", tmp_path / "report.html", models=three)
+    two = called(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
+    assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
+        ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),
+    ]  # fmt: skip
 
 
 def samples(count: int, **given: Any) -> Samples:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from featcal import __version__
+from featcal.calibration.calibrate import versions
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
@@ -77,7 +77,7 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
     return Content(
         suite.name,
         suite.description,
-        f"featcal {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"featcal {versions()['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         tuple(_sentences(ledgers, scores, next(iter(asked.names)))),
         tuple(parts),
         settings.settings(session, asked.names, asked.on, final),
