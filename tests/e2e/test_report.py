@@ -68,7 +68,7 @@ def test_it_draws_every_figure_and_asks_nobody(opened: tuple[Page, list[str]], r
     assert report.stat().st_size < MOST
     assert page.locator(".chart .main-svg").first.is_visible()
     drawn = page.evaluate(
-        "[...document.querySelectorAll('.chart')].filter(e => e.querySelector('.main-svg .plot')).length"
+        "[...document.querySelectorAll('.chart')].filter(e => e.querySelector('.main-svg .trace')).length"
     )
     assert drawn == page.locator(".chart").count() == 4 + 8  # scores, drift twice, attribution; a map of every task
     pictures = page.locator(".samples img")
