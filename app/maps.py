@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-Points = NDArray[np.float32]
+from featcal.figures.maps import Points, pca_map
+
+__all__ = ["MapWorker", "Points", "drawn", "pca_map", "trust", "umap_map"]
 SEED = 42
 """Of UMAP, of the samples that are drawn where there are too many, and of the points that trust is measured at."""
 NEIGHBOURS = 15
@@ -42,19 +44,6 @@ def drawn(count: int, clouds: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted(np.random.default_rng(SEED).choice(count, most, replace=False).tolist())
-
-
-def pca_map(features: Points) -> Points:
-    """`[n, k]` → `[n, 2]`: the two directions of largest variance."""
-    centred = features - features.mean(0)
-    n, k = centred.shape
-    if n > 2 * k:  # what is decomposed is the smaller one
-        directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1].T
-    else:
-        directions = np.linalg.svd(centred, full_matrices=False)[2]
-    flat = np.zeros((n, 2), dtype=np.float32)
-    flat[:, : min(2, len(directions))] = centred @ directions[:2].T  # one feature or one sample has one direction
-    return flat
 
 
 def umap_map(features: Points) -> Points:

@@ -15,6 +15,7 @@ ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "progress", "resources", "results", "stamps", "words"),
     ("jsons", "paths", "views"),
+    ("reproduce",),
     ("schema",),
     ("suite",),
     ("formats",),
@@ -30,6 +31,7 @@ FLOORS = (
     ("session",),
     ("measure",),
     ("figures",),
+    ("report",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),
