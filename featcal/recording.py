@@ -1,0 +1,68 @@
+"""From a session to the history: which run a model is, and what the session measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
+from featcal.model_ids import ModelId
+from featcal.runs import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
+from featcal.session import Session
+from featcal.views import View
+
+IDLE = ("batch_size",)
+"""Options that change nothing but time and memory."""
+
+
+def record(session: Session, model: CalibrationConfig, on: View, history: History) -> Run:
+    """Keep what the session measured of a calibrated model; measures what it has not measured yet.
+
+    Raises:
+        FeatcalError: as `Session.features`. A history that cannot be written says so itself.
+    """
+    run = run_of(session, model)
+    key = str(history.folder), run.id, on
+    session.once("recorded", key, lambda: history.add(run, measure(session, model, on)) or history.problems[-1])
+    return run
+
+
+def record_look(session: Session, model: ModelId, text: str, place: str, history: History) -> None:
+    """Count one look at the test split, if `Session.scores` has to compute it: to be called before it is asked."""
+    if not session.has_scores(model):
+        history.look(hash_of(session), text, place)
+
+
+def hash_of(session: Session) -> str:
+    """The suite's hash, as it was when the session first asked."""
+    return session.once("suite hash", None, lambda: suite_hash(session.family.suite))
+
+
+def run_of(session: Session, model: ModelId, text: str | None = None) -> Run:
+    """The run that a model of the suite is.
+
+    Args:
+        text: its name, as `--model` takes it; left out, that of a calibration.
+    """
+    options = {}
+    if isinstance(model, CalibrationConfig):
+        options = {name: value for name, value in asdict(model).items() if name not in IDLE}
+    suite = session.family.suite.name, hash_of(session)
+    return new_run(suite, text or name_of(model), options, made_by(session.family.compute.device.type))
+
+
+def measure(session: Session, model: ModelId, on: View) -> Measured:
+    """Scores off the features that drift is measured on, and that drift; without scores where there are no labels."""
+    try:
+        scores = session.quick_scores(model, on).to_json()["tasks"]
+    except InputError:
+        scores = {}
+    drift = {}
+    if model != "expert":  # which has none
+        features = session.features(model, on)
+        drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
+    seconds = None
+    if isinstance(model, CalibrationConfig):
+        seconds = float(session.calibrated(model).record["seconds"]["total"])
+    values = {task: TaskValue(**one) for task, one in scores.items()}
+    return Measured("features", _split(session, on), on.samples, on.seed, values, drift, seconds)
