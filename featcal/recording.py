@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
-from featcal.model_ids import ModelId
+from featcal.model_ids import ModelId, spelled
 from featcal.runs import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
 from featcal.session import Session
 from featcal.views import View
@@ -27,10 +27,14 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
     return run
 
 
-def record_look(session: Session, model: ModelId, text: str, place: str, history: History) -> None:
-    """Count one look at the test split, if `Session.scores` has to compute it: to be called before it is asked."""
+def record_look(session: Session, model: ModelId, place: str, history: History) -> None:
+    """Count one look at the test split, unless it was scored before: to be called before `Session.scores`.
+
+    Args:
+        place: where the scores are shown, such as "featcal evaluate".
+    """
     if not session.has_scores(model):
-        history.look(hash_of(session), text, place)
+        history.look(hash_of(session), spelled(model, session.family), place)
 
 
 def hash_of(session: Session) -> str:
@@ -38,17 +42,13 @@ def hash_of(session: Session) -> str:
     return session.once("suite hash", None, lambda: suite_hash(session.family.suite))
 
 
-def run_of(session: Session, model: ModelId, text: str | None = None) -> Run:
-    """The run that a model of the suite is.
-
-    Args:
-        text: its name, as `--model` takes it; left out, that of a calibration.
-    """
+def run_of(session: Session, model: ModelId) -> Run:
+    """The run that a model of the suite is, given by its name or by the options of its calibration."""
     options = {}
     if isinstance(model, CalibrationConfig):
         options = {name: value for name, value in asdict(model).items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
-    return new_run(suite, text or name_of(model), options, made_by(session.family.compute.device.type))
+    return new_run(suite, spelled(model, session.family), options, made_by(session.family.compute.device.type))
 
 
 def measure(session: Session, model: ModelId, on: View) -> Measured:
@@ -65,4 +65,4 @@ def measure(session: Session, model: ModelId, on: View) -> Measured:
     if isinstance(model, CalibrationConfig):
         seconds = float(session.calibrated(model).record["seconds"]["total"])
     values = {task: TaskValue(**one) for task, one in scores.items()}
-    return Measured("features", _split(session, on), on.samples, on.seed, values, drift, seconds)
+    return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

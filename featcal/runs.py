@@ -21,7 +21,6 @@ from uuid import uuid4
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from featcal import __version__
 from featcal.errors import InputError
 from featcal.resources import cache_folder
 from featcal.words import shortened
@@ -54,7 +53,7 @@ class Measured:
     """What was measured of a run on some samples; the same of the same run whenever it is measured again."""
 
     how: How
-    split: Literal["calibration", "validation", "test"]
+    split: str
     samples: int | None
     """Per task, as asked for; None is the whole split."""
     seed: int
@@ -157,9 +156,9 @@ class History:
         if measured is not None:
             how, split, samples, seed = measured.on
             files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
-        return all([self._write(place / name, _text(content)) for name, content in files.items()])
+        return all(self._write(place / name, _text(content)) for name, content in files.items())
 
-    def all(self, suite_hash: str | None = None) -> list[Run]:
+    def runs(self, suite_hash: str | None = None) -> list[Run]:
         """Runs of a suite, or of all, the newest first."""
         found: list[Run] = []
         for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
@@ -271,7 +270,8 @@ class History:
     def _load(self, file: Path, kind: type[T]) -> T | None:
         """What a file records, or None and a problem."""
         try:
-            return _adapter(kind).validate_json(file.read_bytes())
+            found: T = _READ[kind].validate_json(file.read_bytes())
+            return found
         except FileNotFoundError:  # deleted meanwhile
             return None
         except OSError as error:
@@ -349,9 +349,7 @@ def made_by(device: str) -> dict[str, str]:
     """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
     from importlib.metadata import version
 
-    return {"featcal": __version__, "torch": version("torch"), "transformers": version("transformers")} | {
-        "device": device
-    }
+    return {name: version(name) for name in ("featcal", "torch", "transformers")} | {"device": device}
 
 
 def _put(file: Path, text: str, anew: bool = False) -> None:
@@ -396,9 +394,7 @@ def _said(file: Path) -> str:
 _RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+_READ: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Run, Measured, _Look)}
 
 
 def _text(content: Mapping[str, Any]) -> str:

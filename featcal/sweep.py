@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -11,10 +11,12 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.model_ids import ModelId
 from featcal.progress import Progress, silent
-from featcal.recording import hash_of, measure, name_of, run_of
+from featcal.recording import hash_of, measure, run_of
 from featcal.runs import History, Measured, Run
+from featcal.schema.model_name import model_name
 from featcal.session import Session
 from featcal.views import View
+from featcal.words import exactly
 
 MOST = 500
 """Calibrations of one sweep."""
@@ -22,6 +24,9 @@ SCALES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """Of Task Arithmetic, as baselines."""
 SWEEP = "sweep"
 """What progress is called."""
+KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
+"""Of the points of a sweep; a merger is another merge of the same experts."""
+_VIEW = View()
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,9 @@ class SweepPoint:
 
     @property
     def kind(self) -> str:
-        """"calibrated", "anchor", "base", "merged", "expert", or "merger": another merge of the same experts."""
-        word = self.run.model.split(":")[0]
-        return word if word in KINDS else "merger"
-
-
-KINDS = ("calibrated", "anchor", "base", "merged", "expert")
+        """One of `KINDS`."""
+        kind = model_name(self.run.model).kind
+        return kind if kind in KINDS else "merger"
 
 
 def numbers(text: str, name: str) -> tuple[float, ...]:
@@ -90,7 +92,7 @@ def numbers(text: str, name: str) -> tuple[float, ...]:
 
 
 def run_sweep(
-    session: Session, grid: Grid, progress: Progress = silent, *, on: View = View(), history: History | None = None
+    session: Session, grid: Grid, progress: Progress = silent, *, on: View = _VIEW, history: History | None = None
 ) -> list[SweepPoint]:
     """Calibrate with every combination and measure it on the same samples; baselines first.
 
@@ -109,28 +111,39 @@ def run_sweep(
         NumericalError: as `calibrate`.
     """
     history = history or History()
-    models: dict[str, ModelId] = baselines(session, grid) | {name_of(one): one for one in grid.configs()}
-    known = {run.id: run for run in history.all(hash_of(session))}
+    models: list[ModelId] = [*baselines(grid), *grid.configs()]
+    known = {run.id: run for run in history.runs(hash_of(session))}
     points = []
-    for done, (text, model) in enumerate(models.items()):
+    for done, model in enumerate(models):
         progress(SWEEP, done, len(models))
-        run = run_of(session, model, text)
-        points.append(_point(session, known.get(run.id, run), model, on, _within(progress, done, len(models))))
-        history.add(run, points[-1].found)
+        run = run_of(session, model)
+        found = _recorded(session, known[run.id], on) if run.id in known else None
+        if found is None:
+            found = _measured(session, model, on, _within(progress, done, len(models)))
+            history.add(run, found)
+        points.append(SweepPoint(known.get(run.id, run), found))
     progress(SWEEP, len(models), len(models))
     return points
 
 
-def missing(session: Session, grid: Grid, on: View = View(), history: History | None = None) -> int:
+def baselines(grid: Grid) -> list[str]:
+    """What the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic at
+    other scales, and the calibration's anchors without any data."""
+    anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
+    scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
+    return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
+
+
+def missing(session: Session, grid: Grid, on: View = _VIEW, history: History | None = None) -> int:
     """How many calibrations of a sweep are not in the history."""
-    known = {run.id: run for run in (history or History()).all(hash_of(session))}
+    known = {run.id: run for run in (history or History()).runs(hash_of(session))}
     ids = [run_of(session, config).id for config in grid.configs()]
     return sum(one not in known or _recorded(session, known[one], on) is None for one in ids)
 
 
 def comparable(session: Session, on: View, history: History) -> list[SweepPoint]:
     """All runs of the suite that have scores on these samples, whoever asked for them, newest first."""
-    runs = history.all(hash_of(session))
+    runs = history.runs(hash_of(session))
     return [SweepPoint(run, found) for run in runs if (found := _recorded(session, run, on)) is not None]
 
 
@@ -142,3 +155,35 @@ def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     models = [point for point in points if point.kind != "expert"]
     best = [one for one in models if not any(_beats(other.found, one.found) for other in models)]
     return sorted(best, key=lambda point: (point.found.mean, -point.found.worst))
+
+
+def _beats(one: Measured, other: Measured) -> bool:
+    return one.mean >= other.mean and one.worst >= other.worst and (one.mean, one.worst) != (other.mean, other.worst)
+
+
+def _recorded(session: Session, run: Run, on: View) -> Measured | None:
+    """What the history holds of a run on these samples, if it has scores of every task."""
+    found = run.on("features", on.split or session.split, on.samples, on.seed)
+    return found if found is not None and set(found.scores) == set(session.tasks) else None
+
+
+def _measured(session: Session, model: ModelId, on: View, progress: Progress) -> Measured:
+    """Calibrate a model, if it is one to calibrate, and measure it.
+
+    Raises:
+        InputError: it cannot be scored.
+    """
+    if isinstance(model, CalibrationConfig):
+        session.calibrated(model, progress)
+    session.features("merged" if model == "expert" else model, on, progress)
+    session.quick_scores(model, on)  # says why there are none
+    return measure(session, model, on)
+
+
+def _within(progress: Progress, done: int, total: int) -> Progress:
+    """Tells the points that are done whenever work on the next one gets ahead."""
+
+    def report(label: str, blocks: int, of: int) -> None:
+        progress(SWEEP, done, total)
+
+    return report
