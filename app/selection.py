@@ -17,7 +17,7 @@ TURNED = ("biases", "layernorms", "rmsnorms", "completion_only")
 """Options of a calibration that are on or off."""
 OPTIONS = ("lam", "rho", "alpha", "samples", *TURNED)
 """The fields that are options of a calibration."""
-OF_A_SUITE = ("task", "layer", *OPTIONS)
+OF_A_SUITE = ("task", "layer", *OPTIONS, "sweep_lam", "sweep_rho", "sweep_alpha", "run", "against")
 """The fields that mean nothing in another suite."""
 
 
@@ -52,6 +52,14 @@ class Selection:
     map: str | None = None
     colour: str | None = None
     distance: str | None = None
+    sweep_lam: str | None = None
+    """Values of a sweep, as they were typed."""
+    sweep_rho: str | None = None
+    sweep_alpha: str | None = None
+    run: str | None = None
+    """A run of the history, by its id."""
+    against: str | None = None
+    """The run that it is held against."""
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from featcal.calibration.config import CalibrationConfig
@@ -15,26 +17,39 @@ IDLE = ("batch_size",)
 """Options that change nothing but time and memory."""
 
 
-def record(session: Session, model: CalibrationConfig, on: View, history: History) -> Run:
+def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:
     """Keep what the session measured of a calibrated model; measures what it has not measured yet.
+
+    Returns:
+        Why it is not kept, or "".
 
     Raises:
         FeatcalError: as `Session.features`. A history that cannot be written says so itself.
     """
-    run = run_of(session, model)
-    key = str(history.folder), run.id, on
-    session.once("recorded", key, lambda: history.add(run, measure(session, model, on)) or history.problems[-1])
-    return run
+
+    def make() -> str:
+        kept = history.add(run_of(session, model), measure(session, model, on))
+        return "" if kept else history.problems[-1]
+
+    return session.once("recorded", (str(history.folder), model, on), make)
 
 
-def record_look(session: Session, model: ModelId, place: str, history: History) -> None:
-    """Count one look at the test split, unless it was scored before: to be called before `Session.scores`.
+@contextmanager
+def looking(session: Session, models: Iterable[ModelId], on: View, place: str, history: History) -> Iterator[None]:
+    """Count a look at the test split for each of the models that the body of the `with` scores on it.
+
+    What the session has scored before is no other look.
 
     Args:
         place: where the scores are shown, such as "featcal evaluate".
     """
-    if not session.has_scores(model):
-        history.look(hash_of(session), spelled(model, session.family), place)
+    new = [model for model in models if not session.has_scores(model, on)]
+    try:
+        yield
+    finally:
+        for model in new:
+            if session.has_scores(model, on) and (on.split or session.split) == "test":
+                history.look(hash_of(session), spelled(model, session.family), place)
 
 
 def hash_of(session: Session) -> str:

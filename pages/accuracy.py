@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import downloads, flips, options, state, view
+from app import downloads, flips, options, runs, state, view
 from app.downloads import Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, tables, text
@@ -17,7 +17,7 @@ task = view.task_selector(session)
 config = options.in_sidebar(session)
 models = {"base": "base", "merged": "merged", "expert": "expert"}
 try:
-    with state.progress() as report:
+    with runs.looking(session, models.values(), WHOLE), state.progress() as report:
         scores = {name: session.scores(model, WHOLE, report) for name, model in models.items()}
 except FeatcalError as error:
     view.problem(error)
@@ -33,7 +33,7 @@ elif not session.has_scores(config, WHOLE):
         icon=":material/visibility:",
         help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
     ):
-        with state.progress() as report:
+        with runs.looking(session, [config], WHOLE), state.progress() as report:
             session.scores(config, WHOLE, report)
         st.rerun()
 else:
@@ -60,6 +60,7 @@ how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
+runs.say_looks(session)
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if "calibrated" in scores:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import downloads, export, options, state, view
+from app import downloads, export, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -14,6 +14,7 @@ on = view.sample_selector(session)
 config = options.on_page(session, on)
 before, after = session.features("merged", on), session.features(config, on)
 scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config, "expert": "expert"}, on)
+runs.keep(session, config, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
     merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import downloads, options, state, view
+from app import downloads, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -25,6 +25,7 @@ features = pd.DataFrame({name: tables.mean_cosines(one) for name, one in found.i
 vectors = pd.DataFrame({"merged": session.vector_cosines("merged"), "calibrated": session.vector_cosines(config)})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config}, on)
+runs.keep(session, config, on)
 
 origin = downloads.of_samples(session, on, config)
 of_tasks = {

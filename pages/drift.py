@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import downloads, ledger_view, options, state, view
+from app import downloads, ledger_view, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -33,6 +33,7 @@ models = {name: config if name == "calibrated" and config else "merged" for name
 
 with state.progress() as report:
     ledgers = {name: session.ledger(model, DriftOptions(on.samples), report) for name, model in models.items()}
+runs.keep(session, config, on)
 drift = {name: tables.drift_table(ledger) for name, ledger in ledgers.items()}
 layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
