@@ -34,13 +34,8 @@ def offered(config: CalibrationConfig) -> dict[str, str]:
 def section(session: Session, on: View, history: History) -> None:
     """Values to try, a button that tries them, and the chart of everything that was tried on the same samples."""
     grid = _grid(session)
-    if grid is not None:
-        _start(session, grid, on, history)
-    try:
-        points = comparable(session, on, history)
-    except FeatcalError as error:
-        view.problem(error)
-        return
+    swept = _start(session, grid, on, history) if grid is not None else []
+    points = comparable(session, on, history) or swept  # a history that cannot be written has none
     if points:
         _chart(session, on, points)
     else:
@@ -70,8 +65,8 @@ def _grid(session: Session) -> Grid | None:
         return None
 
 
-def _start(session: Session, grid: Grid, on: View, history: History) -> None:
-    """The button, what it would compute, and the work."""
+def _start(session: Session, grid: Grid, on: View, history: History) -> list[SweepPoint]:
+    """The button, what it would compute, and the work; the points if it was done now."""
     new, count = missing(session, grid, on, history), len(grid.configs())
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
@@ -79,13 +74,17 @@ def _start(session: Session, grid: Grid, on: View, history: History) -> None:
         f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
-    if wanted:
-        try:
-            with state.progress() as report:
-                run_sweep(session, grid, report, on=on, history=history)
-        except FeatcalError as error:
-            view.problem(error)
-        runs.say_problems(history)
+    if not wanted:
+        return []
+    try:
+        with state.progress() as report:
+            points = run_sweep(session, grid, report, on=on, history=history)
+    except FeatcalError as error:
+        view.problem(error)
+        return []
+    if not history.problems:
+        st.rerun()
+    return points
 
 
 def _chart(session: Session, on: View, points: list[SweepPoint]) -> None:

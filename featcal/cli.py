@@ -404,7 +404,7 @@ def sweep(
     from featcal.figures import run_tables
     from featcal.runs import History
     from featcal.session import Session
-    from featcal.sweep import Grid, front, numbers, run_sweep
+    from featcal.sweep import Grid, front, numbers, run_sweep, sweep_json
     from featcal.views import View
 
     keep_memory()
@@ -412,17 +412,15 @@ def sweep(
     config = config_for(session.family, samples=samples, seed=seed)
     given = {"lam": lam, "rho": rho, "alpha": alpha}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
-    points = run_sweep(session, Grid(**values, options=config), _progress(), on=View(n), history=history)
-    table = run_tables.sweep_table(points, best := front(points))
+    view = View(n)
+    points = run_sweep(session, Grid(**values, options=config), _progress(), on=view, history=history)
+    table = run_tables.sweep_table(points, front(points))
     if session.split == "calibration":
         _say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
     _say_problems(history)
     columns = ["run", "model", "mean", "worst", "worst task", "drift", "front"]
-    document = {"suite": session.family.suite.name, "split": session.split, "samples": n}
-    document |= {"points": [{**p.run.to_json(), "kind": p.kind, "found": asdict(p.found)} for p in points]}
-    document |= {"front": [point.run.id for point in best]}
     shown = table.assign(front=["*" if one else "" for one in table["front"]])[columns].to_numpy()
-    _show(document, as_json, shown.tolist(), columns)
+    _show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
 @commands.group(invoke_without_command=True)

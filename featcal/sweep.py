@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -132,6 +133,17 @@ def baselines(grid: Grid) -> list[str]:
     anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
     scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
     return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
+
+
+def sweep_json(session: Session, points: Sequence[SweepPoint], on: View = _VIEW) -> dict[str, Any]:
+    """The public document of `featcal sweep --json`: every point with its run, and the ids of the Pareto front."""
+    return {
+        "suite": session.family.suite.name,
+        "split": on.split or session.split,
+        "samples": on.samples,
+        "points": [{**replace(p.run, measured=(p.found,)).to_json(), "kind": p.kind} for p in points],
+        "front": [point.run.id for point in front(points)],
+    }
 
 
 def missing(session: Session, grid: Grid, on: View = _VIEW, history: History | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from app_pages import button, charts, control, go, healthy, opened
+from app_pages import button, go, healthy, opened
 
 pytestmark = [pytest.mark.usefixtures("instant_maps", "own_history"), pytest.mark.filterwarnings("ignore")]
 

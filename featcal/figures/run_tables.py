@@ -66,7 +66,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
 def run_export(runs: Sequence[Run]) -> pd.DataFrame:
     """The same with everything that a record holds: every option, score (0-1) and drift, versions, the suite's hash."""
     rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
 
 
 def measured_on(one: Measured | None) -> str:

@@ -17,16 +17,16 @@ _LOOK = {
     "expert": ("experts, one per task", COLOUR["expert"], SYMBOL["expert"]),
 }
 """Kind of a point → its name in the legend, colour, symbol; in the order in which they are drawn."""
-FRONT = "no run is better in both"
+FRONT = "no run beats these (Pareto)"
 
 
 def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = None) -> go.Figure:
     """One point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right is
-    better. A dotted line joins the Pareto front.
+    better. The Pareto front has thin rings and a dotted line.
 
     Args:
         metric: what the scores are, such as "accuracy".
-        shown: id of the run that the pages look at; it gets a ring.
+        shown: id of the run that the pages look at; it gets a thick ring.
     """
     figure = go.Figure()
     front = frame[frame["front"]].sort_values(["mean", "worst"], ascending=[True, False])
@@ -34,8 +34,9 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = Non
         x=front["mean"],
         y=front["worst"],
         name=FRONT,
-        mode="lines",
+        mode="lines+markers",
         line={"color": COLOUR["calibrated"], "dash": "dot", "width": 2},
+        marker={"symbol": "circle-open", "size": 17, "color": COLOUR["calibrated"], "line": {"width": 1}},
         hoverinfo="skip",
     )
     ringed = frame[frame["run"] == shown]
@@ -45,7 +46,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = Non
             y=ringed["worst"],
             name="on the other pages",
             mode="markers",
-            marker={"symbol": "circle-open", "size": 20, "color": COLOUR["calibrated"], "line": {"width": 2}},
+            marker={"symbol": "circle-open", "size": 24, "color": COLOUR["calibrated"], "line": {"width": 3}},
             hoverinfo="skip",
         )
     for kind, (name, colour, symbol) in _LOOK.items():
