@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import streamlit as st
 
-from app import flips, opening, options, state, view
-from app.selection import HOME, OPTIONS
+from app import flips, opening, state, view
+from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal import recording
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError, InputError
+from featcal.errors import FeatcalError
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
 from featcal.model_ids import ModelId
-from featcal.recording import hash_of, record, run_of
+from featcal.recording import hash_of, record
 from featcal.runs import History, Mark, Run
 from featcal.session import Session
 from featcal.views import View
@@ -25,10 +26,10 @@ _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
 
 
-def keep(session: Session, model: ModelId | None, on: View) -> None:
-    """Put a calibrated model that a page shows into the history; say so where it cannot be kept."""
-    if isinstance(model, CalibrationConfig):
-        problem = record(session, model, on, History())
+def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+    """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
+    for model in models.values():
+        problem = record(session, model, on, History()) if isinstance(model, CalibrationConfig) else ""
         if problem:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
@@ -55,39 +56,39 @@ def say_problems(history: History) -> None:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
-def current(session: Session, runs: Sequence[Run]) -> str | None:
-    """Id of the calibrated run that all pages look at, if it is one of these."""
-    if not state.selection().calibrated:
-        return None
-    found = run_of(session, options.chosen(session)).id
-    return found if any(run.id == found for run in runs) else None
-
-
 def choose(run_id: str) -> None:
-    """Look at a run: on the Runs page, and if it is calibrated on every other page too."""
+    """Look at a run: on the Runs page, and as model B on every other."""
     state.select(run=run_id)
     try:
         run = History().get(run_id)
-        if run.options:
-            _open(run)
+        a = state.selection().a
+        state.select(a=HOME.a if a == CALIBRATED else a, **_as_b(run))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _open(run: Run) -> None:
-    """Make every page look at a calibrated run.
-
-    Raises:
-        InputError: it has options that pages cannot set.
-    """
+def _as_b(run: Run) -> dict[str, Any]:
+    """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
+    else its name."""
+    if not run.options:
+        return {"b": run.model}
     defaults = opening.defaults(state.session())
-    fixed = [name for name in run.options if name not in OPTIONS and run.options[name] != getattr(defaults, name)]
-    if fixed:
-        said = ", ".join(f"{name} {run.options[name]}" for name in fixed)
-        raise InputError(f"run {run.id} was made with {said}, which the pages do not offer; take it from --model")
+    if any(run.options[name] != getattr(defaults, name) for name in run.options if name not in OPTIONS):
+        return {"b": run.model}
     wanted = {name: run.options[name] for name in OPTIONS}
-    own = {name: None if value == getattr(defaults, name) else value for name, value in wanted.items()}
-    state.select(calibrated=True, **own)
+    return {
+        "b": CALIBRATED,
+        **{name: None if wanted[name] == getattr(defaults, name) else wanted[name] for name in wanted},
+    }
+
+
+def _choose_both(run_a: str, run_b: str) -> None:
+    """Two runs as models A and B on every page."""
+    choose(run_b)
+    try:
+        state.select(run=run_a, against=run_b, a=History().get(run_a).model)
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
 
 
 def section(session: Session, history: History) -> None:
@@ -170,7 +171,6 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
         "Show it on every page",
         on_click=choose,
         args=(run.id,),
-        disabled=not run.options,
         icon=":material/open_in_full:",
         width="stretch",
     )
@@ -187,6 +187,12 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
         width="stretch",
     )
     if second != _NOTHING:
+        st.button(
+            "Both on every page, as A and B",
+            on_click=_choose_both,
+            args=(run.id, second),
+            icon=":material/compare_arrows:",
+        )
         _against(session, run, known[second])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import streamlit as st
 
 from app import downloads, opening, options, runs, state, view
@@ -9,6 +11,8 @@ from app.downloads import Numbers
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.model_ids import ModelId
+from featcal.recording import run_of
 from featcal.runs import History
 from featcal.session import Session
 from featcal.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
@@ -31,13 +35,17 @@ def offered(config: CalibrationConfig) -> dict[str, str]:
     return {name: ", ".join(map(exactly, values)) for name, values in (("lam", lam), ("rho", rho), ("alpha", alpha))}
 
 
-def section(session: Session, on: View, history: History) -> None:
-    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples."""
+def section(session: Session, on: View, history: History, models: Mapping[str, ModelId]) -> None:
+    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+
+    Args:
+        models: what the other pages look at; found again in the chart.
+    """
     grid = _grid(session)
     swept = _start(session, grid, on, history) if grid is not None else []
     points = comparable(session, on, history) or swept  # a history that cannot be written has none
     if points:
-        _chart(session, on, points)
+        _chart(session, on, points, models)
     else:
         st.info("Nothing was tried on these samples yet: run a sweep, or calibrate once.", icon=":material/grid_on:")
     st.caption(
@@ -87,13 +95,13 @@ def _start(session: Session, grid: Grid, on: View, history: History) -> list[Swe
     return points
 
 
-def _chart(session: Session, on: View, points: list[SweepPoint]) -> None:
+def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
     best = front(points)
     frame = run_tables.sweep_table(points, best)
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
-    shown = runs.current(session, [point.run for point in points])
+    shown = {run_of(session, model).id: name for name, model in models.items()}
     units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
-    measured = Numbers("sweep", frame, units, downloads.of_samples(session, on, None))
+    measured = Numbers("sweep", frame, units, downloads.of_samples(session, on, {}))
     highest = max(points, key=lambda point: (point.kind == "calibrated", point.found.mean))
     st.plotly_chart(
         sweep_charts.mean_against_worst(frame, metric, shown),
@@ -105,7 +113,7 @@ def _chart(session: Session, on: View, points: list[SweepPoint]) -> None:
         f"Best mean: {run_tables.title(highest.run)}, {100 * highest.found.mean:.1f} %, "
         f"worst task {100 * highest.found.worst:.1f} %",
     )
-    st.caption("Click a point to look at that run on every page.")
+    st.caption("Click a point to have that run as model B on every page.")
     view.explain(text.SWEEP)
     view.fold(measured)
 

@@ -2,12 +2,13 @@
 
 import streamlit as st
 
-from app import runs, sweep, view
+from app import compare, runs, sweep, view
 from featcal.runs import History
 
 st.header("What was tried, and what is best?")
 session = view.open_or_explain()
 on = view.sample_selector(session)
+compared = compare.in_sidebar(session)
 history = History()
-sweep.section(session, on, history)
+sweep.section(session, on, history, compared.models)
 runs.section(session, history)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, SYMBOL, finish
+from featcal.figures.theme import COLOUR, SYMBOL, colour, finish
 
 _LOOK = {
     "base": ("base", COLOUR["base"], SYMBOL["base"]),
@@ -20,13 +22,13 @@ _LOOK = {
 FRONT = "no run beats these (Pareto)"
 
 
-def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = None) -> go.Figure:
+def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str]) -> go.Figure:
     """One point per row of `run_tables.sweep_table`, which carries its run's id as customdata; to the upper right is
     better. The Pareto front has thin rings and a dotted line.
 
     Args:
         metric: what the scores are, such as "accuracy".
-        shown: id of the run that the pages look at; it gets a thick ring.
+        shown: id → what charts call it, of the models that other pages look at; they get a thick ring.
     """
     figure = go.Figure()
     front = frame[frame["front"]].sort_values(["mean", "worst"], ascending=[True, False])
@@ -39,17 +41,18 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = Non
         marker={"symbol": "circle-open", "size": 17, "color": COLOUR["calibrated"], "line": {"width": 1}},
         hoverinfo="skip",
     )
-    ringed = frame[frame["run"] == shown]
-    if len(ringed):
-        figure.add_scatter(
-            x=ringed["mean"],
-            y=ringed["worst"],
-            name="on the other pages",
-            mode="markers",
-            marker={"symbol": "circle-open", "size": 24, "color": COLOUR["calibrated"], "line": {"width": 3}},
-            hoverinfo="skip",
-        )
-    for kind, (name, colour, symbol) in _LOOK.items():
+    for run, name in shown.items():
+        rows = frame[frame["run"] == run]
+        if len(rows):
+            figure.add_scatter(
+                x=rows["mean"],
+                y=rows["worst"],
+                name=f"here: {label(str(name))}",
+                mode="markers",
+                marker={"symbol": "circle-open", "size": 24, "color": colour(name), "line": {"width": 3}},
+                hoverinfo="skip",
+            )
+    for kind, (name, shade, symbol) in _LOOK.items():
         rows = frame[frame["kind"] == kind]
         if not len(rows):
             continue
@@ -58,7 +61,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: str | None = Non
             y=rows["worst"],
             name=name,
             mode="markers",
-            marker={"color": colour, "symbol": symbol, "size": 11, "line": {"width": 1.5, "color": colour}},
+            marker={"color": shade, "symbol": symbol, "size": 11, "line": {"width": 1.5, "color": shade}},
             customdata=rows["run"].tolist(),
             text=[_said(row) for _, row in rows.iterrows()],
             hovertemplate="%{text}<br>mean %{x:.1f} %, worst task %{y:.1f} %<extra></extra>",
