@@ -25,6 +25,7 @@ PAGES = {
     "accuracy": ("Accuracy", ":material/target:"),
     "runs": ("Runs", ":material/history:"),
     "suite": ("Suite", ":material/inventory_2:"),
+    "bring": ("Your models", ":material/drive_folder_upload:"),
 }
 FIRST, HOME_PAGE = "drift", "home"
 
@@ -74,7 +75,7 @@ try:
     view.left_out()
     said = st.container()
     page.run()
-    if name != "suite":
+    if name not in ("suite", "bring"):
         catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)
