@@ -21,7 +21,8 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED)
 """The fields that are options of a calibration."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
-OF_A_SUITE = ("task", "layer", "a", "b", "picked", *OPTIONS)
+SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
+OF_A_SUITE = ("task", "layer", "a", "b", "picked", *OPTIONS, *SWEEP, "run", "against")
 """The fields that mean nothing in another suite."""
 
 
@@ -65,6 +66,14 @@ class Selection:
     every: bool = False
     """Whether the small map of every task is shown."""
     distance: str | None = None
+    sweep_lam: str | None = None
+    """Values of a sweep, as they were typed."""
+    sweep_rho: str | None = None
+    sweep_alpha: str | None = None
+    run: str | None = None
+    """A run of the history, by its id."""
+    against: str | None = None
+    """The run that it is held against."""
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""

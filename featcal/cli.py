@@ -28,6 +28,7 @@ from featcal.words import percent, printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
+    from featcal.runs import History
     from featcal.suite import Suite
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -349,7 +350,11 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
-    from featcal.measure import evaluate as score
+    from featcal.family import open_family
+    from featcal.recording import hash_of, looking
+    from featcal.runs import History
+    from featcal.session import Session
+    from featcal.views import View
 
     if harness is not None:
         given = click.get_current_context().get_parameter_source
@@ -362,7 +367,14 @@ def evaluate(
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
         _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
-    scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
+    session, view = Session(open_family(_load(suite), device), one_shot=True), View(samples, split, seed)
+    named, history = session.named(model), History()
+    with looking(session, [named], view, "featcal evaluate", history):
+        scores = session.scores(named, view, _progress())
+    if split == "test":
+        looks = history.looks(hash_of(session))
+        _say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
+        _say_problems(history)
     rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
     rows.append(("average", "", percent(scores.average), ""))
     document = scores.to_json()
@@ -370,6 +382,113 @@ def evaluate(
         for task, one in scores.tasks.items():
             document["tasks"][task]["answers"] = one.answers()
     _show(document, as_json, rows, ("task", "metric", "%", "n"))
+
+
+@commands.command()
+@SUITE
+@click.option("--lam", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
+@click.option("--rho", help="Values between commas.  [the suite's own]")
+@click.option("--alpha", help="Values between commas.  [the suite's own]")
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
+@click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
+@DEVICE
+@JSON
+def sweep(
+    suite: str,
+    lam: str | None,
+    rho: str | None,
+    alpha: str | None,
+    samples: int | None,
+    n: int,
+    seed: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Calibrate with every combination of lam, rho and alpha and measure each on validation samples.
+
+    Beside them stand baselines that need no calibration. Every point is kept in the history (`featcal runs`), so a
+    sweep that was interrupted goes on where it stopped, and the app draws it.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.family import open_family
+    from featcal.figures import run_tables
+    from featcal.runs import History
+    from featcal.session import Session
+    from featcal.sweep import Grid, front, numbers, run_sweep, sweep_json
+    from featcal.views import View
+
+    keep_memory()
+    session, history = Session(open_family(_load(suite), device)), History()
+    config = config_for(session.family, samples=samples, seed=seed)
+    given = {"lam": lam, "rho": rho, "alpha": alpha}
+    values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
+    view = View(n)
+    points = run_sweep(session, Grid(**values, options=config), _progress(), on=view, history=history)
+    table = run_tables.sweep_table(points, front(points))
+    if session.split == "calibration":
+        _say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
+    _say_problems(history)
+    columns = ["run", "model", "mean", "worst", "worst task", "drift", "front"]
+    shown = table.assign(front=["*" if one else "" for one in table["front"]])[columns].to_numpy()
+    _show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
+
+
+@commands.group(invoke_without_command=True)
+@click.option("--suite", help="Only runs of a suite of this name.")
+@JSON
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on stdout, with everything that was recorded.")
+@click.pass_context
+def runs(context: click.Context, suite: str | None, as_json: bool, as_csv: bool) -> None:
+    """List what was measured, in the app and by sweeps; name, pin or delete it.
+
+    Runs are kept in the user's cache folder, which FEATCAL_CACHE moves.
+    """
+    from featcal.figures import run_tables
+    from featcal.runs import History
+
+    if context.invoked_subcommand:
+        return
+    history = History()
+    found = [run for run in history.runs() if suite in (None, run.suite)]
+    _say_problems(history)
+    if as_csv:
+        click.echo(run_tables.run_export(found).to_csv(index=False), nl=False)
+        return
+    columns = ["run", "suite", "model", "name", "pinned", "measured on", "mean", "worst", "drift"]
+    table = run_tables.run_table(found)
+    table["pinned"] = ["*" if one else "" for one in table["pinned"]]
+    _show({"runs": [run.to_json() for run in found]}, as_json, table[columns].to_numpy().tolist(), columns)
+
+
+@runs.command()
+@click.argument("run")
+@click.argument("name")
+def rename(run: str, name: str) -> None:
+    """Give a run a name; "" takes it away."""
+    from featcal.runs import History
+
+    History().mark(run, "name", name)
+
+
+@runs.command()
+@click.argument("run")
+@click.option("--off", is_flag=True, help="Unpin it.")
+def pin(run: str, off: bool) -> None:
+    """Keep a run from being deleted."""
+    from featcal.runs import History
+
+    History().mark(run, "pinned", not off)
+
+
+@runs.command()
+@click.argument("run", nargs=-1, required=True)
+def delete(run: tuple[str, ...]) -> None:
+    """Forget runs that are not pinned."""
+    from featcal.runs import History
+
+    for one in run:
+        History().delete(one)
 
 
 @commands.command()
@@ -474,6 +593,11 @@ def app(context: click.Context, port: int) -> int:
     from featcal.launch import start_app
 
     return start_app(bundle_root() / "app" / "main.py", port, context.args)
+
+
+def _say_problems(history: History) -> None:
+    for problem in history.problems:
+        _say(f"warning: {problem}", err=True)
 
 
 def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, options, state, view
+from app import compare, downloads, flips, options, runs, state, view
 from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, tables, text
@@ -18,7 +18,7 @@ compared = compare.in_sidebar(session)
 models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
 known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
-    with state.progress() as report:
+    with runs.looking(session, known.values(), WHOLE), state.progress() as report:
         scores = {shown: session.scores(model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
@@ -34,7 +34,7 @@ if unscored and st.button(
     icon=":material/visibility:",
     help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
 ):
-    with state.progress() as report:
+    with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
             session.scores(model, WHOLE, report)
     st.rerun()
@@ -62,6 +62,7 @@ how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
+runs.say_looks(session)
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if pair is not None:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, export, options, state, view
+from app import compare, downloads, export, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -17,6 +17,7 @@ compared = compare.with_calibrated(session)
 with state.progress() as report:
     before, after = session.features(before_model, on, report), session.features(config, on, report)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
+runs.keep(session, compared.models, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
     first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))

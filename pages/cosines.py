@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, state, view
+from app import compare, downloads, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -26,6 +26,7 @@ features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found
 vectors = pd.DataFrame({shown: session.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(session, compared.models, on)
+runs.keep(session, compared.models, on)
 
 origin = downloads.of_samples(session, on, compared.models)
 of_tasks = {

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, ledger_view, state, view
+from app import compare, downloads, ledger_view, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -31,6 +31,7 @@ models = {shown: model for shown, model in compared.models.items() if only in ("
 
 with state.progress() as report:
     ledgers = {shown: session.ledger(model, DriftOptions(on.samples), report) for shown, model in models.items()}
+runs.keep(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 first = next(iter(models))
 layers = list(dict.fromkeys(drift[first]["layer"]))

@@ -16,7 +16,7 @@ sys.path.insert(0, str(bundle_root()))
 
 from app import maps
 
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "suite")
 
 
 class InstantMaps:

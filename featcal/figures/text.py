@@ -185,3 +185,18 @@ none.
 
 **When it misleads.** It is the local objective on the calibration samples, not accuracy.
 """
+
+SWEEP = r"""
+**What this shows.** Every run of the suite that was measured on these samples: the mean score over tasks to the right,
+the score of its worst task upwards. Right and up is better. Thin rings mark the Pareto front: no run is at least as
+good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs stand what costs
+no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that calibration is
+pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
+
+**Formula.** Mean and minimum over tasks of the score on the same samples; the point of a run is the exact result of a
+single calibration with its options.
+
+**When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
+looks better than it is: choose here, and look at the test split once. The worst task may be the one that is hardest
+for its own expert too.
+"""
