@@ -22,7 +22,7 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED)
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
-OF_A_SUITE = ("task", "layer", "a", "b", "picked", *OPTIONS, *SWEEP, "run", "against")
+OF_A_SUITE = ("task", "layer", "a", "b", "picked", "picked_of", "sort", *OPTIONS, *SWEEP, "run", "against")
 """The fields that mean nothing in another suite."""
 
 
@@ -54,6 +54,8 @@ class Selection:
     completion_only: bool | None = None
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
+    picked_of: str | None = None
+    """The split whose samples are picked; None is the one that models are measured on."""
     over: str | None = None
     units: str | None = None
     model: str | None = None
@@ -74,6 +76,8 @@ class Selection:
     """A run of the history, by its id."""
     against: str | None = None
     """The run that it is held against."""
+    flips: str | None = None
+    sort: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""
@@ -85,6 +89,8 @@ class Selection:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
+        if "picked" in changed:
+            changed = {"picked_of": None} | changed
         return replace(self, **changed)
 
     @property

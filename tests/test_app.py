@@ -16,7 +16,7 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, flips, opening
+from app import downloads, export, opening
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
@@ -24,7 +24,6 @@ from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.resources import bundle_root
 from featcal.session import Session, open_session
-from featcal.tasks.sources import Samples
 from featcal.views import DriftOptions, View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
@@ -160,30 +159,6 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     assert healthy(app)
     assert (out / "model.safetensors").is_file()
     assert ("T5ForConditionalGeneration" in app.code[0].value) != ("LlamaForCausalLM" in app.code[0].value)
-
-
-def test_flips_are_what_one_model_has_right_and_the_other_has_not() -> None:
-    right = ("yes", "no", "yes", "no")
-    merged = TaskScore("exact_match", 0.5, ("yes", "no ", "no", "maybe"), right)
-    calibrated = TaskScore("exact_match", 0.5, ("no", "no", "yes", "perhaps"), right)
-    data = Samples("t", "test", {}, None, (7, 8, 9, 10), None, None, ("a", "b", "c", "d"), right)
-    found = flips.table(data, {"merged": merged, "calibrated": calibrated})
-    assert found.to_dict("records") == [
-        {"sample": 0, "flip": "broken", "text": "a", "right": "yes", "merged": "yes", "calibrated": "no"},
-        {"sample": 2, "flip": "fixed", "text": "c", "right": "yes", "merged": "no", "calibrated": "yes"},
-    ]
-    both = [Scores("s", model, "test", {"t": one}) for model, one in (("merged", merged), ("calibrated", calibrated))]
-    assert flips.counts(*both).to_dict("records") == [{"task": "t", "fixed": 1, "broken": 1}]
-
-
-def test_flips_of_pictures_name_classes() -> None:
-    labels = torch.tensor([0, 1])
-    merged = TaskScore("accuracy", 0.5, torch.tensor([0, 0]), labels)
-    calibrated = TaskScore("accuracy", 1.0, torch.tensor([0, 1]), labels)
-    data = Samples("t", "test", {}, labels, (0, 1), ("cat", "dog"), None)
-    assert flips.table(data, {"merged": merged, "calibrated": calibrated}).to_dict("records") == [
-        {"sample": 1, "flip": "fixed", "right": "dog", "merged": "cat", "calibrated": "dog"}
-    ]
 
 
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:

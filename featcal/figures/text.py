@@ -118,6 +118,20 @@ right in other words. Choose options on validation samples; the gap closed is un
 are close, and left out where the expert is not better.
 """
 
+DIFFERENCES = r"""
+**What this shows.** How much better the second model scores than the first, per task and on average over tasks, with
+the interval in which the difference lies for 95 of 100 draws of such samples. Grey and open: within noise.
+
+**Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the
+interval runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples that turned, $f$
+were fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (of the average: over all tasks together).
+*Within noise*: the interval holds 0, or $p > 0.05$, since few turned samples make the interval alone too sure.
+
+**When it misleads.** The interval is about other samples, not about other calibration samples: another seed gives
+another model. Of twenty tasks without any difference one looks like one. Models that were chosen on these very
+samples look better than they are. A rank correlation has the interval alone: none of its answers is right or wrong.
+"""
+
 ATTRIBUTION = r"""
 **What this shows.** Every unit of final drift booked to the layer whose local mismatch caused it: bars start where
 the last one ended and add up to the final drift, relative to the norm of the expert's final feature. Percentages
