@@ -254,7 +254,8 @@ def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
             models = [session.named(run.model) for run in runs]
             for model in models:
                 session.features("merged" if model == "expert" else model, on, report)
-            found = compared(*(session.quick_scores(model, on) for model in models))
+            before, after = (session.quick_scores(model, on) for model in models)
+            found = compared(before, after)
     except FeatcalError as error:
         view.problem(error)
         return

@@ -162,7 +162,7 @@ def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str],
     )
     said = (
         f"{second} minus {first}: {sample_tables.difference_words(found.average)} (95 % interval of {found.draws:,} "
-        f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} of them are "
+        f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
         "shown; a sample's number is its place in the source."
     )
     title = f"What turned from {first} to {second}"
