@@ -34,7 +34,9 @@ def section(session: Session, pair: Mapping[str, Scores], task: str, origin: Ori
         st.info(f"Nothing flipped in {plain(task)}.", icon=":material/info:")
         return
     st.caption(f"The samples of {plain(task)} that flipped (choose a task in the sidebar):")
-    view.table(Numbers(f"flips {task}", frame, f"right, {first}, {second}: answers", origin.of_task(task)))
+    view.table(
+        Numbers(f"flips {task}", frame, f"right, {first}, {second}: answers", origin.of_task(task), kind="answers")
+    )
     if data.images is not None:
         shown = frame.head(MOST_PICTURES)
         said = [f"{row['flip']}: {row[first]} → {row[second]}" for _, row in shown.iterrows()]

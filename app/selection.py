@@ -60,9 +60,11 @@ class Selection:
     parts: str | None = None
     tokens: str | None = None
     sources: bool = False
-    features: str | None = None
     map: str | None = None
     colour: str | None = None
+    frame: str | None = None
+    every: bool = False
+    """Whether the small map of every task is shown."""
     distance: str | None = None
     sweep_lam: str | None = None
     """Values of a sweep, as they were typed."""

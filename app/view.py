@@ -16,6 +16,7 @@ from app.selection import HOME
 from featcal.errors import FeatcalError
 from featcal.figures import text
 from featcal.figures.names import plain_lines
+from featcal.reproduce import Measured, commands, python
 from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View
@@ -122,21 +123,23 @@ def explain(explanation: str) -> None:
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def fold(numbers: Numbers, title: str = "Table") -> None:
-    """A folded table."""
+def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
+    """A folded table, and how to get its numbers again."""
     with st.expander(title, icon=":material/table:"):
         table(numbers)
 
 
 def table(numbers: Numbers, rows: slice | None = None) -> None:
-    """A table (some of its rows) and the whole of it as CSV, which is written when it is asked for."""
+    """A table (some of its rows), the whole of it as CSV, which is written when it is asked for, and the command and
+    the lines of Python that give the same numbers."""
     frame = numbers.frame
     formats = {
         name: st.column_config.NumberColumn(format=f"%.{numbers.digits}f") for name in frame.select_dtypes("float")
     }
     shown = frame if rows is None else frame[rows]
     st.dataframe(shown, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {numbers.what}")
-    st.download_button(
+    row = st.container(horizontal=True)
+    row.download_button(
         "Download CSV",
         numbers.csv,
         f"{numbers.name}.csv",
@@ -145,6 +148,18 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
         on_click="ignore",
         icon=":material/download:",
     )
+    measured = numbers.measured(state.reference())
+    if measured is not None:
+        with row.popover("Command and Python", icon=":material/terminal:"):
+            again(measured)
+
+
+def again(measured: Measured) -> None:
+    """The command lines and the lines of Python that give the same numbers, to be copied."""
+    st.caption(f"On the command line; the numbers are at `{measured.where}` of what it prints:")
+    st.code("\n".join(commands(measured)), language="bash", wrap_lines=True)
+    st.caption("In Python:")
+    st.code(python(measured), wrap_lines=True)
 
 
 def problem(error: FeatcalError) -> None:

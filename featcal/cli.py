@@ -182,6 +182,8 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
 @click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
 @click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
 @click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
+@click.option("--per-sample", is_flag=True, help="Drift, cosine and distance to the expert, sample by sample.")
+@click.option("--task-vectors", is_flag=True, help="Cosine of the model's task vector to each expert's (Fig. 2d).")
 @click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
 @MAX_MEMORY
 @SEED
@@ -197,6 +199,8 @@ def drift(
     attribution: bool,
     output: bool,
     margins: bool,
+    per_sample: bool,
+    task_vectors: bool,
     source: bool,
     max_memory: int | None,
     seed: int,
@@ -228,21 +232,20 @@ def drift(
         progress=progress,
     )
     document = ledger.to_json()
-    if margins:
-        for name, task in ledger.tasks.items():
-            document["tasks"][name]["margins"] = task.margins()
+    for name, task in ledger.tasks.items():
+        entry = document["tasks"][name]
+        entry |= {"margins": task.margins()} if margins else {}
+        entry |= {"per_sample": task.per_sample()} if per_sample else {}
+    if task_vectors:
+        document["task_vector_cosines"] = session.vector_cosines(session.named(model))
     if source:
         own = config_for(session.family, samples=samples, seed=seed)
         calibrated = own if model == "merged" else session.named(model)
         document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if attribution else []
-    rows = [
-        (task, *(layer[key] for key in columns))
-        for task, entry in document["tasks"].items()
-        for layer in entry["layers"]
-    ]
-    _show(document, as_json, rows, ("task", *columns))
+    entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
+    _show(document, as_json, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
     if not as_json:
         _show_more(document)
 
@@ -328,6 +331,7 @@ def calibrate(
 @MODEL
 @click.option("--split", type=SPLIT, default="test", show_default=True)
 @click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@click.option("--answers", is_flag=True, help="With --json: what the model said and what is right, sample by sample.")
 @click.option("--lm-eval", "harness", metavar="TASKS", help="Tasks of lm-evaluation-harness instead of the suite's.")
 @click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.")
 @SEED
@@ -338,6 +342,7 @@ def evaluate(
     model: str,
     split: str,
     samples: int | None,
+    answers: bool,
     harness: str | None,
     lm_eval_args: str,
     seed: int,
@@ -354,7 +359,9 @@ def evaluate(
     if harness is not None:
         given = click.get_current_context().get_parameter_source
         ignored = [
-            name for name in ("split", "samples", "seed", "device") if given(name) is not ParameterSource.DEFAULT
+            name
+            for name in ("split", "samples", "answers", "seed", "device")
+            if given(name) is not ParameterSource.DEFAULT
         ]
         if ignored:
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
@@ -370,7 +377,11 @@ def evaluate(
         _say_problems(history)
     rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
     rows.append(("average", "", percent(scores.average), ""))
-    _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
+    document = scores.to_json()
+    if answers:
+        for task, one in scores.tasks.items():
+            document["tasks"][task]["answers"] = one.answers()
+    _show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
 @commands.command()
@@ -537,6 +548,43 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
         _say(f"written to {document['out']}")
 
 
+@commands.command()
+@SUITE
+@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
+@click.option("--samples", default=64, show_default=True, help="Samples per task that drift is measured on.")
+@click.option("--split", type=SPLIT, help="Of these samples. Default: validation where every task has it.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="report.html, or report.md.")
+@SEED
+@DEVICE
+@JSON
+def report(
+    suite: str,
+    models: tuple[str, ...],
+    samples: int,
+    split: str | None,
+    out: Path,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Write a report: scores, drift, attribution, flips, features, settings, and the commands that reproduce them.
+
+    report.html is one file that needs no other and asks no host for anything; report.md is Markdown with its figures
+    as SVG beside it. Without --model the merged model and the calibrated one are compared.
+    """
+    from featcal.family import open_family
+    from featcal.report.write import MODELS, write_report
+    from featcal.session import Session
+    from featcal.views import View
+
+    keep_memory()
+    session = Session(open_family(_load(suite), device))
+    on = View(samples, split, seed)
+    document = write_report(session, suite, out, models=models or MODELS, on=on, progress=_progress())
+    _say_notes(document)
+    _show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
+
+
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True)
 @click.pass_context
@@ -610,12 +658,19 @@ def _say_notes(document: Mapping[str, Any]) -> None:
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Tables of output drift and of feature sources, where they were measured."""
+    """Tables of output drift, task vectors, samples and feature sources, where they were measured."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()
         columns = list(next(iter(measured.values())))
         _show({}, False, [(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
+    if "task_vector_cosines" in document:
+        click.echo()
+        _show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
+    each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get("per_sample", ())]
+    if each:
+        click.echo()
+        _show({}, False, [list(row.values()) for row in each], list(each[0]))
     if "sources" in document:
         click.echo()
         columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]

@@ -24,10 +24,10 @@ from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
-from featcal.family import Family, as_family, batches_of, open_family
+from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
 from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, weights_of
-from featcal.models.features import pooled_features
+from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
 from featcal.models.run import Run
@@ -266,16 +266,19 @@ class Session:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
 
-    def pooled(self, model: ModelId, task: str, view: View) -> Tensor:
-        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
+    def layer_features(
+        self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
+    ) -> dict[str, Tensor]:
+        """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
+        token or mean over tokens but padding, and last the final features."""
 
-        def make() -> Tensor:
-            weights = self.family.experts[task] if model == "expert" else self.weights(model)
-            compute = self.family.compute
-            batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
-            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
+        def make() -> dict[str, Tensor]:
+            one = self._measured_passes(view, self.samples(view))[task]
+            if model != "expert":
+                one = replace(one, weights=self.weights(model), batches=list(one.batches), kept=None)
+            return layer_features(self._run(one.weights, progress), one)
 
-        return self.once("pooled", (model_key(model), task, *self._key(view)), make)
+        return self.once("layers", (model_key(model), task, *self._key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""

@@ -52,7 +52,7 @@ if pair is not None:
 view.metrics(numbers)
 units = f"{metric} in %; difference in points; gap closed in % of the distance from {compared.a} to expert"
 origin = downloads.of_scores(session, scores[compare.EXPERT], known)
-measured = Numbers("accuracy", frame, units, origin, 1)
+measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"

@@ -39,7 +39,9 @@ with left:
         charts.drift_compared(drifts),
         "compared",
         f"Drift per layer before and after: {tables.spoken(drifts)}",
-        numbers=Numbers("drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin),
+        numbers=Numbers(
+            "drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin, kind="drift"
+        ),
     )
 with right:
     if scores:
@@ -51,7 +53,9 @@ with right:
             charts.score_bars(frame, list(scores), f"{metric}, %"),
             "quick",
             f"{metric.capitalize()} per task before and after: {said}",
-            numbers=Numbers("scores before and after", frame, f"{metric} in %; difference in points", origin, 1),
+            numbers=Numbers(
+                "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
+            ),
         )
     else:
         st.subheader("Scores per task")

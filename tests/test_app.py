@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, flips, maps, opening
+from app import downloads, export, flips, opening
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
@@ -372,35 +371,3 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
         origin = downloads.of_samples(session, View(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.of_scores(session, scores, models)) == f"x-{made}{switch}-12-test"
-
-
-def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = threading.Event()
-    monkeypatch.setattr(maps.MapWorker, "_started", lambda _: started.set())
-    monkeypatch.setattr(maps, "QUIET", 60.0)
-    worker = maps.MapWorker()
-    worker.start_when_quiet()
-    first = worker._timer
-    assert first is not None
-    worker.start_when_quiet()
-    assert first.finished.is_set()  # called off by the second
-    worker.wait()
-    assert worker._timer is not None
-    assert worker._timer.finished.is_set()
-    monkeypatch.setattr(maps, "QUIET", 0.01)
-    worker.start_when_quiet()
-    assert started.wait(5)
-
-
-@pytest.mark.slow
-def test_the_map_process_maps_and_survives_a_kill() -> None:
-    worker = maps.MapWorker()
-    cloud = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    found = worker.submit(cloud).result(timeout=120)
-    assert found.points.shape == (60, 2)
-    assert 0 < found.pca_trust <= 1
-    assert worker._process is not None
-    worker._process.kill()
-    worker._process.wait()
-    assert np.array_equal(worker.submit(cloud).result(timeout=120).points, found.points)
-    worker.close()

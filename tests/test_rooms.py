@@ -15,6 +15,7 @@ ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "progress", "resources", "results", "stamps", "words"),
     ("jsons", "paths", "views"),
+    ("reproduce",),
     ("schema",),
     ("suite",),
     ("formats",),
@@ -33,6 +34,7 @@ FLOORS = (
     ("recording",),
     ("sweep",),
     ("figures",),
+    ("report",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),

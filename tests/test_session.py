@@ -63,7 +63,7 @@ def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
             own.sources(CONFIG),
             own.vector_cosines(CONFIG),
             own.seen("pets", FEW),
-            own.pooled("base", "pets", FEW),
+            own.layer_features("base", "pets", FEW),
             own.samples(FEW),
             own.calibrated(CONFIG),
         ]

@@ -34,8 +34,8 @@ def outputs(ledger: DriftLedger) -> pd.DataFrame:
 def margins(ledger: DriftLedger, task: str) -> pd.DataFrame:
     """One row per sample of a task: margin, largest score change, certified, agrees, correct, drift, cosine."""
     one = ledger.tasks[task]
-    drift = one.layers[-1].drift.tolist()
-    return pd.DataFrame(one.margins()).assign(drift=drift, cosine=one.cosine.tolist())
+    near = pd.DataFrame(one.per_sample())[["drift", "cosine"]]
+    return pd.DataFrame(one.margins()).assign(drift=near["drift"], cosine=near["cosine"])
 
 
 def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:

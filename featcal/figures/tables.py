@@ -26,9 +26,9 @@ _METRICS = {
 
 def drift_table(ledger: DriftLedger) -> pd.DataFrame:
     """One row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
-    frame = ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment"]]
-    norms = [float(layer.expert_norm.mean()) for task in ledger.tasks.values() for layer in task.layers]
-    return frame.assign(model=ledger.model, expert_norm=norms)
+    return ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment", "expert_norm"]].assign(
+        model=ledger.model
+    )
 
 
 def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:

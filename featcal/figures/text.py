@@ -61,22 +61,28 @@ directions that were not seen.
 """
 
 FEATURES = r"""
-**What this shows.** Final features of expert, merged and calibrated model on the same samples of one task, all
-divided by their norm, in **one** map that is fitted on the three clouds together, so their places can be compared.
-Lines lead from merged to calibrated. Click a point to see its picture or text.
+**What this shows.** Features of the expert and of the models that are looked at, on the same samples of one task, all
+divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
+Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has compiled. *Trustworthiness* (0-1) is
-the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank.
+**Layers.** Behind a block a feature is the state of CLIP's class token, of a language model the mean over the
+stage's own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
+and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
+
+**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP is there. *Trustworthiness* (0-1) is
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; of a map
+of all layers it is that of the layer that is shown. A map holds 20,000 points; of more samples some are drawn.
 
 **When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
-histograms beside it are the truth: cosine and distance to the expert in the full feature space.
+histograms beside it are the truth: cosine and distance to the expert in the full feature space. The small maps are
+one each: places on two of them cannot be compared.
 """
 
 FEATURES_OF_TEXT = (
     FEATURES
     + r"""
-**Two features of a text.** The state that decides the first token of the answer, after the final norm; and the state
-after the last block that reads the input (an encoder's last), mean over its tokens without padding.
+**Texts.** The head's feature is the state that decides the first token of the answer, after the final norm. The mean
+over a decoder's tokens includes tokens of the right answer, which it is given.
 """
 )
 
