@@ -97,14 +97,15 @@ def section(session: Session, history: History) -> None:
     st.subheader("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
-    runs = history.runs(hash_of(session))
+    everything, here = history.runs(), hash_of(session)
+    runs = [run for run in everything if run.suite_hash == here]
     say_problems(history)
     if runs:
         _listed(runs)
         _one(session, runs)
     else:
         st.info("No run yet. Whatever is calibrated in the app or by a sweep is kept here.", icon=":material/history:")
-    others = [run for run in history.runs() if run.suite_hash != hash_of(session)]
+    others = [run for run in everything if run.suite_hash != here]
     if others:
         with st.expander(f"Runs of other suites, and of this one before its files changed ({len(others)})"):
             st.dataframe(run_tables.run_table(others), hide_index=True, alt="Runs of other suites")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -12,8 +12,8 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.model_ids import ModelId
-from featcal.recording import run_of
-from featcal.runs import History
+from featcal.recording import hash_of, run_of
+from featcal.runs import History, Run
 from featcal.session import Session
 from featcal.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
 from featcal.views import View
@@ -42,8 +42,9 @@ def section(session: Session, on: View, history: History, models: Mapping[str, M
         models: what the other pages look at; found again in the chart.
     """
     grid = _grid(session)
-    swept = _start(session, grid, on, history) if grid is not None else []
-    points = comparable(session, on, history) or swept  # a history that cannot be written has none
+    known = history.runs(hash_of(session))
+    swept = _start(session, grid, on, history, known) if grid is not None else []
+    points = comparable(session, on, known) or swept  # a history that cannot be written has none
     if points:
         _chart(session, on, points, models)
     else:
@@ -73,9 +74,9 @@ def _grid(session: Session) -> Grid | None:
         return None
 
 
-def _start(session: Session, grid: Grid, on: View, history: History) -> list[SweepPoint]:
+def _start(session: Session, grid: Grid, on: View, history: History, known: Sequence[Run]) -> list[SweepPoint]:
     """The button, what it would compute, and the work; the points if it was done now."""
-    new, count = missing(session, grid, on, history), len(grid.configs())
+    new, count = missing(session, grid, on, known), len(grid.configs())
     left, right = st.columns([1, 3], vertical_alignment="center")
     wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
     right.caption(

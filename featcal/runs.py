@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from uuid import uuid4
@@ -162,7 +162,7 @@ class History:
         """Runs of a suite, or of all, the newest first."""
         found: list[Run] = []
         for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
-            found += self._read(place, "")
+            found += self._read(str(place), "")
         return sorted(found, key=lambda run: run.time, reverse=True)
 
     def get(self, run_id: str) -> Run:
@@ -172,7 +172,7 @@ class History:
             InputError: there is none.
         """
         place = self._home(run_id)
-        for run in self._read(place, run_id):
+        for run in self._read(str(place), run_id):
             return run
         raise InputError(f"run {run_id} in {place} cannot be read; see `featcal runs`")
 
@@ -221,16 +221,18 @@ class History:
 
     def looks(self, suite_hash: str) -> Looks:
         """Looks at the test split of a suite so far."""
-        files = (file for file in self._files(self.folder / suite_hash) if file.name.startswith("look-"))
+        place = str(self.folder / suite_hash)
+        files = (f"{place}/{name}" for name in self._names(place) if name.startswith("look-"))
         found = [look for file in files if (look := self._load(file, _Look)) is not None]
         return Looks(len(found), len({look.model for look in found}))
 
     def _places(self) -> list[Path]:
-        return sorted(place for place in self._files(self.folder) if place.is_dir())
+        return [place for name in self._names(str(self.folder)) if (place := self.folder / name).is_dir()]
 
-    def _files(self, place: Path) -> list[Path]:
+    def _names(self, place: str) -> list[str]:
+        """What lies in a folder, but for files that are being written."""
         try:
-            return sorted(one for one in place.iterdir() if not one.name.startswith("."))
+            return sorted(name for name in os.listdir(place) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -244,33 +246,34 @@ class History:
                     return place
         raise InputError(f"no run {shortened(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
 
-    def _read(self, place: Path, prefix: str) -> Iterator[Run]:
+    def _read(self, place: str, prefix: str) -> Iterator[Run]:
         """The runs of one folder whose ids begin so."""
-        beside: dict[str, list[Path]] = {}
-        for file in self._files(place):
-            if _ID.fullmatch(file.name.split(".")[0]) and file.name.startswith(prefix):
-                beside.setdefault(file.name.split(".")[0], []).append(file)
-        for run_id, files in beside.items():
-            run = self._load(place / f"{run_id}.json", Run) if place / f"{run_id}.json" in files else None
+        beside: dict[str, list[str]] = {}
+        for name in self._names(place):
+            run_id, _, rest = name.partition(".")
+            if _ID.fullmatch(run_id) and run_id.startswith(prefix):
+                beside.setdefault(run_id, []).append(rest)
+        for run_id, parts in beside.items():
+            run = self._load(f"{place}/{run_id}.json", Run) if "json" in parts else None
             if run is None:
                 continue
-            if (run.id, run.suite_hash) != (run_id, place.name):
-                self._tell(f"{place / run_id}.json is the record of another run; it is left out")
+            if (run.id, run.suite_hash) != (run_id, os.path.basename(place)):
+                self._tell(f"{place}/{run_id}.json is the record of another run; it is left out")
                 continue
-            measured = (self._load(file, Measured) for file in files if file.name.count(".") == 2)
-            marks = {file.suffix[1:]: _said(file) for file in files if file.suffix in (".name", ".notes", ".pinned")}
+            measured = [self._load(f"{place}/{run_id}.{part}", Measured) for part in parts if part.endswith(".json")]
             yield replace(
                 run,
                 measured=tuple(one for one in measured if one is not None),
-                name=marks.get("name", ""),
-                notes=marks.get("notes", ""),
-                pinned="pinned" in marks,
+                name=_said(f"{place}/{run_id}.name") if "name" in parts else "",
+                notes=_said(f"{place}/{run_id}.notes") if "notes" in parts else "",
+                pinned="pinned" in parts,
             )
 
-    def _load(self, file: Path, kind: type[T]) -> T | None:
+    def _load(self, file: str, kind: type[T]) -> T | None:
         """What a file records, or None and a problem."""
         try:
-            found: T = _READ[kind].validate_json(file.read_bytes())
+            state = os.stat(file)
+            found: T = _record(kind.__name__, file, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
             return found
         except FileNotFoundError:  # deleted meanwhile
             return None
@@ -384,9 +387,9 @@ def _link(unfinished: Path, file: Path) -> None:
         os.replace(unfinished, file)
 
 
-def _said(file: Path) -> str:
+def _said(file: str) -> str:
     try:
-        return file.read_text(encoding="utf-8")[:LONGEST]
+        return Path(file).read_text(encoding="utf-8")[:LONGEST]
     except (OSError, ValueError):
         return ""
 
@@ -394,7 +397,17 @@ def _said(file: Path) -> str:
 _RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
 
 
-_READ: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Run, Measured, _Look)}
+_READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (Run, Measured, _Look)}
+
+
+@lru_cache(maxsize=2**16)
+def _record(kind: str, path: str, state: tuple[int, ...]) -> Any:
+    """What a file in this state records: pages list the history anew whenever they are drawn.
+
+    Raises:
+        OSError, ValidationError: it cannot be read, or records nothing of this kind.
+    """
+    return _READ[kind].validate_json(Path(path).read_bytes())
 
 
 def _text(content: Mapping[str, Any]) -> str:

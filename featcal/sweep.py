@@ -146,16 +146,15 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: View = _VIEW)
     }
 
 
-def missing(session: Session, grid: Grid, on: View = _VIEW, history: History | None = None) -> int:
-    """How many calibrations of a sweep are not in the history."""
-    known = {run.id: run for run in (history or History()).runs(hash_of(session))}
+def missing(session: Session, grid: Grid, on: View, runs: Sequence[Run]) -> int:
+    """How many calibrations of a sweep are not among these runs, measured on these samples."""
+    known = {run.id: run for run in runs}
     ids = [run_of(session, config).id for config in grid.configs()]
     return sum(one not in known or _recorded(session, known[one], on) is None for one in ids)
 
 
-def comparable(session: Session, on: View, history: History) -> list[SweepPoint]:
-    """All runs of the suite that have scores on these samples, whoever asked for them, newest first."""
-    runs = history.runs(hash_of(session))
+def comparable(session: Session, on: View, runs: Sequence[Run]) -> list[SweepPoint]:
+    """Those runs of the suite that have scores on these samples, whoever asked for them."""
     return [SweepPoint(run, found) for run in runs if (found := _recorded(session, run, on)) is not None]
 
 

@@ -100,11 +100,11 @@ def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[Cali
     assert len(made) == 4
     assert [point.found for point in again] == [point.found for point in first]
     larger = replace(GRID, alpha=(0.3, 0.6))
-    assert missing(Session(tiny), larger, FEW, history) == 4
+    assert missing(Session(tiny), larger, FEW, history.runs()) == 4
     run_sweep(Session(tiny), larger, on=FEW, history=history)
     assert [config.alpha for config in made[4:]] == [0.6] * 4
-    assert missing(Session(tiny), larger, FEW, history) == 0
-    assert missing(Session(tiny), larger, View(4), history) == 8
+    assert missing(Session(tiny), larger, FEW, history.runs()) == 0
+    assert missing(Session(tiny), larger, View(4), history.runs()) == 8
     run_sweep(Session(tiny), replace(GRID, options=replace(OPTIONS, seed=7)), on=FEW, history=history)
     assert len(made) == 12
 
@@ -159,9 +159,9 @@ def test_every_run_on_the_same_samples_is_a_point(tiny: Family, tmp_path: Path) 
     swept = run_sweep(own, GRID, on=FEW, history=history)
     run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=View(4), history=history)
     history.add(new_run(("tiny", hash_of(own)), "calibrated:unmeasured", {"lam": 1.0}, {}))
-    assert {point.run.id for point in comparable(own, FEW, history)} == {point.run.id for point in swept}
-    assert len(comparable(own, View(4), history)) == len(baselines(GRID)) + 1
-    assert comparable(own, View(5), history) == []
+    assert {point.run.id for point in comparable(own, FEW, history.runs())} == {point.run.id for point in swept}
+    assert len(comparable(own, View(4), history.runs())) == len(baselines(GRID)) + 1
+    assert comparable(own, View(5), history.runs()) == []
 
 
 def a_point(model: str, mean: float, worst: float) -> SweepPoint:
