@@ -28,6 +28,12 @@ from featcal.views import DriftOptions, View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
+AT_ONCE = """
+class UMAP:
+    def __init__(self, **options): pass
+    def fit_transform(self, features): return features[:, :2]
+"""
+
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
 def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -162,7 +168,7 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
 
 
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
-    app = opened("clip-mini")
+    app = opened("clip-mini", n="16")
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
     assert control(app, "suite").options == ["clip-mini", "t5-mini"]
