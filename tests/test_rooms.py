@@ -30,6 +30,7 @@ FLOORS = (
     ("session",),
     ("measure",),
     ("figures",),
+    ("jobs",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),
