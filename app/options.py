@@ -11,11 +11,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import OPTIONS, exactly, turned
+from app.selection import OPTIONS, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.session import Session
 from featcal.views import View
+from featcal.words import exactly
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.words import shortened
+from featcal.words import exactly, shortened
 
 if TYPE_CHECKING:  # the selection is there before torch is
     from featcal.calibration.config import CalibrationConfig
@@ -90,11 +90,6 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
                 f"The address asks for {name} = {shortened(query[name], 40)!r}, which is not a value of it; left out."
             )
     return HOME.change(**chosen), problems
-
-
-def exactly(value: float) -> str:
-    """A number as it was chosen, not rounded for reading."""
-    return f"{value:.12g}"
 
 
 def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
