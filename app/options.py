@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, state, view
+from app import jobs, opening, state, view
 from app.selection import OPTIONS, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -51,7 +51,7 @@ def on_page(session: Session, on: View) -> CalibrationConfig:
     _offer_defaults(second[min(len(opening.switches(session)), 3)])
     _exactly(session, second[3])
     with state.progress(second[3]) as report:
-        session.calibrated(config, report)
+        jobs.calibrated(session, config, report)
         session.features("merged", on, report)
         session.features(config, on, report)
     settings(session, config)
@@ -66,7 +66,7 @@ def in_sidebar(session: Session) -> CalibrationConfig | None:
         return None
     config = _controls(session, [st.sidebar] * (len(_SLIDERS) + len(opening.switches(session))))
     with state.progress() as report:
-        session.calibrated(config, report)
+        jobs.calibrated(session, config, report)
     settings(session, config)
     return config
 

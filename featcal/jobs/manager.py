@@ -28,6 +28,8 @@ GRACE = 5.0
 """Seconds that a worker has to tidy up when its job is cancelled, before it is killed."""
 AGAIN = 3.0
 """Seconds before a second manager is started where the first has not come up."""
+WORKER = ("-m", "featcal.jobs.worker")
+"""What Python is told to run for a job, before the queue's folder and the job's number."""
 _TURN = 2.0
 """Seconds that a new manager waits for the lock, which others hold for a moment to see whether it is free."""
 _started: dict[Path, tuple[float, subprocess.Popen[bytes]]] = {}
@@ -70,7 +72,7 @@ def _run(queue: Queue, job: Job) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / "result.json").unlink(missing_ok=True)
     with job.log.open("wb") as said:
-        command = [sys.executable, "-P", "-m", "featcal.jobs.worker", str(queue.folder), str(job.id)]
+        command = [sys.executable, "-P", *WORKER, str(queue.folder), str(job.id)]
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=job.order.cwd, env=_environment()

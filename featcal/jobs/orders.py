@@ -12,6 +12,7 @@ from featcal.errors import InputError
 from featcal.jobs.kinds import KINDS
 from featcal.jobs.queue import Order
 from featcal.resources import code_digest, embedded_suites
+from featcal.schema.model_name import REFERENCE, model_name
 from featcal.suite import load_suite
 from featcal.suite_files import Stamp, model_stamp, suite_stamp
 
@@ -35,7 +36,8 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     place = suite if suite in embedded_suites() else str(Path(suite).expanduser().absolute())
     files = suite_stamp(load_suite(place)) if stamp is None else stamp
     here = Path.cwd()
-    model = model_stamp(str(args["model"]), here) if "model" in args else ()
-    told_by = [kind, files, dict(args), str(here), model, code_digest()]
+    model = str(args.get("model", "merged"))
+    read = model_stamp(model, here) if model_name(model).kind == REFERENCE else ()
+    told_by = [kind, files, dict(args), str(here), read, code_digest()]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)

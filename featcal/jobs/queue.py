@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,6 @@ class Queue:
 
     def _job(self, row: sqlite3.Row) -> Job:
         kept = dict(row)
-        order = Order(*(kept[name] for name in ("kind", "suite")), json.loads(kept["args"]), kept["cwd"], kept["key"])
-        names = "visitor state message label done total pid asked started since progressed ended".split()
-        return Job(kept["id"], order, self._folder(order.key), **{name: kept[name] for name in names})
+        order = Order(kept["kind"], kept["suite"], json.loads(kept["args"]), kept["cwd"], kept["key"])
+        said = {field.name: kept[field.name] for field in fields(Job) if field.name in kept}
+        return Job(order=order, folder=self._folder(order.key), **said)

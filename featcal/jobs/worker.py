@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,9 @@ from featcal.progress import Progress, keep_memory
 
 OFTEN = 0.25
 """Seconds between two reports of progress."""
+NICE = 10
+"""A tenth of a core, where somebody else wants it; all that nobody wants."""
+FIRST_NEEDED = ("featcal.session", "featcal.models.clip", "transformers.models.clip.modeling_clip")
 CANCELLED = 143
 """Exit status of a worker that was told to end: 128 and the number of the signal, as shells have it."""
 
@@ -30,6 +34,7 @@ def work(queue: Queue, identity: int) -> int:
     if job is None:
         return 1
     order, file = job.order, job.folder / "result.json"
+    job.folder.mkdir(parents=True, exist_ok=True)
     try:
         document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
         writing = file.with_suffix(".writing")
@@ -49,31 +54,33 @@ def work(queue: Queue, identity: int) -> int:
 
 def _reporting(queue: Queue, job: Job) -> Progress:
     """Tells the queue, every now and then, and the log, step by step."""
-    told = ["", 0.0]
+    told, moment = "", 0.0
 
     def report(label: str, done: int, total: int) -> None:
+        nonlocal told, moment
         now = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {label}: {done} of {total}", file=sys.stderr, flush=True)
-        if label != told[0] or now - float(told[1]) > OFTEN or done == total:
+        if label != told or now - moment > OFTEN or done == total:
             queue.report(job.id, label, done, total)
-            told[:] = label, now
+            told, moment = label, now
 
     return report
 
 
-def be_modest() -> None:
-    """Leave the processor to whoever looks at a page: lowest priority, and one core less than there are.
-
-    To be called before torch is imported, which reads the number of threads once.
-    """
+def leave_a_core() -> None:
+    """One thread less than there are cores, unless the environment says how many; torch reads it when it is loaded."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def be_modest() -> None:
+    """From now on let whoever looks at a page go first. To be called before torch has threads: they inherit it."""
     with suppress(OSError):  # a courtesy that some systems refuse
         if hasattr(os, "nice"):
-            os.nice(19)
+            os.nice(NICE)
     with suppress(OSError):  # Linux may weigh sessions, and not the processes of different ones, against each other
-        Path("/proc/self/autogroup").write_text("19", encoding="ascii")
+        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
 
 
 def _end_with_manager() -> None:
@@ -91,8 +98,11 @@ def main(folder: str, identity: str) -> int:
     """Raises SystemExit in the middle of the job when the process is told to end."""
     threading.Thread(target=_end_with_manager, daemon=True).start()
     signal.signal(signal.SIGTERM, _end_politely)
-    be_modest()
+    leave_a_core()
     keep_memory()
+    for name in FIRST_NEEDED:  # a few seconds of one core, at once and not for minutes where the machine is busy
+        import_module(name)
+    be_modest()
     return work(Queue(Path(folder)), int(identity))
 
 
