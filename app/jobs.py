@@ -22,7 +22,7 @@ from featcal.jobs.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.jobs.manager import ensure_manager
 from featcal.jobs.orders import order
 from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.model_ids import ModelId, label_of, spelled
+from featcal.model_ids import ModelId, label_of, model_key, spelled
 from featcal.progress import Progress
 from featcal.resources import embedded_suites
 from featcal.session import Session
@@ -113,9 +113,23 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
     seconds = seconds_to_score(session, view)
     if session.has_scores(model, view) or not is_long(session, seconds):
         return session.scores(model, view, progress)
-    args = {"model": _named(session, model), **asdict(view), "split": view.split or session.split}
-    document = ensure("scores", args, seconds, at_once=at_once)
-    return None if document is None else replace(kinds.scores_from(document), model=label_of(model))
+    document = ensure("scores", _score_args(session, model, view), seconds, at_once=at_once)
+    if document is None:
+        return None
+    key = model_key(model), view.samples, view.split or session.split, view.seed
+    return session.once("scores", key, lambda: replace(kinds.scores_from(document), model=label_of(model)))
+
+
+def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
+    """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
+    if session.has_scores(model, view):
+        return True
+    wanted = order("scores", state.reference(), _score_args(session, model, view), state.opened_files()[1])
+    return Queue().find(wanted) is not None
+
+
+def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
+    return {"model": _named(session, model), **asdict(view), "split": view.split or session.split}
 
 
 def _named(session: Session, model: ModelId) -> str:
@@ -131,7 +145,7 @@ def _named(session: Session, model: ModelId) -> str:
 def visitor() -> str:
     """Who looks, for turns in the queue: the same after a reload where the browser has streamlit's cookie."""
     cookie = st.context.cookies.get("_streamlit_xsrf")
-    if cookie:
+    if isinstance(cookie, str):
         return hashlib.sha256(cookie.encode()).hexdigest()[:16]
     return str(st.session_state.setdefault(_VISITOR, uuid.uuid4().hex[:16]))
 

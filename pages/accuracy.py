@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from app import downloads, flips, options, state, view
+from app import downloads, flips, jobs, options, state, view
 from app.downloads import Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, tables, text
+from featcal.progress import silent
 from featcal.views import View
 from featcal.words import percent
 
@@ -18,15 +19,18 @@ config = options.in_sidebar(session)
 models = {"base": "base", "merged": "merged", "expert": "expert"}
 try:
     with state.progress() as report:
-        scores = {name: session.scores(model, WHOLE, report) for name, model in models.items()}
+        found = {name: jobs.scores(session, model, WHOLE, report) for name, model in models.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
     st.stop()
 
+scores = {name: one for name, one in found.items() if one is not None}
+if len(scores) < len(models):
+    st.stop()
 if config is None:
     options.offer(session, "Base, merged model and experts are shown; a calibration adds its own bars.")
-elif not session.has_scores(config, WHOLE):
+elif not jobs.asked_for_scores(session, config, WHOLE):
     if st.button(
         "Score the calibrated model on the test split",
         type="primary",
@@ -34,10 +38,10 @@ elif not session.has_scores(config, WHOLE):
         help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
     ):
         with state.progress() as report:
-            session.scores(config, WHOLE, report)
+            jobs.scores(session, config, WHOLE, report, at_once=True)
         st.rerun()
-else:
-    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": session.scores(config, WHOLE)} | scores
+elif (calibrated := jobs.scores(session, config, WHOLE, silent)) is not None:
+    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": calibrated} | scores
 
 frame = tables.score_table(scores)
 average = frame.iloc[-1]
