@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import state, stopped
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
@@ -98,7 +98,7 @@ def calibrated(session: Session, config: CalibrationConfig, progress: Progress) 
     def make() -> CalibrationResult:
         document = ensure("calibrate", {"options": asdict(config)}, seconds)
         if document is None:
-            st.stop()
+            stopped.end_page()
         return kinds.calibration_from(session.family, config, document)
 
     seconds = seconds_to_calibrate(session, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import streamlit as st
 
@@ -11,6 +12,7 @@ _UNLESS_STOPPED = """<style>
 .st-key-stopped { display: none; }
 [data-testid="stApp"][data-test-script-state="notRunning"] .st-key-stopped { display: flex; }
 </style>"""
+_NOTICE = "notice that the page is not whole"
 
 
 @contextmanager
@@ -18,7 +20,7 @@ def said_if_stopped() -> Iterator[None]:
     """Around everything that a page draws. Its first element says that the page is not whole, and is hidden while the
     page runs; the end of the run takes it away. A run that was stopped can draw nothing any more, so there it stays.
     """
-    place = st.empty()
+    place = st.session_state[_NOTICE] = st.empty()
     with place.container(key="stopped"):
         st.html(_UNLESS_STOPPED)
         st.warning(
@@ -30,3 +32,10 @@ def said_if_stopped() -> Iterator[None]:
         yield
     finally:
         place.empty()
+
+
+def end_page() -> NoReturn:
+    """End the page here, as it is meant to be: there is nothing more to show. `st.stop` alone would look like Stop."""
+    if _NOTICE in st.session_state:
+        st.session_state[_NOTICE].empty()
+    st.stop()

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import downloads, flips, jobs, options, state, view
+from app import downloads, flips, jobs, options, state, stopped, view
 from app.downloads import Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, tables, text
@@ -23,11 +23,11 @@ try:
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
-    st.stop()
+    stopped.end_page()
 
 scores = {name: one for name, one in found.items() if one is not None}
 if len(scores) < len(models):
-    st.stop()
+    stopped.end_page()
 if config is None:
     options.offer(session, "Base, merged model and experts are shown; a calibration adds its own bars.")
 elif not jobs.asked_for_scores(session, config, WHOLE):

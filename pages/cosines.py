@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import downloads, options, state, view
+from app import downloads, options, state, stopped, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -17,7 +17,7 @@ on = view.sample_selector(session)
 config = options.in_sidebar(session)
 if config is None:
     options.offer(session, "These panels compare the merged model with a calibrated one, and there is none yet.")
-    st.stop()
+    stopped.end_page()
 
 with state.progress() as report:
     found = {"merged": session.features("merged", on, report), "calibrated": session.features(config, on, report)}

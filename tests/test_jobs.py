@@ -29,7 +29,7 @@ from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
 from featcal.preflight.estimates import START
-from featcal.resources import cache_folder
+from featcal.resources import bundle_root, cache_folder
 from featcal.session import Session
 
 STUB = str(Path(__file__).with_name("job_worker.py"))
@@ -510,3 +510,20 @@ def test_a_visitor_is_told_by_the_cookie_and_never_by_its_content(monkeypatch: p
     assert comes("2|secret") == comes("2|secret")
     assert comes("2|secret") != comes("2|other")
     assert "secret" not in comes("2|secret")
+
+
+def test_pages_are_ended_by_what_takes_the_notice_of_stop_away() -> None:
+    root = bundle_root()
+    files = [*root.glob("app/*.py"), *root.glob("pages/*.py")]
+    assert len(files) > 20
+    assert [file.name for file in files if "st.stop()" in file.read_text(encoding="utf-8")] == ["stopped.py"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("instant_maps")
+def test_a_page_that_ends_early_is_not_called_stopped() -> None:
+    for page in ("accuracy", "suite"):
+        app = opened("/nowhere/suite.yaml", page)
+        assert not app.exception
+        assert not app.warning
+        assert [one.label for one in app.button] == ["Open clip-mini instead"]
