@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, state, view
+from app import opening, state, stopped, view
 from app.selection import CALIBRATED, OPTIONS, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -79,7 +79,7 @@ def chosen(session: Session) -> CalibrationConfig:
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
-        st.stop()
+        stopped.end_page()
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
