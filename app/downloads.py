@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -15,9 +15,6 @@ from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
 from featcal.session import Session
 from featcal.views import View
-
-SETTINGS = tuple(field.name for field in fields(CalibrationConfig) if field.name != "batch_size")
-"""What makes a calibrated model, in the order of a table's columns."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,9 @@ class Numbers:
         said = said.assign(units=self.units)
         if origin.config is not None:
             of_it = frame["model"] == "calibrated" if "model" in frame else pd.Series(True, index=frame.index)
-            for name, value in ((name, asdict(origin.config)[name]) for name in SETTINGS):
+            for name, value in origin.config.settings().items():
+                if name == "batch_size":
+                    continue
                 column = "calibration_samples" if name == "samples" else name
                 said[column] = pd.Series(value, index=frame.index, dtype=object).where(of_it, "")
         return bytes(said.to_csv(index=False).encode())

@@ -327,9 +327,9 @@ class Session:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
-        family = as_family(self.family, precision=config.precision)
+        family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

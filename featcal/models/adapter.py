@@ -126,6 +126,11 @@ class Stage(ABC):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token out."""
 
+    def part(self, module: str) -> str:
+        """The residual part (named as in `sublayers`) that a linear map of a block belongs to, by its name inside the
+        block; "block" where an architecture's block does not fall apart."""
+        return "block"
+
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden
@@ -302,6 +307,11 @@ class Adapter(ABC):
             for stage in self.stages
             for i in range(len(stage.blocks))
         ]
+
+    def parts(self) -> list[str]:
+        """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
+        found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)
+        return list(dict.fromkeys(found))
 
 
 @contextmanager
