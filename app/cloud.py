@@ -35,16 +35,23 @@ def features_of(
     if pooled:
         return {name: session.pooled(model, task, on) for name, model in {"expert": "expert", **models}.items()}
     found = {name: session.features(model, on).tasks[task] for name, model in models.items()}
-    return {"expert": found["merged"].expert_features, **{name: one.model_features for name, one in found.items()}}
+    expert = next(iter(found.values())).expert_features
+    return {"expert": expert, **{name: one.model_features for name, one in found.items()}}
 
 
 def map_section(
-    session: Session, key: Hashable, features: Mapping[str, Tensor], data: Samples, origin: Origin
+    session: Session,
+    key: Hashable,
+    features: Mapping[str, Tensor],
+    pair: tuple[str, str] | None,
+    data: Samples,
+    origin: Origin,
 ) -> list[int]:
     """PCA at once, UMAP when its process is done; returns the ids of selected samples.
 
     Args:
         key: tells these features from others of the session.
+        pair: models whose samples are joined by arrows.
     """
     (task,) = origin.counts
     cloud = tables.pooled(features)
@@ -70,7 +77,7 @@ def map_section(
             charts.feature_map(
                 points,
                 _hover(data),
-                "calibrated" in points,
+                pair,
                 axes,
                 answers if by_answer else None,
                 selected_samples(origin),

@@ -10,11 +10,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import exactly, made_with, turned
+from app.selection import made_with, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain
 from featcal.session import Session
+from featcal.words import exactly
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 

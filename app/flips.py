@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import streamlit as st
@@ -20,44 +20,45 @@ from featcal.views import View
 MOST_PICTURES = 12
 
 
-def section(session: Session, merged: Scores, calibrated: Scores, task: str, origin: Origin) -> None:
+def section(session: Session, pair: Mapping[str, Scores], task: str, origin: Origin) -> None:
     """How many samples flipped in every task, and those of one task as a table, with pictures where there are any."""
-    st.subheader("What did calibration turn?")
-    counted = counts(merged, calibrated)
+    first, second = pair
+    st.subheader(f"What did {second} turn?")
+    counted = counts(*pair.values())
     fixed, broken = int(counted["fixed"].sum()), int(counted["broken"].sum())
-    st.markdown(f"**{fixed}** wrong answers of the merged model became right, **{broken}** right ones became wrong.")
-    data = session.seen(task, View(None, merged.split))
-    frame = table(data, merged.tasks[task], calibrated.tasks[task])
+    st.markdown(f"**{fixed}** wrong answers of {first} became right in {second}, **{broken}** right ones became wrong.")
+    data = session.seen(task, View(None, pair[first].split))
+    frame = table(data, {shown: one.tasks[task] for shown, one in pair.items()})
     st.dataframe(counted, hide_index=True, width=360, alt="Samples that calibration fixed and broke, per task")
     if frame.empty:
         st.info(f"Nothing flipped in {plain(task)}.", icon=":material/info:")
         return
     st.caption(f"The samples of {plain(task)} that flipped (choose a task in the sidebar):")
-    view.table(Numbers(f"flips {task}", frame, "right, merged, calibrated: answers", origin.of_task(task)))
+    view.table(Numbers(f"flips {task}", frame, f"right, {first}, {second}: answers", origin.of_task(task)))
     if data.images is not None:
         shown = frame.head(MOST_PICTURES)
-        said = [f"{row.flip}: {row.merged} → {row.calibrated}" for row in shown.itertuples()]
+        said = [f"{row['flip']}: {row[first]} → {row[second]}" for _, row in shown.iterrows()]
         st.image([data.images[i] for i in shown["sample"]], caption=[plain(one) for one in said], width=96, alt=said)
 
 
-def counts(merged: Scores, calibrated: Scores) -> pd.DataFrame:
+def counts(first: Scores, second: Scores) -> pd.DataFrame:
     """One row per task: fixed, broken."""
     rows = []
-    for task, before in merged.tasks.items():
-        was, now = _right(before), _right(calibrated.tasks[task])
+    for task, before in first.tasks.items():
+        was, now = _right(before), _right(second.tasks[task])
         pairs = list(zip(was, now, strict=True))
         rows.append({"task": task, "fixed": pairs.count((False, True)), "broken": pairs.count((True, False))})
     return pd.DataFrame(rows)
 
 
-def table(data: Samples, merged: TaskScore, calibrated: TaskScore) -> pd.DataFrame:
+def table(data: Samples, pair: Mapping[str, TaskScore]) -> pd.DataFrame:
     """One row per flipped sample: its number, right answer, both models' answers, text where there is one."""
     right = answers_of(data) or []
-    said = {"merged": _words(data, merged), "calibrated": _words(data, calibrated)}
+    said = {shown: _words(data, one) for shown, one in pair.items()}
     rows = []
-    for i, (was, now) in enumerate(zip(_right(merged), _right(calibrated), strict=True)):
+    for i, (was, now) in enumerate(zip(*map(_right, pair.values()), strict=True)):
         if was != now:
-            answers = {model: words[i] for model, words in said.items()}
+            answers = {shown: words[i] for shown, words in said.items()}
             text = {} if data.texts is None else {"text": data.texts[i]}
             rows.append({"sample": i, "flip": "fixed" if now else "broken", "right": right[i], **answers, **text})
     return pd.DataFrame(rows)

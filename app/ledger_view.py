@@ -44,14 +44,14 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
     with first, state.progress() as report:
         options = DriftOptions(on.samples, on.split, on.seed, tokens, sublayers=fine, attribution=True)
         ledgers = {name: _ledger(session, model, options, report) for name, model in models.items()}
-    origin = downloads.of_samples(session, on, _calibration(models))
+    origin = downloads.of_samples(session, on, models)
     if over != tables.ALL_TASKS:
         origin = origin.of_task(over)
     with first:
         _attribution(ledgers, over, layer, origin)
     with second:
         _growth(ledgers, over, layer, origin)
-    _decisions(session, ledgers, task, downloads.of_samples(session, on, _calibration(models)))
+    _decisions(session, ledgers, task, downloads.of_samples(session, on, models))
 
 
 def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
@@ -131,11 +131,6 @@ def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return tables.stacked([frame.assign(model=name) for name, frame in frames.items()])
 
 
-def _calibration(models: Mapping[str, ModelId]) -> CalibrationConfig | None:
-    """The options of the calibrated model among those shown."""
-    return next((model for model in models.values() if isinstance(model, CalibrationConfig)), None)
-
-
 def sources(session: Session, config: CalibrationConfig) -> None:
     """What other feature sources would have cost, measured when asked for."""
     st.subheader("Was it right to refresh features block by block?")
@@ -147,7 +142,8 @@ def sources(session: Session, config: CalibrationConfig) -> None:
         found = session.sources(config, report)
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), config)
+    calibrated = {"calibrated": config}
+    origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), calibrated)
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",

@@ -23,6 +23,7 @@ from featcal import __version__
 from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress, keep_memory
 from featcal.resources import bundle_root, embedded_suites, ready_suites
+from featcal.schema.model_name import GRAMMAR
 from featcal.words import percent, printable, readable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON docu
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 SEED = click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn.")
 SUITE = click.argument("suite")
+MODEL = click.option("--model", default="merged", show_default=True, help=GRAMMAR)
 SPLIT = click.Choice(["calibration", "validation", "test"])
 MOST = 4000
 """Characters of one message."""
@@ -169,7 +171,7 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
 
 @commands.command()
 @SUITE
-@click.option("--model", default="merged", show_default=True, help="merged, base, or a checkpoint folder.")
+@MODEL
 @click.option("--samples", default=64, show_default=True, help="Samples per task.")
 @click.option("--split", type=SPLIT, help="Default: validation where every task has it, else calibration.")
 @click.option(
@@ -229,7 +231,8 @@ def drift(
         for name, task in ledger.tasks.items():
             document["tasks"][name]["margins"] = task.margins()
     if source:
-        calibrated = config_for(session.family, samples=samples, seed=seed) if model == "merged" else model
+        own = config_for(session.family, samples=samples, seed=seed)
+        calibrated = own if model == "merged" else session.named(model)
         document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if attribution else []
@@ -332,7 +335,7 @@ def calibrate(
 
 @commands.command()
 @SUITE
-@click.option("--model", default="merged", show_default=True, help="base, expert, merged, or a checkpoint folder.")
+@MODEL
 @click.option("--split", type=SPLIT, default="test", show_default=True)
 @click.option("--samples", type=int, help="Samples per task.  [default: all]")
 @click.option("--lm-eval", "harness", metavar="TASKS", help="Tasks of lm-evaluation-harness instead of the suite's.")

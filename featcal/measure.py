@@ -28,7 +28,8 @@ def measure_drift(
 
     Args:
         suite: a session keeps the result; of a suite or a family nothing stays.
-        model: "merged", "base", a checkpoint folder, a `CalibrationResult`, or weights.
+        model: a name ("merged", "base", "expert:TASK", "calibrated:lam=0.1", "anchor:rho=2", "ties:scale=1"), a
+            checkpoint folder or Hub id, a `CalibrationResult`, or weights.
         device: "auto", "cpu" or "cuda", for a suite; what is open stays where it is.
         max_memory: bytes of resident memory to stay within, for a suite or a family; a session has its own.
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
@@ -37,7 +38,8 @@ def measure_drift(
         InputError, NumericalError: as `Session.ledger`.
     """
     asked = DriftOptions(**options)  # before anything is opened
-    return _session(suite, device, max_memory).ledger(model, asked, progress)
+    session = _session(suite, device, max_memory)
+    return session.ledger(session.named(model), asked, progress)
 
 
 def evaluate(
@@ -54,14 +56,14 @@ def evaluate(
 
     Args:
         suite, device: as in `measure_drift`.
-        model: "base", "merged", "expert" (every expert on its own task), a checkpoint folder, a `CalibrationResult`,
-            or weights.
+        model: as in `measure_drift`, or "expert": every expert on its own task.
         samples: per task; None takes the whole split.
 
     Raises:
         InputError, NumericalError: as `Session.scores`.
     """
-    return _session(suite, device).scores(model, View(samples, split, seed), progress)
+    session = _session(suite, device)
+    return session.scores(session.named(model), View(samples, split, seed), progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:

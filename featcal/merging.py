@@ -39,7 +39,7 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
             base, or an output that cannot be written.
     """
     family = as_family(suite, "cpu")
-    recipe = _recipe(family.suite, method, scale)
+    recipe = recipe_for(family.suite, method, **({} if scale is None else {"scale": scale}))
     merged = RecipeWeights(recipe, family.base, family.experts)
     settings = {**recipe.model_dump(exclude_none=True)}
     if recipe.method in DEFAULT_SCALES:
@@ -62,18 +62,24 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
     return {"out": str(folder.out), **content}
 
 
-def _recipe(suite: Suite, method: str | None, scale: float | None) -> MergeRecipe:
-    """The suite's own recipe where it is of that method, with another scale if one is given; else a plain one."""
+def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeRecipe:
+    """The suite's own recipe where it is of that method (or where that is None), with other options where they are
+    given; else a plain one.
+
+    Raises:
+        InputError: unknown method, or an option that it does not have or that is outside its range.
+    """
     own = suite.merged if isinstance(suite.merged, MergeRecipe) else None
     if method is None and own is None:
         raise InputError("--method is needed: the suite's merged model is a checkpoint, not a recipe")
     if method is not None and method not in METHODS:
         raise InputError(f"no merge method '{method}'; there are {', '.join(METHODS)}.{did_you_mean(method, METHODS)}")
-    if scale is not None and not math.isfinite(scale):
-        raise InputError(f"--scale must be a finite number, not {scale}")
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name} must be a finite number, not {value}")
     takes_own = own is not None and method in (None, own.method)
     start = own.model_dump(exclude_none=True) if own is not None and takes_own else {"method": method}
     try:
-        return MergeRecipe.model_validate(start if scale is None else {**start, "scale": scale})
+        return MergeRecipe.model_validate({**start, **options})
     except ValidationError as error:
         raise InputError(*(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())) from error

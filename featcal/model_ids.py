@@ -3,19 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.anchor import AnchorWeights
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import PARTIAL, CalibrationConfig
 from featcal.errors import InputError
-from featcal.family import Calibrated
+from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
+from featcal.mergers.recipe import RecipeWeights
+from featcal.merging import recipe_for
+from featcal.schema.model_name import REFERENCE, ModelName, known_option, model_name, value_of
 from featcal.suite_files import model_stamp
+from featcal.words import did_you_mean, exactly
 
 ModelId = str | CalibrationConfig | Weights | Calibrated
-"""A model of a suite: "base", "merged", the options it is calibrated with, a checkpoint (folder or Hub id), a
-calibration's result, or weights. "expert" is every expert on its own task, where models are scored or pooled."""
+"""A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
+weights. "expert" is every expert on its own task, where models are scored or pooled."""
+_OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
+_OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
+_RHO = "rho"
+_AND = "+"
+"""Between names of blocks, kinds of maps or tasks in the name of a model: commas are between its options."""
+
+
+def resolved(model: ModelId, family: Family) -> ModelId:
+    """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
+    paper's), of every other model itself.
+
+    Raises:
+        InputError: an option that is unknown or outside its range.
+    """
+    name = model_name(model) if isinstance(model, str) else None
+    if name is None or name.kind != "calibrated":
+        return model
+    options: dict[str, Any] = {}
+    for option, text in name.options:
+        known_option(option, tuple(_OPTIONS), "calibrated")
+        if option in PARTIAL:
+            options[option] = tuple(text.split(_AND))
+            continue
+        options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
+    return config_for(family, **options)
+
+
+def spelled(model: ModelId, family: Family) -> str:
+    """The name that `resolved` makes the same model of: of options all that matter most, and what differs from the
+    suite's; of an object that has no name its label.
+
+    >>> spelled("anchor:rho=2", None)
+    'anchor:rho=2'
+    """
+    if not isinstance(model, CalibrationConfig):
+        return label_of(model)
+    own = config_for(family)
+    said = [
+        f"{name}={_said(value)}"
+        for name in _OPTIONS
+        if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
+    ]
+    return f"calibrated:{','.join(said)}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return _AND.join(value)
+    return exactly(value) if isinstance(value, float) else str(value).lower()
+
+
+def weights_of(model: str, family: Family) -> Weights:
+    """The tensors of a model that is named, but for calibrated ones.
+
+    Raises:
+        InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
+    """
+    name = model_name(model)
+    if name.kind == "expert":
+        return _expert(name, family)
+    if name.kind == "anchor":
+        return AnchorWeights(_rho(name, model), family.base, family.merged)
+    if name.kind == REFERENCE or name.kind in ("base", "merged"):
+        return family.model(model)
+    for option, _ in name.options:
+        known_option(option, tuple(_OF_A_MERGER), name.kind)
+    given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
+    return RecipeWeights(recipe_for(family.suite, name.kind, **given), family.base, family.experts)
+
+
+def _expert(name: ModelName, family: Family) -> Weights:
+    known = family.experts
+    if name.task is None:
+        raise InputError(f"model 'expert' is every expert on its own task; name one: expert:{next(iter(known))}")
+    if name.task not in known:
+        raise InputError(
+            f"model 'expert:{name.task}': no such task; there are {', '.join(known)}.{did_you_mean(name.task, known)}"
+        )
+    return known[name.task]
+
+
+def _rho(name: ModelName, model: str) -> float:
+    for option, text in name.options:
+        known_option(option, (_RHO,), "anchor")
+        return float(value_of(text, float, f"model '{model}': {_RHO}"))
+    raise InputError("model 'anchor' needs its rho, such as anchor:rho=2")
 
 
 def label_of(model: ModelId) -> str:
@@ -34,7 +128,9 @@ def model_key(model: ModelId) -> Hashable:
         return model
     if not isinstance(model, str):
         return Same(model)
-    return model if model in ("base", "merged") else (model, Path.cwd(), model_stamp(model, Path.cwd()))
+    if model_name(model).kind != REFERENCE:
+        return model
+    return model, Path.cwd(), model_stamp(model, Path.cwd())
 
 
 class Same:

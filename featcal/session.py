@@ -26,7 +26,7 @@ from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
 from featcal.family import Family, as_family, batches_of, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import ModelId, label_of, model_key, recorded_config
+from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, weights_of
 from featcal.models.features import pooled_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
@@ -100,6 +100,14 @@ class Session:
     def is_text(self) -> bool:
         """Whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
+
+    def named(self, model: ModelId) -> ModelId:
+        """A model by its name: of "calibrated:lam=0.1" the options that it stands for, of any other model itself.
+
+        Raises:
+            InputError: an option that is unknown or outside its range.
+        """
+        return resolved(model, self.family)
 
     def samples(self, view: View) -> dict[str, Samples]:
         """The samples of every task."""
@@ -179,17 +187,19 @@ class Session:
 
         return self.once("ledger", (model_key(model), options), make)
 
-    def sources(self, model: CalibrationConfig | str, progress: Progress = silent) -> list[SourceExcess]:
+    def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
         """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
 
         Args:
             model: options to calibrate with, or the folder of a calibrated checkpoint, whose own options are used.
 
         Raises:
-            InputError: a folder that holds no record of a calibration.
+            InputError: a model that is neither: a folder that holds no record of a calibration among them.
         """
 
         def make() -> list[SourceExcess]:
+            if not isinstance(model, str | CalibrationConfig):
+                raise InputError("sources: give the options of a calibration, or the folder of a calibrated checkpoint")
             config = recorded_config(Path(model)) if isinstance(model, str) else model
             passes = self._calibration_passes(config)
             if isinstance(model, str):
@@ -282,7 +292,7 @@ class Session:
             return self.calibrated(model).weights
         if not isinstance(model, str):
             return self.family.model(model)
-        return self.once("weights", model_key(model), lambda: self.family.model(model))
+        return self.once("weights", model_key(model), lambda: weights_of(model, self.family))
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""

@@ -37,6 +37,15 @@ def percent(share: float) -> str:
     return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
+def exactly(value: float) -> str:
+    """A number as it was chosen, not rounded for reading.
+
+    >>> exactly(2.0), exactly(1e-5)
+    ('2', '1e-05')
+    """
+    return f"{value:.12g}"
+
+
 def printable(text: str, most: int | None = None) -> str:
     """Text for a terminal: characters that it would obey are written as escapes, what is beyond `most` is counted.
 

@@ -1,9 +1,9 @@
-"""The final report: scores of base, merged, calibrated model and experts on the test split, and what flipped."""
+"""The final report: scores of base, both models and experts on the test split, and what flipped."""
 
 import streamlit as st
 
-from app import downloads, flips, options, state, view
-from app.downloads import Numbers
+from app import compare, downloads, flips, options, state, view
+from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, tables, text
 from featcal.views import View
@@ -14,53 +14,55 @@ WHOLE = View(None, "test")
 st.header("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
-config = options.in_sidebar(session)
-models = {"base": "base", "merged": "merged", "expert": "expert"}
+compared = compare.in_sidebar(session)
+models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
+known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
     with state.progress() as report:
-        scores = {name: session.scores(model, WHOLE, report) for name, model in models.items()}
+        scores = {shown: session.scores(model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
     st.stop()
 
-if config is None:
-    options.offer(session, "Base, merged model and experts are shown; a calibration adds its own bars.")
-elif not session.has_scores(config, WHOLE):
-    if st.button(
-        "Score the calibrated model on the test split",
-        type="primary",
-        icon=":material/visibility:",
-        help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
-    ):
-        with state.progress() as report:
-            session.scores(config, WHOLE, report)
-        st.rerun()
-else:
-    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": session.scores(config, WHOLE)} | scores
+unscored = {shown: model for shown, model in models.items() if shown not in known}
+if compared.b is None:
+    options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
+if unscored and st.button(
+    f"Score the {' and the '.join(unscored)} model on the test split",
+    type="primary",
+    icon=":material/visibility:",
+    help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
+):
+    with state.progress() as report:
+        for model in unscored.values():
+            session.scores(model, WHOLE, report)
+    st.rerun()
 
-frame = tables.score_table(scores)
+pair = compared.pair if compared.pair and not unscored else None
+frame = tables.score_table(scores, pair)
 average = frame.iloc[-1]
 metric = tables.metric_name(scores)
 numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
-if "calibrated" in scores:
+if pair is not None:
+    at = list(scores).index(pair[1])
+    numbers[at] = (*numbers[at][:2], f"{average[tables.difference(pair)]:+.1f} points")
     gap = average["gap closed, %"]
-    numbers[2] = (*numbers[2][:2], f"{average['calibrated − merged']:+.1f} points")
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
-units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
-origin = downloads.of_scores(session, scores["merged"], config if "calibrated" in scores else None)
+units = f"{metric} in %; difference in points; gap closed in % of the distance from {compared.a} to expert"
+origin = downloads.of_scores(session, scores[compare.EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1)
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
 view.picture(bars, "test-scores", alt, measured.name)
-size = tables.how_many(one.n for one in scores["merged"].tasks.values())
+size = tables.how_many(one.n for one in scores[compare.EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
-if "calibrated" in scores:
-    flips.section(session, scores["merged"], scores["calibrated"], task, origin)
+if pair is not None:
+    flips.section(session, {shown: scores[shown] for shown in pair}, task, origin)

@@ -34,7 +34,7 @@ class InstantMaps:
 
 def opened(suite: Path | str, page: str = "drift", **query: str) -> AppTest:
     """The app on a suite, run once on a page."""
-    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=180)
     for name, value in {"suite": str(suite), **query}.items():
         app.query_params[name] = value
     if page != "drift":

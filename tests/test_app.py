@@ -53,7 +53,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
-    app = opened(tiny_suite_file, page, calibrated="true", rho="1.5")
+    app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
     files = {json.loads(one.proto.config)["toImageButtonOptions"]["filename"] for one in app.get("plotly_chart")}
@@ -85,7 +85,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
 
 @pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
-    app = opened(sentences, page, calibrated="true", lam="0.05", sources="true")
+    app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
     assert charts(app) == drawn
 
@@ -117,7 +117,7 @@ def test_first_tokens_are_not_called_accuracy(sentences: Path) -> None:
 
 
 def test_text_flips_show_both_answers(sentences: Path) -> None:
-    app = opened(sentences, "accuracy", calibrated="true", lam="0.05")
+    app = opened(sentences, "accuracy", b="calibrated", lam="0.05")
     button(app, "test split").click().run()
     assert healthy(app)
     assert "of the merged model became right" in app.markdown[-1].value
@@ -131,7 +131,7 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
 
 
 def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
-    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", calibrated="true")
+    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", b="calibrated")
     assert healthy(app)
     assert any("Scores need answers" in one.value for one in app.info)
     go(app, "suite")
@@ -251,7 +251,7 @@ def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> No
 
 
 def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "accuracy", calibrated="true")
+    app = opened(tiny_suite_file, "accuracy", b="calibrated")
     assert len(app.metric) == 3
     button(app, "test split").click().run()
     assert healthy(app)
@@ -331,7 +331,7 @@ def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.Monke
         raise NumericalError("task 'a': final features are not finite")
 
     monkeypatch.setattr(Session, step, fail)
-    app = opened(tiny_suite_file, page, calibrated="true")
+    app = opened(tiny_suite_file, page, b="calibrated")
     assert not app.exception
     assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
 

@@ -41,7 +41,7 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
 
 @pytest.mark.parametrize("pages", ORDERS, ids="-".join)
 def test_options_from_a_link_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
-    app = opened(tiny_suite_file, pages[0], calibrated="true", n="16", task="signs", **OPTIONS)
+    app = opened(tiny_suite_file, pages[0], b="calibrated", n="16", task="signs", **OPTIONS)
     walk(app, pages, SHOWN, n=16, task="signs")
 
 
@@ -74,7 +74,7 @@ def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
 
 
 def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "features", calibrated="true")
+    app = opened(tiny_suite_file, "features", b="calibrated")
     control(app, "calibrated").set_value(False).run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None
@@ -234,13 +234,13 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 
     app = opened(tiny_suite_file, "calibrate", n="32", somebody="else")
     control(app, "rho").set_value(0.5).run()
-    expected = {"suite": str(tiny_suite_file), "n": "32", "calibrated": "true", "rho": "0.5"}
+    expected = {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "rho": "0.5"}
     assert shown(app) == expected
     assert shown(go(app, "drift")) == expected
     control(app, "rho").set_value(2.0).run()  # the suite's own: not worth an entry
     go(app, "features")
     control(app, "task").set_value("signs").run()
-    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "calibrated": "true", "task": "signs"}
+    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "task": "signs"}
 
 
 def test_a_selection_comes_back_from_its_own_address() -> None:

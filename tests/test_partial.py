@@ -17,12 +17,12 @@ from tiny_text import write_text_suite
 from conftest import BLOCKS, TASKS
 from featcal import cli
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig, resolved
+from featcal.calibration.config import CalibrationConfig, settled
 from featcal.errors import InputError
 from featcal.family import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.model_ids import recorded_config
+from featcal.model_ids import recorded_config, resolved, spelled
 from featcal.preflight import check
 from featcal.session import Session
 from featcal.suite import load_suite
@@ -157,8 +157,17 @@ def test_names_are_put_in_order_and_all_of_them_are_none(tiny: Family) -> None:
     assert config_for(tiny, blocks=["block 2", "block 0"]).settings()["blocks"] == "block 0, block 2"
 
 
+def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
+    config = config_for(tiny, blocks=("block 0", "block 2"), tasks=("pets",), samples=12)
+    name = spelled(config, tiny)
+    assert name == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=12,blocks=block 0+block 2,tasks=pets"
+    assert resolved(name, tiny) == config
+    with pytest.raises(InputError, match="Did you mean 'attention'"):
+        resolved("calibrated:maps=atention+mlp", tiny)
+
+
 def test_a_name_with_a_comma_is_a_name(tiny: Family) -> None:
-    config = resolved(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
+    config = settled(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
     assert config.tasks == ("c", "a, b")
 
 

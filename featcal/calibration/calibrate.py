@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from featcal.calibration.config import CalibrationConfig, Options, config_of, resolved
+from featcal.calibration.config import CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, Watch, calibrate_blocks, unwatched
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
@@ -112,7 +112,7 @@ def calibrate(
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     opened = as_family(suite, device)
-    config = resolved(config or config_for(opened), opened.adapter, opened.suite.tasks)
+    config = settled(config or config_for(opened), opened.adapter, opened.suite.tasks)
     family = as_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
     passes = expert_passes(family, config) if experts is None else taking_part(config, experts)
@@ -150,7 +150,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
-    config = resolved(config, family.adapter, family.suite.tasks)
+    config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
     hashes, notes = input_hashes(family), _notes(family)
     passes = expert_passes(family, config)

@@ -131,10 +131,10 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
     if idle:
         raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
-    return resolved(CalibrationConfig(**{**adapter.defaults, **asked}), adapter, tasks)
+    return settled(CalibrationConfig(**{**adapter.defaults, **asked}), adapter, tasks)
 
 
-def resolved(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
+def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
     """The same options with every part by its own name and in its own order; all parts are None.
 
     Several names may be one text with commas between, and a block may be named by the prefix of its tensors.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import taking_part
-from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps, resolved
+from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps, settled
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TokenRows, task_rows
@@ -116,7 +116,7 @@ def measure_sources(
         InputError: the passes were made on another device or in another precision than `config` has.
     """
     family = as_family(family, precision=config.precision)
-    config = resolved(config, family.adapter, family.suite.tasks)
+    config = settled(config, family.adapter, family.suite.tasks)
     passes = taking_part(config, passes)
     require_same_compute(passes, family.compute)
     run, chosen = family.run(progress), calibrated_blocks(family.adapter, config)

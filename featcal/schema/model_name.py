@@ -1,0 +1,94 @@
+"""What a model of a suite may be called: one text for the address of a page, `--model` and Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from featcal.errors import InputError
+from featcal.schema.recipe import METHODS
+from featcal.words import did_you_mean, shortened
+
+PLAIN = ("base", "merged")
+WITH_OPTIONS = ("calibrated", "anchor", *METHODS)
+REFERENCE = "reference"
+"""Kind of every text that is none of the names: a folder or Hub id."""
+GRAMMAR = (
+    "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
+    "anchor:rho=2, a merge method[:scale=0.6,…], or a checkpoint (folder or Hub id)"
+)
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A name in its parts. A folder that is called like a name is meant by `./ties`.
+
+    Args:
+        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, or `REFERENCE`.
+        options: values as they were written.
+        task: of one expert; None for every expert on its own task, and for other kinds.
+    """
+
+    kind: str
+    options: tuple[tuple[str, str], ...] = field(default=())
+    task: str | None = None
+
+
+def model_name(text: str) -> ModelName:
+    """The parts of a name.
+
+    Raises:
+        InputError: options that are not `name=value`, that are given twice, or that the kind does not take.
+
+    >>> model_name("task-arithmetic:scale=0.6")
+    ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None)
+    >>> model_name("runs/my-model").kind
+    'reference'
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "expert":
+        if colon and not rest:
+            raise InputError(
+                "model 'expert:' names no task; write expert:TASK, or expert for every one on its own task"
+            )
+        return ModelName(kind, task=rest or None)
+    if kind in PLAIN and not colon:
+        return ModelName(kind)
+    if kind not in WITH_OPTIONS:
+        return ModelName(REFERENCE)
+    options: dict[str, str] = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, value = (one.strip() for one in part.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"model '{shortened(text)}': '{shortened(part)}' is not an option such as scale=0.6")
+        if name in options:
+            raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
+        options[name] = value
+    return ModelName(kind, tuple(options.items()))
+
+
+def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
+    """An option's value in the type that it has.
+
+    Raises:
+        InputError: it is none; the message begins with `what`.
+    """
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{what} is true or false, not '{shortened(text)}'")
+        return text.lower() == "true"
+    try:
+        value: int | float | str = kind(text)
+    except ValueError as error:
+        raise InputError(
+            f"{what} is a {'whole number' if kind is int else 'number'}, not '{shortened(text)}'"
+        ) from error
+    return value
+
+
+def known_option(name: str, known: tuple[str, ...], model: str) -> None:
+    """Raise InputError for an option that a kind of model does not have."""
+    if name not in known:
+        raise InputError(
+            f"model '{model}' has no option '{shortened(name)}'; it takes {', '.join(known)}."
+            f"{did_you_mean(name, known)}"
+        )

@@ -1,0 +1,129 @@
+"""Every model of a suite has a name, the same on the command line, in addresses and in Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from conftest import TASKS, saying
+from featcal import evaluate, measure_drift
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CalibrationConfig
+from featcal.cli import commands
+from featcal.errors import InputError
+from featcal.family import Family
+from featcal.formats.weights import Weights
+from featcal.mergers.recipe import RecipeWeights
+from featcal.model_ids import resolved, spelled, weights_of
+from featcal.schema.model_name import ModelName, model_name
+from featcal.schema.recipe import MergeRecipe
+
+
+def tensors(family: Family, model: Weights) -> Mapping[str, Tensor]:
+    return model.read(family.adapter.tower)
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float = 0.0) -> bool:
+    return all(torch.allclose(one[name], other[name], rtol=within, atol=within) for name in one)
+
+
+def test_a_name_in_its_parts() -> None:
+    assert model_name("merged") == ModelName("merged")
+    assert model_name("expert") == ModelName("expert")
+    assert model_name("expert:a:b") == ModelName("expert", task="a:b")
+    assert model_name("calibrated") == ModelName("calibrated")
+    assert model_name("calibrated: lam=0.1 , rho=2") == ModelName("calibrated", (("lam", "0.1"), ("rho", "2")))
+    for reference in ("./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
+        assert model_name(reference).kind == "reference"
+
+
+def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
+    merged, base = tensors(tiny, tiny.merged), tensors(tiny, tiny.base)
+    recipe = RecipeWeights(MergeRecipe(method="task-arithmetic", scale=0.6), tiny.base, tiny.experts)
+    assert same(tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny)), tensors(tiny, recipe))
+    assert same(tensors(tiny, weights_of(f"expert:{TASKS[1]}", tiny)), tensors(tiny, tiny.experts[TASKS[1]]))
+    assert same(tensors(tiny, weights_of("anchor:rho=1", tiny)), merged, 1e-7)
+    assert same(tensors(tiny, weights_of("anchor:rho=0", tiny)), base)
+    beyond = tensors(tiny, weights_of("anchor:rho=2.5", tiny))
+    assert same(beyond, {name: 2.5 * merged[name] - 1.5 * base[name] for name in merged}, 1e-5)
+
+
+def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
+    """Eq. (11) of a merge with scale s: rho s instead of s."""
+    of_recipe = weights_of("task-arithmetic:scale=0.3", tiny)
+    family = Family(**{**vars(tiny), "merged": of_recipe})
+    twice = tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny))
+    assert same(tensors(tiny, weights_of("anchor:rho=2", family)), twice, 1e-6)
+
+
+def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
+    own = config_for(tiny)
+    assert resolved("calibrated", tiny) == own
+    assert resolved("calibrated:lam=1e-05,biases=false,seed=7", tiny) == config_for(
+        tiny, lam=1e-5, biases=False, seed=7
+    )
+    for config in (own, CalibrationConfig(lam=1 / 3, samples=8), CalibrationConfig(layernorms=False, precision="fast")):
+        again = resolved(spelled(config, tiny), tiny)
+        assert isinstance(again, CalibrationConfig)
+        assert again.lam == pytest.approx(config.lam, rel=1e-11)
+        assert CalibrationConfig(**{**vars(again), "lam": config.lam}) == config
+    assert spelled(own, tiny) == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
+    assert [spelled(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+
+
+def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
+    from featcal import calibrate
+
+    result = calibrate(tiny, CalibrationConfig(samples=8, rho=1.5))
+    name = "calibrated:samples=8,rho=1.5"
+    assert evaluate(tiny, name).average == evaluate(tiny, result).average
+    named, given = (measure_drift(tiny, one, samples=8).to_frame()["drift"] for one in (name, result))
+    assert named.tolist() == given.tolist()
+
+
+def test_the_command_line_takes_every_name(tiny_suite_file: Path) -> None:
+    for name in ("anchor:rho=2", "ties:scale=1,density=0.5", f"expert:{TASKS[0]}", "calibrated:samples=8"):
+        for command in (["drift", "--samples", "4"], ["evaluate"]):
+            done = CliRunner().invoke(
+                commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]
+            )
+            assert done.exit_code == 0, done.output
+            assert json.loads(done.stdout)["suite"] == "tiny"
+
+
+WRONG = {
+    "'scale' is not an option such as scale=0.6": "ties:scale",
+    "'' is not an option such as scale=0.6": ["ties:", "ties:scale=1,"],
+    "scale is given twice": "ties:scale=1,scale=2",
+    "scale is a number, not 'much'": "ties:scale=much",
+    "--scale must be a finite number, not inf": "ties:scale=inf",
+    "has no option 'scal'; it takes scale, density, normalize, dtype. Did you mean 'scale'?": "ties:scal=1",
+    "'density' means nothing to task-arithmetic": "task-arithmetic:density=0.5",
+    "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
+    "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
+    "biases is true or false, not 'no'": "calibrated:biases=no",
+    "lam is -1; a ridge strength is >= 0": "calibrated:lam=-1",
+    "needs its rho, such as anchor:rho=2": ["anchor"],
+    "model 'anchor' has no option 'scale'": "anchor:scale=2",
+    "rho is a number, not 'two'": "anchor:rho=two",
+    "names no task; write expert:TASK": "expert:",
+    "no such task; there are pets, signs. Did you mean 'pets'?": "expert:pet",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), saying(WRONG))
+def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        measure_drift(tiny, name, samples=4)
+    assert message in str(error.value)
+
+
+def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
+    with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
+        measure_drift(tiny, "expert", samples=4)
