@@ -86,7 +86,7 @@ def test_later_blocks_see_the_merged_ones_before(tiny64: Family) -> None:
             tiny64,
             replace(CONFIG, blocks=blocks, lam=1e10, rho=1.0),
             watch=lambda moments, kept=grams: kept.extend(
-                group._sums.gram.lower(torch.float64) for group in moments.groups[:1]
+                group.sums.gram.lower(torch.float64) for group in moments.groups[:1]
             ),
         )
         seen[str(blocks)] = grams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
@@ -175,7 +175,7 @@ def _counted(
     if known is not None:
         _replay(walk, moments.stage, block)
         return known
-    _count(run, walk, moments, merged, rows)
+    count_block(run, walk, [moments], merged, rows)
     if first is not None:
         first.keep(run.merged, experts, config, moments)
     return moments
@@ -188,38 +188,49 @@ def _replay(walk: Walk, stage: Stage, block: Block) -> None:
             pass
 
 
-def _count(
-    run: Run, walk: Walk, moments: BlockMoments, merged: Mapping[str, Tensor], rows: Mapping[str, TaskRows]
+def count_block(
+    run: Run, walk: Walk, moments: Sequence[BlockMoments], merged: Mapping[str, Tensor], rows: Mapping[str, TaskRows]
 ) -> None:
-    """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
-    student = moments.block.local(run.compute.place(merged))
-    for task, tensors in walk.experts_at(moments.block):
+    """Run all tasks through a block on both streams and count them, one expert in memory at a time.
+
+    The experts are behind the block then, the student is in front of it.
+
+    Args:
+        moments: of one block; several differ in alpha alone.
+        merged: what the student's block is made of, by canonical name.
+    """
+    block = moments[0].block
+    student = block.local(run.compute.place(merged))
+    for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
         with run.seconds("moments"):
-            moments.end_task(tensors)
+            for one in moments:
+                one.end_task(tensors)
         run.store.settle()
 
 
 def _count_task(
     seconds: Seconds,
-    moments: BlockMoments,
+    moments: Sequence[BlockMoments],
     lanes: tuple[Lane, Lane],
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     rows: TaskRows,
 ) -> None:
     """Args: `lanes` and `tensors` are the student's and the expert's."""
     (student, expert), (placed, stored) = lanes, tensors
-    block, steps = moments.block, None
-    given = student.inputs(block, placed, moments.modules, whole=not moments.started)
+    first, steps = moments[0], None
+    given = student.inputs(first.block, placed, first.modules, whole=not first.started)
     for position, inputs in enumerate(_timed(seconds, "student forward", given)):
-        moments.see(inputs)
+        for one in moments:
+            one.see(inputs)
         if steps is None:
-            asked = moments.asked_of_expert(rows)
-            steps = _timed(seconds, "expert forward", expert.walk(moments.stage, block, stored, *asked))
+            asked = first.asked_of_expert(rows)
+            steps = _timed(seconds, "expert forward", expert.walk(first.stage, first.block, stored, *asked))
         step = next(steps)
         with seconds("moments"):
-            moments.update(rows, position, inputs, step, stored)
+            for one in moments:
+                one.update(rows, position, inputs, step, stored)
     for _ in steps or ():  # runs the walk to its end
         pass
 

@@ -141,6 +141,14 @@ class BlockMoments:
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
         return same
 
+    def between(self, other: BlockMoments, config: CalibrationConfig) -> BlockMoments:
+        """The finished statistics with the targets of `config`, where these were counted with alpha = 0 and `other`'s
+        on the same tokens with alpha = 1: targets are affine in alpha (Eq. 10). Both stay as they are."""
+        same = self.again(config)
+        for group, twin in zip(same._linears, other._linears, strict=True):
+            group.toward(twin, config.alpha)
+        return same
+
 
 class FirstBlock:
     """Keeps the statistics of the first block between runs on the same models and samples.
