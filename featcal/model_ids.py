@@ -64,6 +64,7 @@ def spelled(model: ModelId, family: Family) -> str:
     said = [
         f"{name}={_said(value)}"
         for name in _OPTIONS
+        if name != "batch_size"  # which changes nothing but time
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"

@@ -120,7 +120,7 @@ def test_text_flips_show_both_answers(sentences: Path) -> None:
     app = opened(sentences, "accuracy", b="calibrated", lam="0.05")
     button(app, "test split").click().run()
     assert healthy(app)
-    assert "of the merged model became right" in app.markdown[-1].value
+    assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
     go(app, "suite")
     assert healthy(app)
     tasks = next(one.value for one in app.dataframe if "answers" in one.value)
@@ -167,7 +167,7 @@ def test_flips_are_what_one_model_has_right_and_the_other_has_not() -> None:
     merged = TaskScore("exact_match", 0.5, ("yes", "no ", "no", "maybe"), right)
     calibrated = TaskScore("exact_match", 0.5, ("no", "no", "yes", "perhaps"), right)
     data = Samples("t", "test", {}, None, (7, 8, 9, 10), None, None, ("a", "b", "c", "d"), right)
-    found = flips.table(data, merged, calibrated)
+    found = flips.table(data, {"merged": merged, "calibrated": calibrated})
     assert found.to_dict("records") == [
         {"sample": 0, "flip": "broken", "text": "a", "right": "yes", "merged": "yes", "calibrated": "no"},
         {"sample": 2, "flip": "fixed", "text": "c", "right": "yes", "merged": "no", "calibrated": "yes"},
@@ -181,7 +181,7 @@ def test_flips_of_pictures_name_classes() -> None:
     merged = TaskScore("accuracy", 0.5, torch.tensor([0, 0]), labels)
     calibrated = TaskScore("accuracy", 1.0, torch.tensor([0, 1]), labels)
     data = Samples("t", "test", {}, labels, (0, 1), ("cat", "dog"), None)
-    assert flips.table(data, merged, calibrated).to_dict("records") == [
+    assert flips.table(data, {"merged": merged, "calibrated": calibrated}).to_dict("records") == [
         {"sample": 1, "flip": "fixed", "right": "dog", "merged": "cat", "calibrated": "dog"}
     ]
 
@@ -208,7 +208,7 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     control(app, "alpha").set_value(0.6).run()
     go(app, "drift")
     assert healthy(app)
-    assert control(app, "calibrated").value
+    assert (control(app, "a").value, control(app, "b").value) == ("merged", "calibrated")
     assert control(app, "alpha").value == 0.6
 
 
@@ -244,7 +244,7 @@ def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
 def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines")
     assert charts(app) == 0
-    assert "calibrated" in app.info[0].value
+    assert "there is only one: merged" in app.info[0].value
     button(app, "with the defaults").click().run()
     assert healthy(app)
     assert charts(app) == 4
@@ -343,7 +343,8 @@ def test_score_table_shares_of_the_gap() -> None:
         return Scores("s", model, "test", tasks)
 
     frame = tables.score_table(
-        {"merged": scores("m", 0.5, 0.9), "calibrated": scores("c", 0.6, 0.8), "expert": scores("e", 0.9, 0.9)}
+        {"merged": scores("m", 0.5, 0.9), "calibrated": scores("c", 0.6, 0.8), "expert": scores("e", 0.9, 0.9)},
+        ("merged", "calibrated"),
     ).set_index("task")
     assert frame.loc["t0", "gap closed, %"] == pytest.approx(25)
     assert np.isnan(frame.loc["t1", "gap closed, %"])
@@ -366,9 +367,10 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
-        origin = downloads.of_samples(session, View(4), config)
+        models = {"merged": "merged", "calibrated": config}
+        origin = downloads.of_samples(session, View(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
-        assert downloads.file_name("x", downloads.of_scores(session, scores, config)) == f"x-{made}{switch}-12-test"
+        assert downloads.file_name("x", downloads.of_scores(session, scores, models)) == f"x-{made}{switch}-12-test"
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
 
 def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "features", b="calibrated")
-    control(app, "calibrated").set_value(False).run()
+    control(app, "b").set_value("nothing").run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None
 
@@ -200,7 +200,7 @@ def test_a_value_beyond_the_slider_leads_back_onto_it(tiny_suite_file: Path) -> 
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"calibrated": "perhaps"}, "calibrated")],
+    [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"sources": "perhaps"}, "sources")],
 )
 def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, query: dict[str, str], said: str) -> None:
     app = opened(tiny_suite_file, "suite", **query)
@@ -244,7 +244,9 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 
 
 def test_a_selection_comes_back_from_its_own_address() -> None:
-    chosen = Selection("t5-mini", "b", "block 1", 16, True, 3e-7, 2.1, 0.35, 8, biases=False, units="absolute")
+    chosen = Selection(
+        "t5-mini", "b", "block 1", 16, "ties:scale=1", "calibrated", 3e-7, 2.1, 0.35, 8, 7, False, picked=(3, 0)
+    )
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
     assert set(selection.OF_A_SUITE) < set(vars(HOME))
