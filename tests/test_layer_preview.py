@@ -95,12 +95,16 @@ def test_what_it_cannot_tell_is_refused(own: Session) -> None:
     for other in (replace(CONFIG, samples=8), replace(CONFIG, layernorms=False), replace(CONFIG, seed=1)):
         with pytest.raises(InputError, match="other lam, rho, alpha, biases than its exact run"):
             preview.solve(other)
-    with pytest.raises(InputError, match="no block 'blok 1', only .* Did you mean 'block 1'"):
+    with pytest.raises(InputError, match=r"no block 'blok 1', only .* Did you mean 'block 1'"):
         own.preview(CONFIG, "blok 1", FEW)
     with pytest.raises(InputError, match="block 1: these options leave it as merged"):
         own.preview(replace(CONFIG, blocks=("block 0",)), "block 1", FEW)
-    with pytest.raises(NumericalError, match=r"layers\.1"):
-        own.preview(CONFIG, "block 1", FEW).solve(replace(CONFIG, lam=0.0, rho=1e308))
+
+
+def test_a_solution_that_its_dtype_does_not_hold_is_refused(tiny: Family) -> None:
+    preview = Session(tiny).preview(CONFIG, "block 1", FEW)
+    with pytest.raises(NumericalError, match=r"layers\.1.*does not fit torch.float32"):
+        preview.solve(replace(CONFIG, rho=1e39))
 
 
 def test_one_is_kept_and_counted(tiny64: Family) -> None:
