@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, export, options, state, view
+from app import compare, downloads, export, options, repair, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -12,10 +12,12 @@ st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
 options.on_page(session)
+previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, config) = compared.models.items()
 with state.progress() as report:
     before, after = session.features(before_model, on, report), session.features(config, on, report)
+repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
@@ -78,4 +80,11 @@ if scores and session.is_text:
         "generating text. The Accuracy page scores whole answers."
     )
 view.explain(text.CALIBRATE)
+
+features = {a: before, b: after}
+repair.where_it_helps(session, compared, features, on)
+repair.anchor_only(session, compared, features, on)
+repair.spread(session, compared, on)
+repair.conditioning(session, config)
 export.section(session, config)
+repair.keep(previewed, session, config, on)

@@ -51,7 +51,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 3, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -78,12 +78,12 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     monkeypatch.setattr(downloads.Numbers, "csv", recorded)
     monkeypatch.setattr(st, "download_button", noted)
     assert healthy(opened(tiny_suite_file, "calibrate"))
-    assert (len(offered), written) == (2, [])
+    assert (len(offered), written) == (4, [])
     assert all(data().startswith(b"layer,") == name.startswith("drift") for name, data in offered.items())
-    assert written == ["drift before and after", "scores before and after"]
+    assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 3, 2, 4, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
