@@ -24,6 +24,7 @@ PAGES = {
     "cosines": ("Cosines", ":material/architecture:"),
     "accuracy": ("Accuracy", ":material/target:"),
     "suite": ("Suite", ":material/inventory_2:"),
+    "bring": ("Your models", ":material/drive_folder_upload:"),
 }
 FIRST, HOME_PAGE = "drift", "home"
 
@@ -73,7 +74,7 @@ try:
     view.left_out()
     said = st.container()
     page.run()
-    if name != "suite":
+    if name not in ("suite", "bring"):
         catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)

@@ -141,3 +141,14 @@ def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, messag
 def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
     with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
         measure_drift(tiny, "expert", samples=4)
+
+
+def test_a_folder_that_is_called_like_a_name_must_be_told_from_it(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("calibrated", "ties"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=f"two models are called '{name}'.*write ./{name} for the folder"):
+            measure_drift(tiny, name, samples=4)
+    assert model_name("./calibrated").kind == "reference"

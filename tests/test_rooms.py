@@ -21,7 +21,7 @@ FLOORS = (
     ("models",),
     ("export", "importers", "mergers", "tasks"),
     ("family",),
-    ("card", "left_out", "lineage"),
+    ("card", "draft", "left_out", "lineage"),
     ("calibration", "evaluation"),
     ("drift", "merging"),
     ("preflight",),
