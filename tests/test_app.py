@@ -95,7 +95,8 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
     assert (control(app, "rho").value, control(app, "alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
     assert control(app, "lam").value == 1e-5
-    assert fields(app, "toggle") == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    shown = {"booked", "conditioning", "spread"}
+    assert fields(app, "toggle") == shown | ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
     control(app, "rmsnorms").set_value(True).run()
     assert healthy(app)
     assert "--lam 1e-05" in app.code[-1].value
@@ -103,7 +104,7 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
     control(app, "suite").set_value(str(tiny_suite_file)).run()
     assert healthy(app)
-    assert fields(app, "toggle") == {"biases", "layernorms"}
+    assert fields(app, "toggle") == shown | {"biases", "layernorms"}
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
 
 
