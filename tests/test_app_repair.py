@@ -143,6 +143,7 @@ def test_where_it_helps_is_a_map_of_tasks_and_layers(tiny_suite_file: Path) -> N
     assert [one["type"] for one in drawn].count("heatmap") == 2
     figure = repair_charts.change_map(changed, "drift").data[0]
     assert figure.z.shape == (len(TASKS), BLOCKS + 2)
+    assert all(colour.startswith("#") for _, colour in figure.colorscale)  # numbers are legible on either ground
     assert figure.z[1][2] == pytest.approx(own)
     assert (figure.zmin, figure.zmax) == (-abs(figure.z).max(), abs(figure.z).max())
     assert figure.customdata[1][2][0] == pytest.approx(before.tasks[TASKS[1]].layers[2].relative_drift)

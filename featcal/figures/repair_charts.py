@@ -8,8 +8,10 @@ import plotly.graph_objects as go
 from featcal.figures.names import label, shorten
 from featcal.figures.theme import COLOUR, finish, layer_axis
 
-_BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "rgba(138, 143, 152, 0.08)"], [1.0, COLOUR["merged"]]]
-"""Nothing changed is nothing drawn; blue and orange are told apart by every kind of colour vision."""
+_BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
+"""Blue and orange are told apart by every kind of colour vision; no colour depends on the ground."""
+_INK = "#14171C"
+"""Numbers in cells: at least 4.5 to 1 on every colour of the scale."""
 _WRITTEN = 120
 """Cells up to which every one has its number in it."""
 
@@ -40,6 +42,7 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
             xgap=2,
             ygap=2,
             texttemplate="%{z:+.2f}" if change.size <= _WRITTEN else None,
+            textfont={"color": _INK},
             colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12},
             hovertemplate="%{y}, %{x}: %{customdata[0]:.3f} → %{customdata[1]:.3f} (%{z:+.3f})<extra></extra>",
         )
@@ -51,7 +54,10 @@ def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
         autorange="reversed",
         title=None,
     )
-    return finish(figure, 150 + 34 * len(tasks))
+    finish(figure, 130 + 34 * len(tasks)).update_layout(margin={"t": 24})
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False)
+    return figure
 
 
 def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
