@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import state, stopped
 from app.downloads import Numbers
 from app.preview import HOME_SUITE
 from app.selection import HOME
@@ -18,6 +18,7 @@ from featcal.errors import FeatcalError
 from featcal.evaluation.paired import Difference
 from featcal.figures import text
 from featcal.figures.names import plain_lines
+from featcal.reproduce import Measured, commands, python
 from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View
@@ -61,7 +62,7 @@ def open_or_explain() -> Session:
     except FeatcalError as error:
         problem(error)
         offer_home()
-        st.stop()
+        stopped.end_page()
 
 
 def offer_home() -> None:
@@ -131,14 +132,15 @@ def explain(explanation: str) -> None:
             st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
 
 
-def fold(numbers: Numbers, title: str = "Table") -> None:
-    """A folded table."""
+def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
+    """A folded table, and how to get its numbers again."""
     with st.expander(title, icon=":material/table:"):
         table(numbers)
 
 
 def table(numbers: Numbers, rows: slice | None = None) -> None:
-    """A table (some of its rows) and the whole of it as CSV. What a row marks as within noise is grey."""
+    """A table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give the same
+    numbers. What a row marks as within noise is grey."""
     frame = numbers.frame if rows is None else numbers.frame[rows]
     shown = frame.style.apply(_faded, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
@@ -154,8 +156,9 @@ def formats(numbers: Numbers) -> dict[str, Any]:
 
 
 def csv(numbers: Numbers) -> None:
-    """The whole table as CSV, which is written when it is asked for."""
-    st.download_button(
+    """The whole table as CSV, which is written when it is asked for, and how to get its numbers again."""
+    row = st.container(horizontal=True)
+    row.download_button(
         "Download CSV",
         numbers.csv,
         f"{numbers.name}.csv",
@@ -164,6 +167,18 @@ def csv(numbers: Numbers) -> None:
         on_click="ignore",
         icon=":material/download:",
     )
+    measured = numbers.measured(state.reference())
+    if measured is not None:
+        with row.popover("Command and Python", icon=":material/terminal:"):
+            again(measured)
+
+
+def again(measured: Measured) -> None:
+    """The command lines and the lines of Python that give the same numbers, to be copied."""
+    st.caption(f"On the command line; the numbers are at `{measured.where}` of what it prints:")
+    st.code("\n".join(commands(measured)), language="bash", wrap_lines=True)
+    st.caption("In Python:")
+    st.code(python(measured), wrap_lines=True)
 
 
 def _faded(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,10 @@
-"""Where the files that travel with featcal are: the repository in a clone, `_bundle` in an installed wheel."""
+"""Where files are that nobody names: those that travel with featcal (the repository in a clone, `_bundle` in an
+installed wheel), and those that it keeps for later."""
 
+import hashlib
+import os
+import sys
+from functools import cache
 from pathlib import Path
 
 
@@ -28,3 +33,22 @@ def ready_suites() -> dict[str, Path]:
 def task_files() -> list[Path]:
     """Files of the task catalogue, whose entries suites `use`."""
     return sorted(data_path("suites", "tasks").glob("*.yaml"))
+
+
+def cache_folder() -> Path:
+    """The user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
+    if "FEATCAL_CACHE" in os.environ:
+        return Path(os.environ["FEATCAL_CACHE"])
+    homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
+    home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "featcal"
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of featcal's own code: what another version computed is not taken for this one's."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).resolve().parent.rglob("*.py")):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

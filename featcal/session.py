@@ -12,12 +12,14 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
+from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import lead, output_drift
+from featcal.drift.preview import Preview, hold
 from featcal.drift.room import measuring_store
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
@@ -25,10 +27,10 @@ from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
 from featcal.evaluation.paired import Comparison, compared
-from featcal.family import Family, as_family, batches_of, open_family
+from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
 from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, spelled, weights_of
-from featcal.models.features import pooled_features
+from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
 from featcal.models.run import Run
@@ -86,6 +88,7 @@ class Session:
         self._one_shot = one_shot or max_memory is not None
         self._passes = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self._first_block = None if self._one_shot else FirstBlock()
+        self._previewed: Hashable = None
         self._lock = threading.RLock()
 
     @property
@@ -211,6 +214,44 @@ class Session:
 
         return self.once("sources", model_key(model), make)
 
+    def conditioning(self, config: CalibrationConfig, progress: Progress = silent) -> list[Conditioning]:
+        """How well every linear system of a calibration is posed; takes a calibration and its decompositions."""
+
+        def make() -> list[Conditioning]:
+            passes = self._calibration_passes(config)
+            return measure_conditioning(self.family, config, passes, self._first_block, progress)
+
+        return self.once("conditioning", config, make)
+
+    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> Preview:
+        """What previews of one block of a calibration need; that of the last one alone is kept.
+
+        Args:
+            of: the exact run that everything in front of the block is left as.
+            layer: the block, as tables name it.
+            view: the samples that drift is measured on.
+
+        Raises:
+            InputError: no such block, or one that `of` leaves as merged.
+        """
+        key = (of, layer, *self._key(view))
+
+        def make() -> Preview:
+            run = self.family.run()
+            fitted = taking_part(of, self._calibration_passes(of))
+            weights = self._calibrated(of, lambda: fitted, silent).weights
+            return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
+
+        with self._lock:
+            if self._previewed != key:
+                self._results.drop(("preview", self._previewed))
+                self._previewed = key
+            return self.once("preview", key, make)
+
+    def has_preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> bool:
+        """Whether `preview` would cost nothing."""
+        return ("preview", (of, layer, *self._key(view))) in self._results
+
     def judges(self, model: ModelId, view: View) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
         them of class names.
@@ -304,16 +345,19 @@ class Session:
         apart = (kept[0], DriftOptions(count, split, seed))
         return ("features", kept) in self._results or ("ledger", apart) in self._results
 
-    def pooled(self, model: ModelId, task: str, view: View) -> Tensor:
-        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
+    def layer_features(
+        self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
+    ) -> dict[str, Tensor]:
+        """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
+        token or mean over tokens but padding, and last the final features."""
 
-        def make() -> Tensor:
-            weights = self.family.experts[task] if model == "expert" else self.weights(model)
-            compute = self.family.compute
-            batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
-            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
+        def make() -> dict[str, Tensor]:
+            one = self._measured_passes(view, self.samples(view))[task]
+            if model != "expert":
+                one = replace(one, weights=self.weights(model), batches=list(one.batches), kept=None)
+            return layer_features(self._run(one.weights, progress), one)
 
-        return self.once("pooled", (model_key(model), task, *self._key(view)), make)
+        return self.once("layers", (model_key(model), task, *self._key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
@@ -375,9 +419,9 @@ class Session:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
-        family = as_family(self.family, precision=config.precision)
+        family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, options, state, view
+from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, sample_tables, tables, text
@@ -18,13 +18,16 @@ compared = compare.in_sidebar(session)
 models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
 known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
-    with state.progress() as report:
-        scores = {shown: session.scores(model, WHOLE, report) for shown, model in known.items()}
+    with runs.looking(session, known.values(), WHOLE), state.progress() as report:
+        found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
-    st.stop()
+    stopped.end_page()
 
+scores = {shown: one for shown, one in found.items() if one is not None}
+if len(scores) < len(known):
+    stopped.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 if compared.b is None:
     options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
@@ -34,9 +37,9 @@ if unscored and st.button(
     icon=":material/visibility:",
     help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
 ):
-    with state.progress() as report:
+    with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
-            session.scores(model, WHOLE, report)
+            jobs.scores(session, model, WHOLE, report, at_once=True)
     st.rerun()
 
 pair = compared.pair if compared.pair and not unscored else None
@@ -55,7 +58,7 @@ if pair is not None:
 view.metrics(numbers)
 units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
 origin = downloads.of_scores(session, scores[compare.EXPERT], known)
-measured = Numbers("accuracy", frame, units, origin, 1)
+measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
@@ -65,6 +68,7 @@ how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
+runs.say_looks(session)
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
 if pair is not None and between is not None:

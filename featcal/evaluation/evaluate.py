@@ -41,6 +41,13 @@ class TaskScore:
     def n(self) -> int:
         return len(self.labels)
 
+    def answers(self) -> list[dict[str, int | str]]:
+        """One row per sample, in their order: what the model said and what is right."""
+        said, right = (
+            one.tolist() if isinstance(one, Tensor) else list(one) for one in (self.predictions, self.labels)
+        )
+        return [{"said": a, "right": b} for a, b in zip(said, right, strict=True)]
+
     @property
     def right(self) -> Bool[Tensor, " n"] | None:
         """Which answers are right, blanks around a text aside; None where the metric judges no single answer (a rank

@@ -38,7 +38,7 @@ large drift even where the answer is still right.
 CALIBRATE = r"""
 **What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
 tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
-order, no preview:
+order; what is called a preview above is replaced by it:
 
 $$
 W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
@@ -61,22 +61,28 @@ directions that were not seen.
 """
 
 FEATURES = r"""
-**What this shows.** Final features of expert, merged and calibrated model on the same samples of one task, all
-divided by their norm, in **one** map that is fitted on the three clouds together, so their places can be compared.
-Lines lead from merged to calibrated. Click a point to see its picture or text.
+**What this shows.** Features of the expert and of the models that are looked at, on the same samples of one task, all
+divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
+Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has compiled. *Trustworthiness* (0-1) is
-the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank.
+**Layers.** Behind a block a feature is the state of CLIP's class token, of a language model the mean over the
+stage's own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
+and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
+
+**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP is there. *Trustworthiness* (0-1) is
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; of a map
+of all layers it is that of the layer that is shown. A map holds 20,000 points; of more samples some are drawn.
 
 **When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
-histograms beside it are the truth: cosine and distance to the expert in the full feature space.
+histograms beside it are the truth: cosine and distance to the expert in the full feature space. The small maps are
+one each: places on two of them cannot be compared.
 """
 
 FEATURES_OF_TEXT = (
     FEATURES
     + r"""
-**Two features of a text.** The state that decides the first token of the answer, after the final norm; and the state
-after the last block that reads the input (an encoder's last), mean over its tokens without padding.
+**Texts.** The head's feature is the state that decides the first token of the answer, after the final norm. The mean
+over a decoder's tokens includes tokens of the right answer, which it is given.
 """
 )
 
@@ -192,4 +198,71 @@ $J_\text{dep}(W_\text{dep})$, summed over the block's linear maps. The prefix-ca
 none.
 
 **When it misleads.** It is the local objective on the calibration samples, not accuracy.
+"""
+
+SWEEP = r"""
+**What this shows.** Every run of the suite that was measured on these samples: the mean score over tasks to the right,
+the score of its worst task upwards. Right and up is better. Thin rings mark the Pareto front: no run is at least as
+good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs stand what costs
+no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that calibration is
+pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
+
+**Formula.** Mean and minimum over tasks of the score on the same samples; the point of a run is the exact result of a
+single calibration with its options.
+
+**When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
+looks better than it is: choose here, and look at the test split once. The worst task may be the one that is hardest
+for its own expert too.
+"""
+
+PREVIEW = r"""
+**What this shows.** One block, solved anew with the options as they are now, while every block in front of it stays as
+the last exact run left it; the exact run follows and replaces it.
+
+**Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
+$\alpha$, so sums with $\alpha = 0$ and $1$ give them for every $\alpha$; $\lambda$ and $\rho$ enter the solve alone.
+
+**When it misleads.** With the new options the blocks in front change too, and this block would see other features:
+only of the first calibrated block the preview is the exact result. Nothing behind the block is computed.
+"""
+
+WHERE_IT_HELPS = r"""
+**What this shows.** For every task and layer, what calibration changed: blue is less than before, orange is more.
+
+**Formula.** *Drift*: change of $\|e\| / \|h_\text{expert}\|$, means over samples. *Booked to the layer*: change of the
+layer's share of the final drift (Prop. 2) times the final relative drift, so that a row sums to the change of the
+final drift.
+
+**When it misleads.** A layer whose drift falls need not be where the repair happened: less drift comes in from the
+layers before it. What is booked to a layer is its own; yet large contributions can cancel (see the Drift page).
+"""
+
+ANCHOR_ONLY = r"""
+**What this shows.** The same numbers for the anchor alone: base + ρ (merged − base), which needs no samples. Of Task
+Arithmetic with scale $s$ it is Task Arithmetic with scale $\rho s$. What calibration is worth is what it adds to this
+row, not to the merged model's.
+
+**Formula.** Eq. (11), in every tensor; calibration pulls to it with strength $\lambda$.
+
+**When it misleads.** The anchor moves embeddings and final norm as well, which calibration leaves as merged.
+"""
+
+CONDITIONING = r"""
+**What this shows.** Every linear system of the calibration. The smallest eigenvalue stays near $\lambda$ where the
+samples miss a direction, and there the solution is the anchor; a large ratio magnifies rounding and noise.
+
+**Formula.** Eigenvalues of $\sum_i \omega_i G_i + (\lambda + \varepsilon) I$ (Eq. 17). *Effective rank*
+$= \sum_j \mu_j / (\mu_j + \lambda + \varepsilon)$, $\mu_j$ the eigenvalues without $\lambda$: how many directions
+the samples decide. *Tokens* are those of all tasks that count; fewer than the width cannot fill it.
+
+**When it misleads.** Many tokens of few pictures are alike: the effective rank says more than their number. A low rank
+is not bad where the model uses no other directions.
+"""
+
+SPREAD = r"""
+**What this shows.** The scores of three calibrations with the same options on other samples: the seed decides which
+are drawn. Symbols are means, lines reach from the lowest to the highest.
+
+**When it misleads.** Three seeds show that a difference may be chance, not that it is none. Where a task has no more
+samples than are asked for, every seed draws the same ones in another order.
 """

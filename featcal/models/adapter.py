@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -30,6 +31,8 @@ PromptEncoder = Callable[[list[str]], Tensor]
 """Texts → features `[n, k]` in the space of final features, not normalised."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
+FIRST_LAYER, LAST_LAYER = "embeddings", "head"
+"""What charts and tables call what stands in front of the blocks, and final norm and projection."""
 
 
 @runtime_checkable
@@ -125,6 +128,11 @@ class Stage(ABC):
     @abstractmethod
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token out."""
+
+    def part(self, module: str) -> str:
+        """The residual part (named as in `sublayers`) that a linear map of a block belongs to, by its name inside the
+        block; "block" where an architecture's block does not fall apart."""
+        return "block"
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
@@ -302,6 +310,21 @@ class Adapter(ABC):
             for stage in self.stages
             for i in range(len(stage.blocks))
         ]
+
+    def layers(self) -> list[str]:
+        """Names of all layers in forward order: what stands in front of every stage, its blocks, and last the head."""
+        blocks = iter(self.block_layers())
+        stages = ([self.first_layer(stage), *islice(blocks, len(stage.blocks))] for stage in self.stages)
+        return [*chain.from_iterable(stages), LAST_LAYER]
+
+    def first_layer(self, stage: Stage) -> str:
+        """Name of what stands in front of a stage, as charts and tables show it."""
+        return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+
+    def parts(self) -> list[str]:
+        """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
+        found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)
+        return list(dict.fromkeys(found))
 
 
 @contextmanager
