@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -13,28 +13,32 @@ from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
+from featcal.model_ids import ModelId, spelled
+from featcal.reproduce import Measured
 from featcal.session import Session
-from featcal.views import View
+from featcal.views import DriftOptions, View
 
-SETTINGS = tuple(field.name for field in fields(CalibrationConfig) if field.name != "batch_size")
-"""What makes a calibrated model, in the order of a table's columns."""
+USUAL = ("merged", "base", "expert")
+"""Models that every suite has, which a file's name does not say."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The suite, samples and calibrated model that numbers are about.
+    """The suite, samples and models that numbers are about.
 
     Args:
         counts: how many samples of the split were measured, per task.
-        config: None where no calibrated model takes part.
-        made: the part of a file's name that tells the calibrated model from others of the suite; "" without one.
+        models: full names of the models by what tables call them (`featcal.model_ids.spelled`).
+        made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
+        on: which samples were asked for, and of a ledger what was measured of the drift.
     """
 
     suite: str
     split: str
     counts: Mapping[str, int]
-    config: CalibrationConfig | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
+    on: View = field(default_factory=View)
 
     @property
     def samples(self) -> str:
@@ -54,6 +58,7 @@ class Numbers:
         what: short and in words, such as "drift per layer"; part of the file's name.
         units: of its columns.
         digits: shown on the screen; the file has all of them.
+        kind: what was measured (`featcal.reproduce.KINDS`); "" where no command says these numbers.
     """
 
     what: str
@@ -61,6 +66,16 @@ class Numbers:
     units: str
     origin: Origin
     digits: int = 3
+    kind: str = ""
+
+    def measured(self, reference: str) -> Measured | None:
+        """What the numbers come from, of the suite with this reference; None where no command says them."""
+        if not self.kind:
+            return None
+        origin, on = self.origin, self.origin.on
+        models, drawn = tuple(dict.fromkeys(origin.models.values())), View(on.samples, origin.split, on.seed)
+        measured = Measured(self.kind, reference, models, drawn)
+        return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property
     def name(self) -> str:
@@ -68,20 +83,17 @@ class Numbers:
         return file_name(self.what, self.origin)
 
     def csv(self) -> bytes:
-        """The table with columns for suite, split, samples per task, units and the calibration's settings.
-
-        A row that says of which model it is has settings only if that is the calibrated one.
-        """
+        """The table with columns for suite, split, samples per task, units, and the full names of its models: of the
+        row's own where rows are of single models, else of all."""
         origin, frame = self.origin, self.frame
         counts = origin.counts
         per_task = [counts.get(task, origin.samples) for task in frame["task"]] if "task" in frame else origin.samples
         said = frame.assign(suite=origin.suite, split=origin.split if counts else "", samples_per_task=per_task)
         said = said.assign(units=self.units)
-        if origin.config is not None:
-            of_it = frame["model"] == "calibrated" if "model" in frame else pd.Series(True, index=frame.index)
-            for name, value in ((name, asdict(origin.config)[name]) for name in SETTINGS):
-                column = "calibration_samples" if name == "samples" else name
-                said[column] = pd.Series(value, index=frame.index, dtype=object).where(of_it, "")
+        if "model" in frame:
+            said["model_name"] = [origin.models.get(model, "") for model in frame["model"]]
+        else:
+            said["models"] = "; ".join(dict.fromkeys(origin.models.values()))
         return bytes(said.to_csv(index=False).encode())
 
 
@@ -89,25 +101,29 @@ def file_name(what: str, origin: Origin) -> str:
     """
     >>> file_name("drift per layer", Origin("a b/c", "validation", {"x": 64, "y": 40}))
     'drift-per-layer-a-b-c-40-to-64-validation'
-    >>> file_name("margins", Origin("mini", "test", {"x": 64}, CalibrationConfig(samples=8), "lam0.05-n8"))
+    >>> file_name("margins", Origin("mini", "test", {"x": 64}, made="lam0.05-n8"))
     'margins-mini-lam0.05-n8-64-test'
     """
     parts = [what, origin.suite, origin.made, origin.samples, origin.split if origin.samples else None]
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def of_samples(session: Session, on: View, config: CalibrationConfig | None) -> Origin:
+def of_samples(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
     """What features were measured on; tasks can have fewer samples than were asked for."""
-    return Origin(
-        session.family.suite.name, on.split or session.split, session.counts(on), config, _made(session, config)
-    )
+    return _origin(session, on.split or session.split, session.counts(on), models, on)
 
 
-def of_scores(session: Session, scores: Scores, config: CalibrationConfig | None) -> Origin:
+def of_scores(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
     """What scores were measured on."""
     counts = {task: one.n for task, one in scores.tasks.items()}
-    return Origin(scores.suite, scores.split, counts, config, _made(session, config))
+    return _origin(session, scores.split, counts, models, View(None, scores.split))
 
 
-def _made(session: Session, config: CalibrationConfig | None) -> str:
-    return made_with(config, opening.defaults(session)) if config else ""
+def _origin(session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: View) -> Origin:
+    names = {str(shown): spelled(model, session.family) for shown, model in models.items()}
+    made = "-".join(_made(shown, model, session) for shown, model in models.items() if model not in USUAL)
+    return Origin(session.family.suite.name, split, counts, names, made, on)
+
+
+def _made(shown: str, model: ModelId, session: Session) -> str:
+    return made_with(model, opening.defaults(session)) if isinstance(model, CalibrationConfig) else shown

@@ -23,7 +23,9 @@ PAGES = {
     "features": ("Features", ":material/scatter_plot:"),
     "cosines": ("Cosines", ":material/architecture:"),
     "accuracy": ("Accuracy", ":material/target:"),
+    "runs": ("Runs", ":material/history:"),
     "suite": ("Suite", ":material/inventory_2:"),
+    "bring": ("Your models", ":material/drive_folder_upload:"),
     "jobs": ("Jobs", ":material/pending_actions:"),
 }
 FIRST, HOME_PAGE = "drift", "home"
@@ -75,7 +77,7 @@ try:
         view.left_out()
         said = st.container()
         page.run()
-        if name not in ("suite", "jobs"):
+        if name not in ("suite", "bring", "jobs"):
             catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)

@@ -10,12 +10,11 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import jobs, opening, state, stopped, view
-from app.selection import OPTIONS, turned
+from app import opening, state, stopped, view
+from app.selection import CALIBRATED, OPTIONS, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.session import Session
-from featcal.views import View
 from featcal.words import exactly
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
@@ -40,47 +39,26 @@ SWITCHES = {
 """Options that are on or off: label and help."""
 
 
-def on_page(session: Session, on: View) -> CalibrationConfig:
-    """All controls in the body; the calibration they ask for is made and compared with on every other page.
-
-    Its features on these samples and those of the merged model are there when this returns.
-    """
+def on_page(session: Session) -> None:
+    """All controls in the body of a page."""
     first = st.columns(4)
     second = st.columns(4, vertical_alignment="center")
-    config = _controls(session, [*first, *second[: len(opening.switches(session))]])
+    _controls(session, [*first, *second[: len(opening.switches(session))]])
     _offer_defaults(second[min(len(opening.switches(session)), 3)])
     _exactly(session, second[3])
-    with state.progress(second[3]) as report:
-        jobs.calibrated(session, config, report)
-        session.features("merged", on, report)
-        session.features(config, on, report)
-    settings(session, config)
-    return config
 
 
-def in_sidebar(session: Session) -> CalibrationConfig | None:
-    """A switch and, if it is on, the controls of a calibration, which is then made; None if it is off."""
-    on = state.selection().calibrated
-    state.control(st.sidebar.toggle, "calibrated", on, False, "Compare with calibrated")
-    if not on:
-        return None
-    config = _controls(session, [st.sidebar] * (len(_SLIDERS) + len(opening.switches(session))))
-    with state.progress() as report:
-        jobs.calibrated(session, config, report)
-    settings(session, config)
-    return config
+def controls_in_sidebar(session: Session) -> None:
+    """The same in the sidebar."""
+    _controls(session, [st.sidebar] * (len(_SLIDERS) + len(opening.switches(session))))
 
 
-def settings(session: Session, config: CalibrationConfig) -> None:
-    """One line that says which calibrated model the page shows."""
-    with st.container(key="model-settings"):
-        st.caption(f"calibrated: {described(config, opening.defaults(session))}")
-
-
-def described(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
-    """λ, ρ, α, samples and whatever switch differs from the suite's default, in one line."""
+def described(config: CalibrationConfig, session: Session) -> str:
+    """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
+    defaults = opening.defaults(session)
     symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha, "n": config.samples}
     numbers = [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
+    numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     return " · ".join([*numbers, *(switch.replace("-", " ") for switch in turned(config, defaults))])
 
 
@@ -89,7 +67,7 @@ def offer(session: Session, what: str) -> None:
     st.info(what, icon=":material/tune:")
     defaults = opening.defaults(session)
     label = f"Calibrate with the defaults (λ {defaults.lam:g}, ρ {defaults.rho:g}, α {defaults.alpha:g})"
-    st.button(label, type="primary", on_click=_reset, args=(True,))
+    st.button(label, type="primary", on_click=_reset, kwargs={"b": CALIBRATED})
 
 
 def chosen(session: Session) -> CalibrationConfig:
@@ -173,10 +151,9 @@ def _called(step: float | str) -> str:
 
 
 def _offer_defaults(place: Any) -> None:
-    label, on = "Back to this suite's defaults", state.selection().calibrated
-    place.button(label, on_click=_reset, args=(on,), icon=":material/restart_alt:")
+    place.button("Back to this suite's defaults", on_click=_reset, icon=":material/restart_alt:")
 
 
-def _reset(calibrated: bool) -> None:
+def _reset(**also: Any) -> None:
     """Leave every option to the suite."""
-    state.select(calibrated=calibrated, **dict.fromkeys(OPTIONS))
+    state.select(**dict.fromkeys(OPTIONS), **also)

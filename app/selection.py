@@ -15,9 +15,14 @@ if TYPE_CHECKING:  # the selection is there before torch is
 
 TURNED = ("biases", "layernorms", "rmsnorms", "completion_only")
 """Options of a calibration that are on or off."""
-OPTIONS = ("lam", "rho", "alpha", "samples", *TURNED)
+CALIBRATED = "calibrated"
+"""Name of the model that is calibrated with the selection's own options."""
+OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED)
 """The fields that are options of a calibration."""
-OF_A_SUITE = ("task", "layer", *OPTIONS)
+MOST_PICKED = 200
+"""Samples that can be picked, so that an address stays one."""
+SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
+OF_A_SUITE = ("task", "layer", "a", "b", "picked", "picked_of", "sort", *OPTIONS, *SWEEP, "run", "against")
 """The fields that mean nothing in another suite."""
 
 
@@ -31,27 +36,48 @@ class Selection:
     layer: str | None = None
     n: int = SAMPLES
     """Samples per task that models are measured on."""
-    calibrated: bool = False
-    """Whether a calibrated model is looked at."""
+    a: str = "merged"
+    """The first model that is looked at, by its name (`featcal.schema.model_name`); "calibrated" alone is the one of
+    the options below."""
+    b: str | None = None
+    """The model that it is compared with, by its name."""
     lam: float | None = None
     rho: float | None = None
     alpha: float | None = None
     samples: int | None = None
     """Calibration samples per task."""
+    seed: int | None = None
+    """Of the calibration samples."""
     biases: bool | None = None
     layernorms: bool | None = None
     rmsnorms: bool | None = None
     completion_only: bool | None = None
+    picked: tuple[int, ...] = ()
+    """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
+    picked_of: str | None = None
+    """The split whose samples are picked; None is the one that models are measured on."""
     over: str | None = None
     units: str | None = None
     model: str | None = None
     parts: str | None = None
     tokens: str | None = None
     sources: bool = False
-    features: str | None = None
     map: str | None = None
     colour: str | None = None
+    frame: str | None = None
+    every: bool = False
+    """Whether the small map of every task is shown."""
     distance: str | None = None
+    sweep_lam: str | None = None
+    """Values of a sweep, as they were typed."""
+    sweep_rho: str | None = None
+    sweep_alpha: str | None = None
+    run: str | None = None
+    """A run of the history, by its id."""
+    against: str | None = None
+    """The run that it is held against."""
+    flips: str | None = None
+    sort: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""
@@ -61,7 +87,16 @@ class Selection:
         """The selection with other values; a new suite forgets what meant something in the old one alone."""
         if changed.get("suite", self.suite) != self.suite:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
+        if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
+            changed = {"picked": ()} | changed
+        if "picked" in changed:
+            changed = {"picked_of": None} | changed
         return replace(self, **changed)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether one of the two models is the one of the options."""
+        return CALIBRATED in (self.a, self.b)
 
     def to_query(self) -> dict[str, str]:
         """What the address bar shows: every field that is not at its default."""
@@ -84,7 +119,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         if name not in query:
             continue
         try:
-            chosen[name] = _READ[next(iter(get_args(kind)), kind)](query[name])
+            chosen[name] = _READ[kind if kind in _READ else get_args(kind)[0]](query[name])
         except ValueError:
             problems.append(
                 f"The address asks for {name} = {shortened(query[name], 40)!r}, which is not a value of it; left out."
@@ -100,6 +135,7 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
+    numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}
     return "-".join([*(f"{name}{exactly(value)}" for name, value in numbers.items()), *turned(config, defaults)])
 
 
@@ -115,6 +151,8 @@ def turned(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else exactly(value) if isinstance(value, float) else str(value)
 
 
@@ -136,5 +174,18 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-_READ: Mapping[Any, Callable[[str], Any]] = {bool: _flag, int: _count, float: _finite, str: str}
+def _picked(text: str) -> tuple[int, ...]:
+    found = tuple(dict.fromkeys(int(one) for one in text.split(",")))
+    if len(found) > MOST_PICKED or not all(0 <= one < 2**31 for one in found):
+        raise ValueError(text)
+    return found
+
+
+_READ: Mapping[Any, Callable[[str], Any]] = {
+    bool: _flag,
+    int: _count,
+    float: _finite,
+    str: str,
+    tuple[int, ...]: _picked,
+}
 """Kind of a field → its value from text; ValueError if the text is none."""

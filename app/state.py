@@ -17,7 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app.maps import MapWorker
 from app.opening import open_resident
-from app.selection import HOME, Selection, from_query
+from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
 from featcal.model_ids import ModelId
@@ -52,8 +52,8 @@ def begin(page: str) -> None:
     st.session_state.pop(_STAMP, None)
     if _SELECTION not in st.session_state:
         st.session_state[_SELECTION], st.session_state[_LEFT_OUT] = from_query(st.query_params.to_dict())
-    if page == "calibrate":  # whoever was here wants to see it elsewhere
-        st.session_state[_SELECTION] = selection().change(calibrated=True)
+    if page == "calibrate" and not selection().calibrates:  # whoever was here wants to see it elsewhere
+        st.session_state[_SELECTION] = selection().change(b=CALIBRATED)
 
 
 def selection() -> Selection:
@@ -95,8 +95,8 @@ def control(
 
 def _taken(key: str, field: str, default: Any) -> None:
     value = st.session_state[key]
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        value = type(default)(value)  # a slider that offers other steps by now gives the name of one
+    if isinstance(default, int | float | tuple) and not isinstance(default, bool):
+        value = type(default)(value)  # a slider that offers other steps by now gives the name of one, a list is no key
     select(**{field: getattr(HOME, field) if value == default else value})
 
 

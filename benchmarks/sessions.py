@@ -51,7 +51,7 @@ CHANGES: dict[str, Sequence[Any]] = {
     "calibrated": (True, True, False),
 }
 """Key of a widget → values that it is moved to, few enough for sessions to meet."""
-START = "samples=16&n=16&calibrated=true"
+START = "samples=16&n=16&b=calibrated"
 TIMES = ("calibration took",)
 """Cards whose number is a time."""
 IMPROVING = ("feature-map",)

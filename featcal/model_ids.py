@@ -16,7 +16,7 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
-from featcal.schema.model_name import REFERENCE, ModelName, known_option, model_name, value_of
+from featcal.schema.model_name import REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -33,10 +33,12 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     paper's), of every other model itself.
 
     Raises:
-        InputError: an option that is unknown or outside its range.
+        InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
     """
-    name = model_name(model) if isinstance(model, str) else None
-    if name is None or name.kind != "calibrated":
+    if not isinstance(model, str):
+        return model
+    name = _read(model)
+    if name.kind != "calibrated":
         return model
     options = {}
     for option, text in name.options:
@@ -58,6 +60,7 @@ def spelled(model: ModelId, family: Family) -> str:
     said = [
         f"{name}={exactly(value) if isinstance(value, float) else str(value).lower()}"
         for name in _OPTIONS
+        if name != "batch_size"  # which changes nothing but time
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"
@@ -69,7 +72,7 @@ def weights_of(model: str, family: Family) -> Weights:
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
     """
-    name = model_name(model)
+    name = _read(model)
     if name.kind == "expert":
         return _expert(name, family)
     if name.kind == "anchor":
@@ -80,6 +83,18 @@ def weights_of(model: str, family: Family) -> Weights:
         known_option(option, tuple(_OF_A_MERGER), name.kind)
     given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
     return RecipeWeights(recipe_for(family.suite, name.kind, **given), family.base, family.experts)
+
+
+def _read(model: str) -> ModelName:
+    """The parts of a name that can mean one thing alone."""
+    name = model_name(model)
+    if model in WITH_OPTIONS and Path(model).exists():
+        option = "seed=42" if model == "calibrated" else "scale=1"
+        raise InputError(
+            f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
+            f"folder, or give the other an option, such as {model}:{option}"
+        )
+    return name
 
 
 def _expert(name: ModelName, family: Family) -> Weights:

@@ -36,7 +36,7 @@ def task_files() -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be made again; FEATCAL_CACHE overrides it. It need not be there."""
+    """The user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
     if "FEATCAL_CACHE" in os.environ:
         return Path(os.environ["FEATCAL_CACHE"])
     homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}

@@ -237,15 +237,21 @@ def read_yaml(file: Path) -> Any:
         InputError: it cannot be read, or is no YAML; the message says where, and quotes nothing of it.
     """
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise InputError(f"{file}: {_yaml_problem(error)}") from None  # the cause quotes a line
+        return parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not valid YAML: byte {error.start} is not UTF-8") from None
-    except ValueError:
-        raise InputError(f"{file}: not valid YAML: a value is not of the type that its tag or form says") from None
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """The same of a text; `label` names it in errors."""
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
+    except ValueError:
+        raise InputError(f"{label}: not valid YAML: a value is not of the type that its tag or form says") from None
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

@@ -1,12 +1,11 @@
-"""The final report: scores of base, merged, calibrated model and experts on the test split, and what flipped."""
+"""The final report: scores of base, both models and experts on the test split, and what flipped."""
 
 import streamlit as st
 
-from app import downloads, flips, jobs, options, state, stopped, view
-from app.downloads import Numbers
+from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
+from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
-from featcal.figures import charts, tables, text
-from featcal.progress import silent
+from featcal.figures import charts, sample_tables, tables, text
 from featcal.views import View
 from featcal.words import percent
 
@@ -15,56 +14,63 @@ WHOLE = View(None, "test")
 st.header("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
-config = options.in_sidebar(session)
-models = {"base": "base", "merged": "merged", "expert": "expert"}
+compared = compare.in_sidebar(session)
+models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
+known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
-    with state.progress() as report:
-        found = {name: jobs.scores(session, model, WHOLE, report) for name, model in models.items()}
+    with runs.looking(session, known.values(), WHOLE), state.progress() as report:
+        found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
     stopped.end_page()
 
-scores = {name: one for name, one in found.items() if one is not None}
-if len(scores) < len(models):
+scores = {shown: one for shown, one in found.items() if one is not None}
+if len(scores) < len(known):
     stopped.end_page()
-if config is None:
-    options.offer(session, "Base, merged model and experts are shown; a calibration adds its own bars.")
-elif not jobs.asked_for_scores(session, config, WHOLE):
-    if st.button(
-        "Score the calibrated model on the test split",
-        type="primary",
-        icon=":material/visibility:",
-        help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
-    ):
-        with state.progress() as report:
-            jobs.scores(session, config, WHOLE, report, at_once=True)
-        st.rerun()
-elif (calibrated := jobs.scores(session, config, WHOLE, silent)) is not None:
-    scores = {"base": scores["base"], "merged": scores["merged"], "calibrated": calibrated} | scores
+unscored = {shown: model for shown, model in models.items() if shown not in known}
+if compared.b is None:
+    options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
+if unscored and st.button(
+    f"Score the {' and the '.join(unscored)} model on the test split",
+    type="primary",
+    icon=":material/visibility:",
+    help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
+):
+    with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
+        for model in unscored.values():
+            jobs.scores(session, model, WHOLE, report, at_once=True)
+    st.rerun()
 
-frame = tables.score_table(scores)
+pair = compared.pair if compared.pair and not unscored else None
+frame = tables.score_table(scores, pair)
+between = None if pair is None else flips.comparison(session, compared.models, WHOLE)
+if between is not None:
+    frame = sample_tables.with_intervals(frame, between)
 average = frame.iloc[-1]
 metric = tables.metric_name(scores)
 numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
-if "calibrated" in scores:
+if pair is not None:
+    at = list(scores).index(pair[1])
+    numbers[at] = (*numbers[at][:2], between and between.average)
     gap = average["gap closed, %"]
-    numbers[2] = (*numbers[2][:2], f"{average['calibrated − merged']:+.1f} points")
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
-units = f"{metric} in %; difference in points; gap closed in % of the distance from merged model to expert"
-origin = downloads.of_scores(session, scores["merged"], config if "calibrated" in scores else None)
-measured = Numbers("accuracy", frame, units, origin, 1)
+units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
+origin = downloads.of_scores(session, scores[compare.EXPERT], known)
+measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
 said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
 view.picture(bars, "test-scores", alt, measured.name)
-size = tables.how_many(one.n for one in scores["merged"].tasks.values())
+size = tables.how_many(one.n for one in scores[compare.EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
 st.caption(
     f"{size} test samples per task. {how}The test split is for the final report; options are chosen on validation."
 )
+runs.say_looks(session)
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
-if "calibrated" in scores:
-    flips.section(session, scores["merged"], scores["calibrated"], task, origin)
+if pair is not None and between is not None:
+    flips.differences(between, pair, metric, origin)
+    flips.section(session, compared.models, task, WHOLE, between)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import downloads, export, options, state, view
+from app import compare, downloads, export, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -11,43 +11,51 @@ from featcal.words import percent
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-config = options.on_page(session, on)
-before, after = session.features("merged", on), session.features(config, on)
-scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config, "expert": "expert"}, on)
+options.on_page(session)
+compared = compare.with_calibrated(session)
+(a, before_model), (b, config) = compared.models.items()
+with state.progress() as report:
+    before, after = session.features(before_model, on, report), session.features(config, on, report)
+scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
+runs.keep(session, compared.models, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
-    merged, calibrated, expert = (100 * scores[model].average for model in ("merged", "calibrated", "expert"))
+    first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
     short = "first token" if session.is_text else "accuracy"
     numbers += [
-        (f"{short}, merged", f"{percent(merged / 100)} %", None),
-        (f"{short}, calibrated", f"{percent(calibrated / 100)} %", f"{calibrated - merged:+.1f} points"),
+        (f"{short}, {a}", f"{percent(first / 100)} %", None),
+        (f"{short}, {b}", f"{percent(calibrated / 100)} %", f"{calibrated - first:+.1f} points"),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
 numbers.append(("calibration took", f"{session.calibrated(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
-origin = downloads.of_samples(session, on, config)
+origin = downloads.of_samples(session, on, compared.models)
 left, right = st.columns(2)
 with left:
     st.subheader("Drift per layer")
-    drifts = {"merged": tables.relative_drift(before), "calibrated": tables.relative_drift(after)}
+    drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
     view.chart(
         charts.drift_compared(drifts),
         "compared",
         f"Drift per layer before and after: {tables.spoken(drifts)}",
-        numbers=Numbers("drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin),
+        numbers=Numbers(
+            "drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin, kind="drift"
+        ),
     )
 with right:
     if scores:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
-        frame = tables.score_table(scores)
+        frame = tables.score_table(scores, (a, b))
         said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
             charts.score_bars(frame, list(scores), f"{metric}, %"),
             "quick",
             f"{metric.capitalize()} per task before and after: {said}",
-            numbers=Numbers("scores before and after", frame, f"{metric} in %; difference in points", origin, 1),
+            numbers=Numbers(
+                "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
+            ),
         )
     else:
         st.subheader("Scores per task")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import downloads, options, state, stopped, view
+from app import compare, downloads, options, runs, state, stopped, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -14,19 +14,21 @@ st.header("How close to the experts?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
-config = options.in_sidebar(session)
-if config is None:
-    options.offer(session, "These panels compare the merged model with a calibrated one, and there is none yet.")
+compared = compare.in_sidebar(session)
+if compared.pair is None:
+    options.offer(session, f"These panels compare two models, and there is only one: {compared.a}.")
     stopped.end_page()
+a, b = compared.pair
 
 with state.progress() as report:
-    found = {"merged": session.features("merged", on, report), "calibrated": session.features(config, on, report)}
-features = pd.DataFrame({name: tables.mean_cosines(one) for name, one in found.items()})
-vectors = pd.DataFrame({"merged": session.vector_cosines("merged"), "calibrated": session.vector_cosines(config)})
+    found = {shown: session.features(model, on, report) for shown, model in compared.models.items()}
+features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found.items()})
+vectors = pd.DataFrame({shown: session.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
-scores, missing = state.quick_scores(session, {"merged": "merged", "calibrated": config}, on)
+scores, missing = state.quick_scores(session, compared.models, on)
+runs.keep(session, compared.models, on)
 
-origin = downloads.of_samples(session, on, config)
+origin = downloads.of_samples(session, on, compared.models)
 of_tasks = {
     name: {model: one.set_index("task")[model] for model in found} for name, one in (("a", features), ("d", vectors))
 }
@@ -35,30 +37,33 @@ left, right = st.columns(2)
 with left:
     st.subheader("a. Feature cosine, per task")
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
-    means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4)
+    means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.spoken(of_tasks['a'])}", numbers=means)
 with right:
     st.subheader(f"b. Per sample of {plain(task)}")
-    merged, calibrated = (one.tasks[task].cosine.numpy() for one in found.values())
-    pairs = pd.DataFrame({"sample": range(len(merged)), "merged": merged, "calibrated": calibrated})
+    cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
+    pairs = pd.DataFrame({"sample": range(len(cosines[a])), **cosines})
     view.chart(
-        charts.cosine_pairs(merged, calibrated),
+        charts.cosine_pairs(cosines),
         "b",
-        f"Cosine of every sample of {task}: {(calibrated > merged).sum()} of {len(pairs)} came closer to the expert",
-        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4),
+        f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the expert "
+        f"in {b} than in {a}",
+        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4, "samples"),
     )
 left, right = st.columns(2)
 with left:
     st.subheader("c. Cosine gain and score gain")
     if scores:
         metric = tables.metric_name(scores)
-        gained = tables.gain_table(features, tables.score_table(scores))
+        gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
         said = tables.spoken({name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")})
         view.chart(
-            charts.gains(gained, metric),
+            charts.gains(gained, metric, b),
             "c",
             f"Gain in cosine against gain in {metric}, per task: {said}",
-            numbers=Numbers("gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin),
+            numbers=Numbers(
+                "gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin, kind="gains"
+            ),
         )
     else:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
@@ -66,9 +71,9 @@ with right:
     st.subheader("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
     without_samples = replace(origin, counts={})
-    weights = Numbers("task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4)
+    weights = Numbers(
+        "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
+    )
     view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.spoken(of_tasks['d'])}", numbers=weights)
-st.caption(
-    f"a, b, c on {tables.measured_on(found['merged'])}; gains are taken over the merged model. d needs no samples."
-)
+st.caption(f"a, b, c on {tables.measured_on(found[a])}; gains are those of {b} over {a}. d needs no samples.")
 view.explain(text.COSINES)

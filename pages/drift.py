@@ -2,13 +2,11 @@
 
 import streamlit as st
 
-from app import downloads, ledger_view, options, state, view
+from app import compare, downloads, ledger_view, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.views import DriftOptions
-
-SHOWN = {"both": ("merged", "calibrated"), "merged": ("merged",), "calibrated": ("calibrated",)}
 
 
 def choose_layer() -> None:
@@ -24,26 +22,28 @@ averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.side
 task = view.task_selector(session, disabled=averaged)
 over = tables.ALL_TASKS if averaged else task
 on = view.sample_selector(session)
-config = options.in_sidebar(session)
+compared = compare.in_sidebar(session)
 
 row = st.container(horizontal=True, vertical_alignment="bottom")
 relative = view.choice("Units", ["relative", "absolute"], "units", row) == "relative"
-shown = SHOWN[view.choice("Model", list(SHOWN), "model", row)] if config else ("merged",)
-models = {name: config if name == "calibrated" and config else "merged" for name in shown}
+only = view.choice("Model", ["both", *map(str, compared.models)], "model", row) if compared.b else "both"
+models = {shown: model for shown, model in compared.models.items() if only in ("both", shown)}
 
 with state.progress() as report:
-    ledgers = {name: session.ledger(model, DriftOptions(on.samples), report) for name, model in models.items()}
-drift = {name: tables.drift_table(ledger) for name, ledger in ledgers.items()}
-layers = list(dict.fromkeys(drift[shown[0]]["layer"]))
+    ledgers = {shown: session.ledger(model, DriftOptions(on.samples), report) for shown, model in models.items()}
+runs.keep(session, models, on)
+drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
+first = next(iter(models))
+layers = list(dict.fromkeys(drift[first]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
 state.control(row.selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
 
-frames = {name: tables.per_layer(one, over, relative) for name, one in drift.items()}
-measured = downloads.of_samples(session, on, config if "calibrated" in shown else None)
+frames = {shown: tables.per_layer(one, over, relative) for shown, one in drift.items()}
+measured = downloads.of_samples(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
-rows = tables.stacked([one.assign(model=name) for name, one in frames.items()])
-per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task))
-said = tables.spoken({name: one.set_index("layer")["drift"] for name, one in frames.items()})
+rows = tables.stacked([one.assign(model=shown) for shown, one in frames.items()])
+per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task), kind="drift")
+said = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
@@ -53,24 +53,24 @@ st.plotly_chart(
     alt=f"Drift per layer on {over}, local mismatch and propagation stacked, drift as a line: {said}",
 )
 st.caption(
-    f"Mean over {tables.measured_on(ledgers[shown[0]])}. "
+    f"Mean over {tables.measured_on(ledgers[first])}. "
     "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
 )
 view.explain(text.DRIFT)
 view.fold(per_layer)
 
 st.subheader(f"{plain(layer)}, task by task")
-of_tasks = {name: tables.per_task(one, layer, relative) for name, one in drift.items()}
-said = tables.spoken({name: one.set_index("task")["drift"] for name, one in of_tasks.items()})
-rows = tables.stacked([one.assign(model=name) for name, one in of_tasks.items()])
+of_tasks = {shown: tables.per_task(one, layer, relative) for shown, one in drift.items()}
+said = tables.spoken({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+rows = tables.stacked([one.assign(model=shown) for shown, one in of_tasks.items()])
 view.chart(
     charts.drift_tasks(of_tasks, relative),
     "drift-tasks",
     f"Drift of every task at {layer}: {said}",
-    Numbers(f"drift per task at {layer}", rows, units, measured),
+    Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
     text.DRIFT_TASKS,
 )
 
 ledger_view.sections(session, models, on, over, task, layer)
-if config:
-    ledger_view.sources(session, config)
+if compared.calibration:
+    ledger_view.sources(session, compared.calibration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ sys.path.insert(0, str(bundle_root()))
 
 from app import maps
 
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "suite")
 
 
 class InstantMaps:
@@ -26,15 +27,15 @@ class InstantMaps:
 
     start_when_quiet = wait
 
-    def submit(self, features: maps.Points) -> Future[maps.Map]:
-        future: Future[maps.Map] = Future()
-        future.set_result(maps.Map(maps.pca_map(features), 0.9, 0.8))
+    def submit(self, clouds: Sequence[maps.Points]) -> Future[list[maps.Points]]:
+        future: Future[list[maps.Points]] = Future()
+        future.set_result([maps.pca_map(cloud) for cloud in clouds])
         return future
 
 
 def opened(suite: Path | str, page: str = "drift", **query: str) -> AppTest:
     """The app on a suite, run once on a page."""
-    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=60)
+    app = AppTest.from_file(str(bundle_root() / "app" / "main.py"), default_timeout=180)
     for name, value in {"suite": str(suite), **query}.items():
         app.query_params[name] = value
     if page != "drift":

@@ -77,7 +77,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 
 @pytest.mark.parametrize("page", ["drift", "calibrate", "features", "cosines", "accuracy", "suite"])
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
-    app = opened(hostile_suite, page, calibrated="true", over="one task", colour="class")
+    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class")
     if page == "accuracy":
         button(app, "test split").click().run()
     assert not app.error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from io import BytesIO
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -23,24 +22,6 @@ def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
     assert list(figure.layout.xaxis.ticktext) == ["enc emb", "enc 0", "dec emb", "dec 0", "head"]
     assert list(figure.layout.xaxis.tickvals) == LAYERS
     assert list(figure.data[0].x) == LAYERS
-
-
-def test_a_map_by_answers_colours_them_alike_in_every_model() -> None:
-    points = {model: np.zeros((3, 2)) for model in ("expert", "merged")}
-    figure = charts.feature_map(points, ["a", "b", "c"], False, "PCA", ["yes", "no", "yes"])
-    clouds = {trace.name: trace for trace in figure.data if len(trace.x) == 3}
-    assert set(clouds) == {"expert", "merged"}
-    no, yes = theme.OTHERS[:2]
-    for model, cloud in clouds.items():
-        assert list(cloud.marker.color) == [yes, no, yes]
-        assert cloud.marker.symbol == theme.SYMBOL[model]
-    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert legend == ["expert", "merged", "no", "yes"]
-
-
-def test_a_map_by_models_has_one_colour_each() -> None:
-    figure = charts.feature_map({"expert": np.zeros((3, 2))}, ["a", "b", "c"], False, "PCA")
-    assert [trace.marker.color for trace in figure.data] == [theme.COLOUR["expert"]]
 
 
 def test_answers_never_look_like_a_model() -> None:
@@ -70,15 +51,6 @@ def test_classes_beyond_ten_have_colours_of_their_own() -> None:
         assert not set(found) & {theme.COLOUR[role] for role in theme.ROLES}
 
 
-def test_a_selected_sample_stays_lit_in_every_model() -> None:
-    points = {model: np.zeros((3, 2)) for model in ("expert", "merged", "calibrated")}
-    figure = charts.feature_map(points, ["a", "b", "c"], True, "PCA", selected=[2])
-    clouds = {trace.name: trace for trace in figure.data if trace.name in points}
-    assert {name: list(cloud.selectedpoints) for name, cloud in clouds.items()} == {name: [2] for name in points}
-    untouched = charts.feature_map(points, ["a", "b", "c"], True, "PCA")
-    assert all(trace.selectedpoints is None for trace in untouched.data)
-
-
 def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:
     parts = ["embeddings", *(f"block {i} {part}" for i in (1, 10) for part in ("attention", "mlp")), "head"]
     columns = {
@@ -98,7 +70,8 @@ def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
 
 
 CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, samples=32)
-ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, CONFIG, made_with(CONFIG, CalibrationConfig()))
+NAMES = {"merged": "merged", "calibrated": "calibrated:lam=0.0002,rho=1.2"}
+ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, NAMES, made_with(CONFIG, CalibrationConfig()))
 
 
 def read(numbers: Numbers) -> pd.DataFrame:
@@ -115,25 +88,15 @@ def test_a_table_says_what_was_measured_in_its_name_and_columns() -> None:
     assert set(found["suite"]) == {"my suite"}
     assert set(found["split"]) == {"validation"}
     assert set(found["units"]) == {"norm / norm"}
-    merged, calibrated = (row for _, row in found.iterrows())
-    assert (calibrated["lam"], calibrated["rho"], calibrated["alpha"]) == (0.0002, 1.2, 0.3)
-    assert (calibrated["calibration_samples"], calibrated["seed"]) == (32, 42)
-    assert merged[["lam", "rho", "alpha", "calibration_samples"]].isna().all()
-
-
-@pytest.mark.parametrize("name", [one.name for one in fields(CalibrationConfig)])
-def test_a_table_tells_apart_what_changes_a_calibrated_model(name: str) -> None:
-    value = getattr(CONFIG, name)
-    other = {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]
-    changed = replace(ORIGIN, config=replace(CONFIG, **{name: other}))
-    before, after = (read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", one)) for one in (ORIGIN, changed))
-    assert before.equals(after) == (name == "batch_size")  # which changes nothing but time
+    assert list(found["model_name"]) == ["merged", "calibrated:lam=0.0002,rho=1.2"]
+    wide = read(replace(numbers, frame=pd.DataFrame({"merged": [1.0], "calibrated": [0.5]})))
+    assert list(wide["models"]) == ["merged; calibrated:lam=0.0002,rho=1.2"]
 
 
 def test_a_table_without_a_calibrated_model_has_no_settings() -> None:
     origin = Origin("s", "validation", {"a": 64, "b": 40})
     found = read(Numbers("drift", pd.DataFrame({"layer": ["head"], "drift": [1.0]}), "norm", origin))
-    assert "lam" not in found
+    assert found["models"].isna().all()
     assert list(found["samples_per_task"]) == ["40 to 64"]
     assert read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", origin.of_task("b")))["samples_per_task"][0] == 40
 

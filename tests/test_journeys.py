@@ -41,7 +41,7 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
 
 @pytest.mark.parametrize("pages", ORDERS, ids="-".join)
 def test_options_from_a_link_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
-    app = opened(tiny_suite_file, pages[0], calibrated="true", n="16", task="signs", **OPTIONS)
+    app = opened(tiny_suite_file, pages[0], b="calibrated", n="16", task="signs", **OPTIONS)
     walk(app, pages, SHOWN, n=16, task="signs")
 
 
@@ -74,8 +74,8 @@ def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
 
 
 def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "features", calibrated="true")
-    control(app, "calibrated").set_value(False).run()
+    app = opened(tiny_suite_file, "features", b="calibrated")
+    control(app, "b").set_value("nothing").run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None
 
@@ -200,7 +200,7 @@ def test_a_value_beyond_the_slider_leads_back_onto_it(tiny_suite_file: Path) -> 
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"calibrated": "perhaps"}, "calibrated")],
+    [({"lam": "much"}, "lam = 'much'"), ({"samples": "0"}, "samples = '0'"), ({"sources": "perhaps"}, "sources")],
 )
 def test_an_address_that_says_nothing_usable_is_told(tiny_suite_file: Path, query: dict[str, str], said: str) -> None:
     app = opened(tiny_suite_file, "suite", **query)
@@ -234,17 +234,19 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 
     app = opened(tiny_suite_file, "calibrate", n="32", somebody="else")
     control(app, "rho").set_value(0.5).run()
-    expected = {"suite": str(tiny_suite_file), "n": "32", "calibrated": "true", "rho": "0.5"}
+    expected = {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "rho": "0.5"}
     assert shown(app) == expected
     assert shown(go(app, "drift")) == expected
     control(app, "rho").set_value(2.0).run()  # the suite's own: not worth an entry
     go(app, "features")
     control(app, "task").set_value("signs").run()
-    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "calibrated": "true", "task": "signs"}
+    assert shown(app) == {"suite": str(tiny_suite_file), "n": "32", "b": "calibrated", "task": "signs"}
 
 
 def test_a_selection_comes_back_from_its_own_address() -> None:
-    chosen = Selection("t5-mini", "b", "block 1", 16, True, 3e-7, 2.1, 0.35, 8, biases=False, units="absolute")
+    chosen = Selection(
+        "t5-mini", "b", "block 1", 16, "ties:scale=1", "calibrated", 3e-7, 2.1, 0.35, 8, 7, False, picked=(3, 0)
+    )
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
     assert set(selection.OF_A_SUITE) < set(vars(HOME))
@@ -340,10 +342,10 @@ def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
         export.output_folder("")
 
 
-def test_pages_say_what_a_check_has_against_the_suite(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_say_what_a_check_has_against_the_suite(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Preflight("tiny", ("expert 'pets' does the task of 'signs' better than its own",), None)
     monkeypatch.setattr(catalogue, "check", lambda suite: found)
-    app = opened(tiny_suite_file)
+    app = opened(own_suite_file)
     for page in ("calibrate", "accuracy", "drift"):
         go(app, page)
         assert healthy(app)

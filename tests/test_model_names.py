@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,10 @@ def tensors(family: Family, model: Weights) -> Mapping[str, Tensor]:
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float = 0.0) -> bool:
     return all(torch.allclose(one[name], other[name], rtol=within, atol=within) for name in one)
+
+
+IDLE = {"batch_size", "rmsnorms", "completion_only"}
+"""Changes nothing but time, or means nothing to a CLIP."""
 
 
 def test_a_name_in_its_parts() -> None:
@@ -75,6 +80,14 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
         assert CalibrationConfig(**{**vars(again), "lam": config.lam}) == config
     assert spelled(own, tiny) == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
     assert [spelled(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+
+
+@pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
+def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
+    own = config_for(tiny)
+    value = getattr(own, name)
+    other = replace(own, **{name: {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]})
+    assert resolved(spelled(other, tiny), tiny) == other != own
 
 
 def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
@@ -127,3 +140,14 @@ def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, messag
 def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
     with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
         measure_drift(tiny, "expert", samples=4)
+
+
+def test_a_folder_that_is_called_like_a_name_must_be_told_from_it(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("calibrated", "ties"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=f"two models are called '{name}'.*write ./{name} for the folder"):
+            measure_drift(tiny, name, samples=4)
+    assert model_name("./calibrated").kind == "reference"

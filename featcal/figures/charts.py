@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, SYMBOL, colours, finish, layer_axis, task_axis
+from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -41,8 +41,8 @@ def drift_compared(drifts: Mapping[str, pd.Series]) -> go.Figure:
             name=model,
             cliponaxis=False,
             mode="lines+markers",
-            line={"color": COLOUR[model], "width": 3},
-            marker={"symbol": SYMBOL[model], "size": 10},
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
+            marker={"symbol": symbol(model), "size": 10},
             hovertemplate=f"%{{x}}: %{{y:{form}}}",
         )
     figure.update_yaxes(title=f"drift, {axis}", rangemode="tozero")
@@ -58,7 +58,7 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
             x=frame["task"].map(label),
             y=frame[model],
             name=model,
-            marker={"color": COLOUR[model]},
+            marker={"color": colour(model)},
             hovertemplate=f"%{{x}}, {model}: %{{y:.3~f}}",
         )
     figure.update_layout(barmode="group", bargroupgap=0.08)
@@ -67,9 +67,11 @@ def score_bars(frame: pd.DataFrame, models: Sequence[str], unit: str = "accuracy
     return finish(figure, 400)
 
 
-def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
-    """Every sample's cosine to the expert: merged across, calibrated up, the diagonal where nothing changed."""
-    low = float(min(merged.min(), calibrated.min()))
+def cosine_pairs(pair: Mapping[str, Array]) -> go.Figure:
+    """Every sample's cosine to the expert: the first model's across, the second one's up, the diagonal where nothing
+    changed."""
+    (a, across), (b, up) = pair.items()
+    low = float(min(across.min(), up.min()))
     low -= 0.05 * (1 - low)
     figure = go.Figure()
     figure.add_scatter(
@@ -81,20 +83,20 @@ def cosine_pairs(merged: Array, calibrated: Array) -> go.Figure:
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=merged,
-        y=calibrated,
+        x=across,
+        y=up,
         name="a sample",
         mode="markers",
-        marker={"color": COLOUR["calibrated"], "size": 8, "opacity": 0.7},
-        hovertemplate="merged %{x:.3f} → calibrated %{y:.3f}<extra></extra>",
+        marker={"color": colour(b), "size": 8, "opacity": 0.7},
+        hovertemplate=f"{label(a)} %{{x:.3f}} → {label(b)} %{{y:.3f}}<extra></extra>",
     )
-    figure.update_xaxes(title="cosine to the expert, merged", range=[low, 1.01])
-    figure.update_yaxes(title="cosine to the expert, calibrated", range=[low, 1.01])
+    figure.update_xaxes(title=f"cosine to the expert, {label(a)}", range=[low, 1.01])
+    figure.update_yaxes(title=f"cosine to the expert, {label(b)}", range=[low, 1.01])
     return finish(figure, 400)
 
 
-def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
-    """Cosine gain against gain in a score over the merged model, one labelled point per task."""
+def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
+    """Cosine gain of a model against its gain in a score, one labelled point per task."""
     figure = go.Figure()
     figure.add_scatter(
         x=frame["cosine gain"],
@@ -103,7 +105,7 @@ def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
         mode="markers+text",
         textposition=_text_sides(frame),
         cliponaxis=False,
-        marker={"color": COLOUR["calibrated"], "size": 11},
+        marker={"color": colour(model), "size": 11},
         hovertemplate=f"%{{text}}: cosine %{{x:+.3f}}, {metric} %{{y:+.1f}} points<extra></extra>",
         showlegend=False,
     )
@@ -117,97 +119,6 @@ def gains(frame: pd.DataFrame, metric: str) -> go.Figure:
     )
     figure.update_yaxes(title=f"gain in {metric}, points")
     return finish(figure, 400)
-
-
-def feature_map(
-    points: Mapping[str, Array],
-    labels: Sequence[str],
-    arrows: bool,
-    axes: str,
-    answers: Sequence[str] | None = None,
-    selected: Sequence[int] = (),
-) -> go.Figure:
-    """One map of several models' features; row i is sample i in each of them.
-
-    Shapes are models. Colours are models too, or the right answer of every sample where `answers` says it. Selected
-    samples stay lit in every model.
-
-    Args:
-        labels: what a sample is, as plotly draws it.
-    """
-    figure = go.Figure()
-    different = sorted(set(answers or ()))
-    coloured = dict(zip(different, colours(len(different)), strict=True))
-    if arrows:
-        _moves(figure, points["merged"], points["calibrated"])
-    for model, flat in points.items():
-        figure.add_scatter(
-            x=flat[:, 0],
-            y=flat[:, 1],
-            name=model,
-            mode="markers",
-            customdata=list(range(len(flat))),
-            text=list(labels),
-            marker={
-                "color": COLOUR[model] if answers is None else [coloured[answer] for answer in answers],
-                "symbol": SYMBOL[model],
-                "size": 8,
-                "opacity": 0.85,
-            },
-            selectedpoints=list(selected) if selected else None,
-            selected={"marker": {"opacity": 1.0, "size": 13}},
-            unselected={"marker": {"opacity": 0.25}},
-            legendgroup=model,
-            showlegend=answers is None,
-            hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
-        )
-        if answers is not None:
-            _legend_entry(figure, model, COLOUR["base"], SYMBOL[model], model)
-    for answer, colour in coloured.items():
-        _legend_entry(figure, label(answer), colour, "square", None)
-    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
-    figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
-    figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
-    figure.update_layout(dragmode="pan")
-    finish(figure, 560)
-    if answers is not None:  # a legend of several rows, below the tool bar
-        figure.update_layout(margin={"t": 108})
-    return figure
-
-
-def _moves(figure: go.Figure, merged: Array, calibrated: Array) -> None:
-    """An arrow from every sample of the merged model to the same of the calibrated one."""
-    figure.add_scatter(
-        x=_segments(merged[:, 0], calibrated[:, 0]),
-        y=_segments(merged[:, 1], calibrated[:, 1]),
-        name="merged → calibrated",
-        mode="lines+markers",
-        line={"color": COLOUR["base"], "width": 1},
-        marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
-        opacity=0.55,
-        hoverinfo="skip",
-    )
-
-
-def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
-    """Overlaid histograms with common bins, one per model."""
-    figure = go.Figure()
-    together = np.concatenate([np.asarray(v) for v in values.values()])
-    low, high = float(together.min()), float(together.max())
-    width = (high - low) / 24 or 0.01
-    for model, one in values.items():
-        figure.add_histogram(
-            x=one,
-            name=model,
-            xbins={"start": low, "end": high + width, "size": width},
-            marker={"color": COLOUR[model], "line": {"width": 0}},
-            opacity=0.65,
-            hovertemplate=f"{model}, %{{x:.3f}}: %{{y}} samples<extra></extra>",
-        )
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title=axis)
-    figure.update_yaxes(title="samples")
-    return finish(figure, 260)
 
 
 def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
@@ -243,10 +154,10 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
             name=f"drift, {model}",
             cliponaxis=False,
             mode="lines+markers" if key == "layer" else "markers",
-            line={"color": COLOUR[model], "width": 3},
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
             marker={
-                "symbol": SYMBOL[model],
-                "color": COLOUR[model],
+                "symbol": symbol(model),
+                "color": colour(model),
                 "size": 11,
                 "line": {"width": 1.5, "color": "white"},
             },
@@ -269,17 +180,6 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     finish(figure, 440)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
     return figure
-
-
-def _legend_entry(figure: go.Figure, name: str, colour: str, symbol: str, group: str | None) -> None:
-    """A line of the legend without points of its own."""
-    marker = {"color": colour, "symbol": symbol, "size": 9}
-    figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
-
-
-def _segments(start: Array, end: Array) -> list[float | None]:
-    """start, end, gap, start, end, gap, …: many separate line segments in one trace."""
-    return [value for pair in zip(start.tolist(), end.tolist(), strict=True) for value in (*pair, None)]
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:

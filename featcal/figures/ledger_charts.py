@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, SYMBOL, finish, layer_axis, task_axis
+from featcal.figures.theme import COLOUR, colour, finish, layer_axis, opened, symbol, task_axis
 
 MANY = 11
 """So many layers that their bars are too narrow for numbers."""
@@ -48,7 +48,7 @@ def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figu
             cliponaxis=False,
             increasing={"marker": {"color": COLOUR["mismatch"]}},
             decreasing={"marker": {"color": COLOUR["expert"]}},
-            totals={"marker": {"color": COLOUR[model]}},
+            totals={"marker": {"color": colour(model)}},
             connector={"line": {"color": COLOUR["base"], "width": 1, "dash": "dot"}},
             customdata=frame["share"],
             hovertemplate="%{x}: %{delta:+.3f}<extra>" + model + "</extra>",
@@ -80,14 +80,14 @@ def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Gamma and eta per block, relative to the incoming drift."""
     figure = go.Figure()
     for model, frame in frames.items():
-        for name, letter, dash in (("gamma", "γ", "solid"), ("eta", "η", "dot")):
+        for name, letter, line in (("gamma", "γ", "solid"), ("eta", "η", "dot")):
             figure.add_scatter(
                 x=frame["layer"],
                 y=frame[name],
                 name=f"{letter}, {model}",
                 mode="lines+markers",
-                line={"color": COLOUR[model], "dash": dash, "width": 3},
-                marker={"symbol": SYMBOL[model], "size": 10},
+                line={"color": colour(model), "dash": line, "width": 3},
+                marker={"symbol": symbol(model), "size": 10},
                 customdata=frame["certified_growth"],
                 hovertemplate=f"%{{x}}: {name} %{{y:.3f}}<br>growth certified for %{{customdata:.0%}} of samples"
                 f"<extra>{model}</extra>",
@@ -103,7 +103,7 @@ def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figur
             x=frame["layer"],
             y=frame["response"],
             name=f"cos(r, e), {model}",
-            marker={"color": COLOUR[model]},
+            marker={"color": colour(model)},
             hovertemplate=f"%{{x}}: %{{y:+.3f}}<extra>{model}</extra>",
         )
     figure.update_layout(barmode="group")
@@ -114,13 +114,13 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
     """Score drift and its bound per task, log scale."""
     figure = go.Figure()
     for model, frame in frames.items():
-        for name, symbol in (("score_drift", SYMBOL[model]), ("bound", "line-ew-open")):
+        for name, sign in (("score_drift", symbol(model)), ("bound", "line-ew-open")):
             figure.add_scatter(
                 x=frame["task"].map(label),
                 y=frame[name],
                 name=f"{'bound' if name == 'bound' else 'score drift'}, {model}",
                 mode="markers",
-                marker={"symbol": symbol, "size": 12, "color": COLOUR[model], "line": {"width": 2}},
+                marker={"symbol": sign, "size": 12, "color": colour(model), "line": {"width": 2}},
                 customdata=frame["tightness"],
                 hovertemplate="%{x}: %{y:.2f}, tightness %{customdata:.2f}<extra>" + model + "</extra>",
             )
@@ -133,13 +133,13 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
     """Decisions that agree with the expert's and certified ones, per task; hover for the accuracy."""
     figure = go.Figure()
     for model, frame in frames.items():
-        for name, symbol in (("agreement", SYMBOL[model]), ("certified", f"{SYMBOL[model]}-open")):
+        for name, sign in (("agreement", symbol(model)), ("certified", opened(model))):
             figure.add_scatter(
                 x=frame["task"].map(label),
                 y=100 * frame[name],
                 name=f"{'certified' if name == 'certified' else 'agrees'}, {model}",
                 mode="markers",
-                marker={"symbol": symbol, "size": 11, "color": COLOUR[model], "line": {"width": 2}},
+                marker={"symbol": sign, "size": 11, "color": colour(model), "line": {"width": 2}},
                 customdata=100 * frame["accuracy"],
                 hovertemplate=f"%{{x}}: {name} %{{y:.0f}} %, accuracy %{{customdata:.0f}} %<extra>{model}</extra>",
             )
@@ -151,13 +151,13 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
 def sources(frame: pd.DataFrame) -> go.Figure:
     """Excess objective of fitting on another feature source, per block, relative to the deployed minimum."""
     figure = go.Figure()
-    for source, colour in SOURCE_COLOUR.items():
+    for source, shade in SOURCE_COLOUR.items():
         part = frame[frame["source"] == source]
         figure.add_bar(
             x=part["layer"],
             y=100 * part["relative"],
             name=source,
-            marker={"color": colour},
+            marker={"color": shade},
             hovertemplate=f"%{{x}}: %{{y:.3~f}} %<extra>{source}</extra>",
         )
     figure.update_layout(barmode="group")

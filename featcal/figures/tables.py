@@ -26,9 +26,9 @@ _METRICS = {
 
 def drift_table(ledger: DriftLedger) -> pd.DataFrame:
     """One row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
-    frame = ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment"]]
-    norms = [float(layer.expert_norm.mean()) for task in ledger.tasks.values() for layer in task.layers]
-    return frame.assign(model=ledger.model, expert_norm=norms)
+    return ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment", "expert_norm"]].assign(
+        model=ledger.model
+    )
 
 
 def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
@@ -56,26 +56,45 @@ def per_task(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
     return scaled[scaled["layer"] == layer].reset_index(drop=True)
 
 
-def score_table(scores: Mapping[str, Scores]) -> pd.DataFrame:
+def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = None) -> pd.DataFrame:
     """One row per task and one for the average, one column per model, in percent.
 
-    With merged and calibrated model also their difference in points, and with the experts the share of the gap
-    between merged model and expert that calibration closed (missing where the expert is not better).
+    Of a pair of models also the difference in points, second minus first, and with the experts the share of the gap
+    between the first and the expert that the second closed (missing where the expert is not better).
     """
     columns = {model: [*(s.value for s in one.tasks.values()), one.average] for model, one in scores.items()}
     tasks = list(next(iter(scores.values())).tasks)
     frame = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
-    if {"merged", "calibrated"} <= set(frame):
-        frame["calibrated − merged"] = frame["calibrated"] - frame["merged"]
+    if pair is not None:
+        first, second = pair
+        frame[difference(pair)] = frame[second] - frame[first]
         if "expert" in frame:
-            gap = frame["expert"] - frame["merged"]
-            frame["gap closed, %"] = 100 * frame["calibrated − merged"] / gap.where(gap > 0, np.nan)
+            gap = frame["expert"] - frame[first]
+            frame["gap closed, %"] = 100 * frame[difference(pair)] / gap.where(gap > 0, np.nan)
     return frame.reset_index()
+
+
+def difference(pair: tuple[str, str]) -> str:
+    """The column of a score table that says how much better the second model is.
+
+    >>> difference(("merged", "calibrated"))
+    'calibrated − merged'
+    """
+    return f"{pair[1]} − {pair[0]}"
 
 
 def metric_name(scores: Mapping[str, Scores]) -> str:
     """What the numbers of a score table are; "score" where tasks are scored differently."""
-    names = {_METRICS[task.metric] for one in scores.values() for task in one.tasks.values()}
+    return metric_words(task.metric for one in scores.values() for task in one.tasks.values())
+
+
+def metric_words(metrics: Iterable[str]) -> str:
+    """What scores of these metrics are called together.
+
+    >>> metric_words(["exact_match", "exact_match"]), metric_words(["exact_match", "spearman"])
+    ('exact match', 'score')
+    """
+    names = {_METRICS[metric] for metric in metrics}
     return names.pop() if len(names) == 1 else "score"
 
 
@@ -120,14 +139,15 @@ def stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return together[["model", *(name for name in together if name != "model")]]
 
 
-def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
-    """Per task what calibration gained over the merged model: cosine, and score in points."""
+def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
+    """Per task what the second model gained over the first: cosine, and score in points."""
     joined = cosines.merge(scores, on="task", suffixes=(" cosine", " score"))
+    first, second = pair
     return pd.DataFrame(
         {
             "task": joined["task"],
-            "cosine gain": joined["calibrated cosine"] - joined["merged cosine"],
-            "score gain": joined["calibrated − merged"],
+            "cosine gain": joined[f"{second} cosine"] - joined[f"{first} cosine"],
+            "score gain": joined[difference(pair)],
         }
     )
 

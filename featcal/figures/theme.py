@@ -24,8 +24,62 @@ OTHERS = ("#E3B23C", "#8C6BB1", "#17BECF", "#CC79A7", "#A65628", "#9ACD32", "#F2
 """Colours of up to ten answers or classes, none of them a model's."""
 SYMBOL = {"base": "square", "merged": "diamond", "calibrated": "circle", "expert": "star"}
 """Shapes say the same as the colours, for readers who cannot use those."""
+SECOND = {"base": "#5F646D", "merged": "#9A4400", "calibrated": "#1C639B", "expert": "#006B4E"}
+"""The second model of a role beside the first: the same hue, darker; its symbols are open and its lines dashed."""
 
 _GRID = "rgba(128, 134, 145, 0.25)"
+
+
+class Shown(str):
+    """What a chart calls a model: a text that also knows how the model is drawn.
+
+    Plain names of roles are drawn as these, so a chart takes either.
+    """
+
+    role: str
+    """One of `ROLES`: decides the colour and the symbol."""
+    second: bool
+    """Whether another model of the same role is shown before it."""
+
+    def __new__(cls, label: str, role: str, second: bool = False) -> Shown:
+        shown = super().__new__(cls, label)
+        shown.role, shown.second = role, second
+        return shown
+
+    def __getnewargs__(self) -> tuple[str, str, bool]:  # type: ignore[override]
+        """For copies, which plotly makes of every text."""
+        return str(self), self.role, self.second
+
+
+def colour(model: str) -> str:
+    """
+    >>> colour(Shown("merged, scale 0.6", "merged")) == colour("merged")
+    True
+    """
+    return (SECOND if _second(model) else COLOUR)[_role(model)]
+
+
+def symbol(model: str) -> str:
+    """The marker's symbol, open where it is the second of its role."""
+    return SYMBOL[_role(model)] + ("-open" if _second(model) else "")
+
+
+def opened(model: str) -> str:
+    """The symbol of what is proven and not seen: open, or with a dot where the model's own is open."""
+    return symbol(model) + ("-dot" if _second(model) else "-open")
+
+
+def dash(model: str) -> str:
+    """The dash of a model's line."""
+    return "dash" if _second(model) else "solid"
+
+
+def _role(model: str) -> str:
+    return model.role if isinstance(model, Shown) else model
+
+
+def _second(model: str) -> bool:
+    return isinstance(model, Shown) and model.second
 
 
 def colours(count: int) -> list[str]:

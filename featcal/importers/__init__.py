@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
-from featcal.importers.common import Imported, read_recipe
+from featcal.importers.common import Imported, read_recipe, write_new
 from featcal.suite import Suite
 
 __all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
@@ -54,7 +54,7 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
         for title, lines in (("To be filled in:", imported.missing), ("Not quite the recipe:", imported.notes))
         if lines
     )
-    _write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
+    write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
 
 
@@ -72,19 +72,8 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
     from featcal.importers.fusion_bench_export import export_fusion_bench
 
     pool = export_fusion_bench(suite)
-    _write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
+    write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "models": list(pool["models"])}
-
-
-def _write_new(out: Path, text: str) -> None:
-    """Write a file that must not be there yet."""
-    try:
-        with out.open("x", encoding="utf-8") as target:
-            target.write(text)
-    except FileExistsError as error:
-        raise InputError(f"{out} is there already; choose another name or remove it") from error
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}") from error
 
 
 def _comment(title: str, lines: tuple[str, ...]) -> str:

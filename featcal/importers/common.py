@@ -60,3 +60,18 @@ def samples_missing(tasks: Iterable[str]) -> list[str]:
     names = ", ".join(tasks)
     ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
     return [f"calibration samples of {names}: {ask}"] if names else []
+
+
+def write_new(out: Path, text: str) -> None:
+    """Write a file that must not be there yet.
+
+    Raises:
+        InputError: it is there, or cannot be written.
+    """
+    try:
+        with out.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{out} is there already; choose another name or remove it") from error
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error

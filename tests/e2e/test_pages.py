@@ -9,7 +9,7 @@ from e2e.visitor import Model, Visitor
 
 pytestmark = pytest.mark.e2e
 WIDTHS = (800, 960, 1024, 1280)
-QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&calibrated=true"
+QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated"
 
 
 @pytest.mark.parametrize("name", ["drift", "calibrate", "features", "accuracy", "suite"])

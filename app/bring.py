@@ -1,0 +1,137 @@
+"""The steps to one's own suite: what it is made of, the suite file, what `featcal check` says of it, where it goes."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import catalogue, state, view
+from app.export import output_folder
+from featcal.draft import KINDS, DraftTask, draft, read_draft, taken_over, write_draft
+from featcal.errors import FeatcalError, InputError
+from featcal.figures.names import plain, plain_lines
+from featcal.preflight import Preflight, check
+from featcal.schema.recipe import METHODS
+from featcal.suite import Suite, task_catalogue
+from featcal.suite_files import Stamp, suite_stamp
+
+_TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
+CHECKPOINT = "a checkpoint"
+FIELDS = [field.name for field in fields(DraftTask)]
+HELP = {
+    "task": "Any name.",
+    "expert": "Folder, Hub id, or REF+ADAPTER for a LoRA adapter.",
+    "kind": "How the samples are stored; catalogue: a task of a published benchmark.",
+    "where": "Folder, file or Hub id of the samples; of the catalogue the entry's name.",
+    "calibration": "Path below `where`; of hub and arrays the split's name.",
+    "input": "For text: a template over the columns, such as Is '{sentence}' positive?",
+    "target": "For text: the template of the right answer, such as {answer}.",
+}
+
+
+def upload() -> None:
+    """A file to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
+    given = st.file_uploader(
+        "Start from a suite file, a mergekit configuration or a FusionBench model pool (YAML)", type=["yaml", "yml"]
+    )
+    if given is None or not st.button("Take it over", icon=":material/input:"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "uploaded.yaml"
+        file.write_bytes(given.getvalue())
+        try:
+            _put(*taken_over(file))
+        except InputError as error:
+            view.problem(error)
+
+
+def form() -> None:
+    """Fields for models and tasks; a button makes the suite file of them."""
+    left, middle, right = st.columns(3)
+    name = _field(left.text_input, "name", "my-suite", "Name of the suite")
+    base = _field(middle.text_input, "base", "", "Base model", placeholder="folder or Hub id")
+    how = _field(right.selectbox, "merge", CHECKPOINT, "Merged model", [CHECKPOINT, *METHODS])
+    merged: str | dict[str, Any] = {"method": how}
+    if how == CHECKPOINT:
+        merged = _field(right.text_input, "merged", "", "Merged checkpoint", placeholder="folder or Hub id")
+    elif how in ("task-arithmetic", "ties"):
+        merged = {"method": how, "scale": _field(right.number_input, "scale", 0.3, "Scale")}
+    columns: dict[str, Any] = {name: st.column_config.TextColumn(help=HELP.get(name)) for name in FIELDS}
+    columns["kind"] = st.column_config.SelectboxColumn(options=list(KINDS), help=HELP["kind"], default=KINDS[0])
+    kept: list[dict[str, str]] = st.session_state.get(_ROWS) or [asdict(DraftTask("", ""))]
+    table = pd.DataFrame(kept, columns=FIELDS)
+    edited = st.data_editor(table, num_rows="dynamic", hide_index=True, column_config=columns, key=_EDITOR)
+    known = ", ".join(task_catalogue())
+    st.caption(f"One line per task. Entries of the catalogue: {plain(known)}.")
+    if st.button("Make the suite file", icon=":material/edit_document:"):
+        rows = [{name: str(row.get(name) or "") for name in FIELDS} for row in edited.to_dict("records")]
+        st.session_state[_ROWS] = rows
+        _put(draft(name, base, merged, [DraftTask(**row) for row in rows]), [])
+
+
+def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any:
+    """A widget whose value stays while the visitor is on another page."""
+    kept, key = st.session_state.setdefault(_FORM, {}), f"draft-{name}"
+    if key not in st.session_state:
+        st.session_state[key] = kept.get(name, default)
+    kept[name] = draw(*args, key=key, **kwargs)
+    return kept[name]
+
+
+def suite_text() -> str:
+    """The suite file, to be completed by hand; "" where nothing was begun."""
+    text: str = st.session_state.get(_TEXT, "")
+    if not text:
+        return ""
+    for note in st.session_state.get(_NOTES, []):
+        st.warning(plain(note), icon=":material/edit_note:")
+    key = "draft-text"
+    if key not in st.session_state:
+        st.session_state[key] = text
+    st.session_state[_TEXT] = st.text_area("Suite file (YAML)", key=key, height=340)
+    return str(st.session_state[_TEXT])
+
+
+def verdict(text: str) -> Suite | None:
+    """What is wrong with the draft and what it would take; the suite where it can be opened."""
+    try:
+        suite = read_draft(text, Path.cwd())
+        with st.spinner("Checking models and samples …"):
+            found = _checked(suite_stamp(suite), suite)
+    except FeatcalError as error:
+        view.problem(error)
+        return None
+    catalogue.findings(found)
+    catalogue.expectations(found)
+    return None if found.problems else suite
+
+
+@st.cache_resource(max_entries=4, ttl="10m", show_spinner=False)
+def _checked(files: Stamp, _suite: Suite) -> Preflight:
+    return check(_suite, probe=False)
+
+
+def write(text: str, suite: Suite) -> None:
+    """A file name, the command line for it, and one button that writes the file and opens it here."""
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    name = left.text_input("File to write (must not exist)", f"{suite.name}.yaml").strip()
+    if right.button("Write and open it", type="primary", icon=":material/save:", width="stretch"):
+        try:
+            file = output_folder(name)
+            write_draft(text, file)
+        except FeatcalError as error:
+            view.problem(error)
+            return
+        state.select(suite=str(file))
+        st.success(plain_lines(f"Written: {file}. It is the suite of every page now."), icon=":material/check_circle:")
+    st.code(f"featcal check {name}\nfeatcal calibrate {name} --out calibrated", language="bash")
+
+
+def _put(text: str, notes: list[str]) -> None:
+    st.session_state[_TEXT], st.session_state[_NOTES] = text, notes
+    st.session_state["draft-text"] = text

@@ -1,0 +1,139 @@
+"""The two models that a session looks at: chosen in the sidebar of every page, the same on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import streamlit as st
+
+from app import jobs, options, state, stopped, view
+from app.selection import CALIBRATED, HOME
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
+from featcal.figures.names import plain
+from featcal.figures.theme import Shown
+from featcal.model_ids import ModelId
+from featcal.report.models import labelled
+from featcal.session import Session
+from featcal.words import exactly
+
+NOTHING = "nothing"
+"""In the list of second models: none."""
+EXPERT = Shown("expert", "expert")
+BASE = Shown("base", "base")
+MERGES = ("simple-averaging", "task-arithmetic:scale=0.6", "ties:scale=1")
+"""Merges that any suite can be compared with."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The models of a page by what charts call them, A first."""
+
+    models: Mapping[str, ModelId]
+
+    @property
+    def a(self) -> str:
+        return next(iter(self.models))
+
+    @property
+    def b(self) -> str | None:
+        """The second model; None where one is looked at alone."""
+        return next(iter([*self.models][1:]), None)
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """Both models, where there are two."""
+        return None if self.b is None else (self.a, self.b)
+
+    @property
+    def calibration(self) -> CalibrationConfig | None:
+        """The options of the second model, else of the first, where they are calibrated here."""
+        found = [model for model in self.models.values() if isinstance(model, CalibrationConfig)]
+        return found[-1] if found else None
+
+
+def in_sidebar(session: Session) -> Compared:
+    """Both models chosen in the sidebar, with the controls of the calibrated one; calibrated models are there when
+    this returns."""
+    with st.sidebar:
+        offered = names(session)
+        for field, label, first in (("a", "Model A", []), ("b", "Model B", [NOTHING])):
+            now, home = getattr(state.selection(), field) or NOTHING, getattr(HOME, field) or NOTHING
+            listed = list(dict.fromkeys([*first, *offered, now]))
+            note = "A name as `featcal drift --model` takes it; type a scale, a task's expert, or a checkpoint folder."
+            state.control(st.selectbox, field, now, home, label, listed, accept_new_options=True, help=note)
+        if state.selection().calibrates:
+            options.controls_in_sidebar(session)
+    return chosen(session)
+
+
+def with_calibrated(session: Session) -> Compared:
+    """Model A (the merged one where that is the calibrated one), and the one of the controls, whatever B is."""
+    a = state.selection().a
+    with st.sidebar:
+        offered = [name for name in names(session) if name != CALIBRATED]
+        now = HOME.a if a == CALIBRATED else a
+        state.control(
+            st.selectbox, "a", now, HOME.a, "Model A", list(dict.fromkeys([*offered, now])), accept_new_options=True
+        )
+    return _made(session, [now, CALIBRATED])
+
+
+def chosen(session: Session) -> Compared:
+    """What the selection names, made where it is a calibration; the page ends where a name stands for nothing."""
+    return _made(session, _selected())
+
+
+def named(session: Session) -> dict[str, ModelId]:
+    """What the selection names, not made.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    return _labelled(session, _selected())
+
+
+def _selected() -> list[str]:
+    selection = state.selection()
+    return list(dict.fromkeys(filter(None, (selection.a, selection.b))))
+
+
+def _made(session: Session, texts: list[str]) -> Compared:
+    try:
+        found = _labelled(session, texts)
+        with state.progress() as report:
+            for model in found.values():
+                if isinstance(model, CalibrationConfig):
+                    jobs.calibrated(session, model, report)
+                else:
+                    session.weights(model)
+    except InputError as error:
+        view.problem(error)
+        back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
+        st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
+        stopped.end_page()
+    compared = Compared(found)
+    settings(session, compared)
+    return compared
+
+
+def names(session: Session) -> list[str]:
+    """Names of models that any suite has."""
+    rho = exactly(options.chosen(session).rho)
+    experts = [f"expert:{task}" for task in session.tasks]
+    return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *MERGES, *experts]
+
+
+def settings(session: Session, compared: Compared) -> None:
+    """One line for every model that needs one: what exactly it is."""
+    with st.container(key="model-settings"):
+        for shown, model in compared.models.items():
+            if isinstance(model, CalibrationConfig):
+                st.caption(f"{shown}: {options.described(model, session)}")
+            elif isinstance(model, str) and model != shown:
+                st.caption(f"{shown}: {plain(model)}")
+
+
+def _labelled(session: Session, texts: list[str]) -> dict[str, ModelId]:
+    return labelled((text, options.chosen(session) if text == CALIBRATED else session.named(text)) for text in texts)
