@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from textwrap import shorten, wrap
 
 import numpy as np
@@ -190,7 +191,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         st.plotly_chart(
             cloud_charts.small_maps(points, dots, axes, shown.task),
             key=_SMALL,
-            on_select=_pick_task,
+            on_select=partial(_pick_task, shown.session.tasks),
             selection_mode="points",
             config=view.plotly(numbers.name),
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
@@ -283,7 +284,7 @@ def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
     """Ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED` at
     most; lines have none.
 
-    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": ["pets", 7]}, {"x": 0.5}])
+    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
     (3, 7)
     """
     found = (point.get("customdata") for point in points)
@@ -297,10 +298,10 @@ def _pick() -> None:
         state.select(picked=ids)
 
 
-def _pick_task() -> None:
+def _pick_task(tasks: Sequence[str]) -> None:
     points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
     if points:
-        state.select(task=str(points[0]["customdata"][0]), picked=ids_of(points[:1]))
+        state.select(task=tasks[int(points[0]["customdata"][0])], picked=ids_of(points[:1]))
 
 
 def _until_done(job: Job, draw: Callable[[], None]) -> None:

@@ -86,7 +86,9 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     control(app, "suite").options.append(str(other))  # what is typed into the field
     control(app, "suite").set_value(str(other)).run()
     assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 9"
-    walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets", layer="block 2")
+    walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+    for page, layer in (("drift", "block 2"), ("features", "head")):  # what each of them begins with
+        assert control(go(app, page), "layer").value == layer
 
 
 def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
