@@ -63,7 +63,7 @@ if not is_warm():
             first_chart()
         st.caption("Loading torch and transformers …")
 wait_until_warm()
-from app import catalogue, state, stopped, view  # noqa: E402
+from app import catalogue, state, stopped, tour, view  # noqa: E402
 
 opening.empty()
 
@@ -75,6 +75,7 @@ try:
             view.suite_selector()
             state.mirror_in_address()
         view.left_out()
+        tour.box(name, FIRST)
         said = st.container()
         page.run()
         if name not in ("suite", "bring", "jobs"):

@@ -41,6 +41,11 @@ export default function ({ data }) {
   if (address.href !== window.location.href) {
     window.history.replaceState(window.history.state, "", address.href);
   }
+  const left = window.featcalPage;
+  window.featcalPage = address.pathname;
+  if (left && left !== address.pathname && window.innerWidth < 768) {  // a phone: the list of pages covers the next one
+    document.querySelector('[data-testid="stSidebarCollapseButton"] button')?.click();
+  }
 }
 """,
 )

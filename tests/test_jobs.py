@@ -28,7 +28,6 @@ from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
-from featcal.preflight.estimates import START
 from featcal.resources import bundle_root, cache_folder
 from featcal.session import Session
 
@@ -399,8 +398,8 @@ def test_long_is_what_takes_longer_than_a_process_to_start_or_is_of_a_large_mode
     tiny: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(tiny)
-    assert not lengths.is_long(session, START)
-    assert lengths.is_long(session, START + 0.1)
+    assert not lengths.is_long(session, lengths.LONG_IF_SMALL)
+    assert lengths.is_long(session, lengths.LONG_IF_SMALL + 0.1)
     monkeypatch.setattr(lengths, "SMALL", 100)
     assert not lengths.is_long(session, lengths.LONG)
     assert lengths.is_long(session, lengths.LONG + 0.1)

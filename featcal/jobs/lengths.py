@@ -6,7 +6,7 @@ import torch
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import BATCH_SIZE
-from featcal.preflight.estimates import START, calibration_seconds, scoring_seconds
+from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
 from featcal.session import Session
 from featcal.views import View
@@ -14,8 +14,10 @@ from featcal.views import View
 LONG = 2.0
 """Seconds of work that a page does itself."""
 SMALL = 64 * 2**20
-"""Bytes of a model that is read in a moment. A process of its own takes `START` seconds to begin, so work on small
-models has to take longer than that to be worth one."""
+"""Bytes of a model that is read in a moment."""
+LONG_IF_SMALL = 60.0
+"""The same of small models: estimates of them are mostly of how busy the machine is, and a process of its own takes
+some ten seconds to begin."""
 LOOKED_AT = 2
 """Samples of a task that tell how many tokens one has; of text, which is cheap and varies, more."""
 LOOKED_AT_OF_TEXT = 16
@@ -25,7 +27,7 @@ def is_long(session: Session, seconds: float) -> bool:
     """Whether work on a session's suite that takes so long belongs into a process of its own."""
     info = session.family.merged.info
     stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
-    return seconds > (LONG if stored > SMALL else START)
+    return seconds > (LONG if stored > SMALL else LONG_IF_SMALL)
 
 
 def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
