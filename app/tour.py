@@ -39,7 +39,7 @@ STEPS = (
         "calibrate",
         "Calibration solves every linear map anew, from a few samples without labels, so that its outputs are those "
         "of the experts. No training: move a slider and the model is computed again.",
-        {"calibrated": True},
+        {"b": "calibrated"},
     ),
     Step("features", "One point is one sample. Where calibration works, its points lie nearer to the expert's."),
     Step(
