@@ -1,10 +1,10 @@
-"""The parts of the Features page: the map, the true distances beside it, what a selected point is."""
+"""The parts of the Features page: maps, the true distances beside them, what a picked sample is."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass
 from textwrap import shorten, wrap
 
 import numpy as np
@@ -15,121 +15,224 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from app import maps, state, view
 from app.downloads import Numbers, Origin
-from featcal.figures import charts, tables
+from app.selection import MOST_PICKED
+from featcal.figures import cloud_charts, tables
+from featcal.figures.cloud_charts import Depth, Dots
 from featcal.figures.names import label, plain
+from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
-from featcal.model_ids import ModelId
+from featcal.model_ids import ModelId, model_key
+from featcal.models.adapter import LAST_LAYER
+from featcal.progress import Progress, silent
 from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import View
 
 POLL_SECONDS = 1.0
-_MAP, _SELECTED = "feature-map", "selected samples"
-Job = Future[maps.Map]
+EXPERT = "expert"
+TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]
+_MAP, _SMALL = "feature-map", "feature-maps"
+Job = Future[list[maps.Points]]
 
 
-def features_of(
-    session: Session, models: Mapping[str, ModelId], task: str, on: View, pooled: bool
-) -> dict[str, Tensor]:
-    """Features of the expert and of `models` on one task: final ones, or states pooled over the input's tokens."""
-    if pooled:
-        return {name: session.pooled(model, task, on) for name, model in {"expert": "expert", **models}.items()}
-    found = {name: session.features(model, on).tasks[task] for name, model in models.items()}
-    expert = next(iter(found.values())).expert_features
-    return {"expert": expert, **{name: one.model_features for name, one in found.items()}}
+@dataclass(frozen=True)
+class Shown:
+    """What the page looks at: models on the samples of one task behind one layer."""
+
+    session: Session
+    models: Mapping[str, ModelId]
+    """By what charts call them, the expert first."""
+    moved: tuple[str, str] | None
+    """Two of them whose samples are joined by arrows."""
+    task: str
+    on: View
+    layer: str
+
+    @property
+    def data(self) -> Samples:
+        return self.session.seen(self.task, self.on)
+
+    @property
+    def on_map(self) -> list[str]:
+        """The layers of the map: the head has one of its own, since its features are of another width."""
+        return [LAST_LAYER] if self.layer == LAST_LAYER else offered(self.session)[:-1]
+
+    def key(self, *more: Hashable) -> Hashable:
+        """Tells features of these models from others of the session."""
+        return (*map(model_key, self.models.values()), self.on, *more)
+
+    def features(self, task: str, report: Progress = silent) -> dict[str, dict[str, Tensor]]:
+        """Features `[n, d]` of a task: by layer of the map, then by model."""
+        if self.layer != LAST_LAYER:
+            found = {n: self.session.layer_features(one, task, self.on, report) for n, one in self.models.items()}
+            return {layer: {name: one[layer] for name, one in found.items()} for layer in self.on_map}
+        others = {name: model for name, model in self.models.items() if model != EXPERT}
+        last = {name: self.session.features(model, self.on, report).tasks[task] for name, model in others.items()}
+        expert = next(iter(last.values())).expert_features
+        return {LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}
+
+    def cloud(self, task: str, layers: Sequence[str], clouds: int) -> tuple[list[int], maps.Points]:
+        """Ids of the samples that are drawn, and features of unit norm: layer by layer, model by model, sample by
+        sample.
+
+        Args:
+            clouds: how many there are on the page's map or maps.
+        """
+
+        def make() -> tuple[list[int], maps.Points]:
+            ids = maps.drawn(len(self.session.seen(task, self.on)), clouds)
+            found = self.features(task)
+            parts = [tables.pooled({name: one[ids] for name, one in found[layer].items()}) for layer in layers]
+            return ids, np.concatenate(parts)
+
+        return self.session.once("cloud", self.key(task, tuple(layers), clouds), make)
 
 
-def map_section(
-    session: Session,
-    key: Hashable,
-    features: Mapping[str, Tensor],
-    pair: tuple[str, str] | None,
-    data: Samples,
-    origin: Origin,
-) -> list[int]:
-    """PCA at once, UMAP when its process is done; returns the ids of selected samples.
+def offered(session: Session) -> list[str]:
+    """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
+    adapter = session.family.adapter
+    return adapter.layers()[1:] if adapter.class_token else adapter.layers()
 
-    Args:
-        key: tells these features from others of the session.
-        pair: models whose samples are joined by arrows.
-    """
-    (task,) = origin.counts
-    cloud = tables.pooled(features)
-    job: Job = session.once("map", key, lambda: state.map_worker().submit(cloud))
-    answers = answers_of(data)
 
-    def draw() -> list[int]:
-        ready = job.done()
-        if ready and waiting:
-            st.rerun()
-        left, right = st.columns(2)
-        kind = view.choice("Map", ["UMAP", "PCA"], "map", left)
-        by_answer = False
-        if answers is not None:
-            of_answers = ("answer", "model") if session.is_text else ("model", "class")
-            by_answer = view.choice("Colour", of_answers, "colour", right) != "model"
-        as_umap = kind == "UMAP" and ready and job.exception() is None
-        flat = job.result().points if as_umap else maps.pca_map(cloud)
-        points = dict(zip(features, np.split(flat, len(features)), strict=True))
-        axes = "UMAP" if as_umap else "PCA"
-        numbers = Numbers(f"map {task}", _coordinates(points, axes, answers), f"coordinates of the {axes} map", origin)
-        st.plotly_chart(
-            charts.feature_map(
-                points,
-                _hover(data),
-                pair,
-                axes,
-                answers if by_answer else None,
-                selected_samples(origin),
-            ),
-            key=_MAP,
-            on_select=partial(_select, origin),
-            selection_mode="points",
-            config={**view.plotly(numbers.name), "scrollZoom": True, "modeBarButtons": [["toImage", "resetScale2d"]]},
-            alt=f"{axes} map of {len(data)} samples' features of {', '.join(points)} on task {task}",
+def layer_slider(session: Session) -> str:
+    """The layer whose features are shown; one that was chosen as a part of a block elsewhere is that block here."""
+    layers = offered(session)
+    chosen = state.selection().layer or LAST_LAYER
+    alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
+    layer = next(alike, layers[0] if chosen in session.family.adapter.layers() else LAST_LAYER)
+    state.control(
+        st.select_slider,
+        "layer",
+        layer,
+        None,
+        "Layer",
+        layers,
+        value=layer,
+        help="Features behind this layer. All layers but the head share one map, so positions can be compared.",
+    )
+    return layer
+
+
+def say_which(session: Session, layer: str) -> None:
+    """What a feature of this layer is."""
+    if layer == LAST_LAYER:
+        st.caption("Final features: after the last norm, and the projection where there is one.")
+    elif session.family.adapter.class_token:
+        st.caption(f"State of the class token behind {plain(layer)}.")
+    else:
+        st.caption(f"State behind {plain(layer)}, mean over the stage's own tokens without padding.")
+
+
+def map_section(shown: Shown, origin: Origin) -> None:
+    """PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
+    ids, cloud = shown.cloud(shown.task, shown.on_map, len(shown.on_map) * len(shown.models))
+    key = shown.key(shown.task, len(shown.on_map))
+    job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([cloud]))
+    answers = answers_of(shown.data)
+
+    row = st.container(horizontal=True)
+    wanted, by_answer, framed = view.choice("Map", ["UMAP", "PCA"], "map", row), False, False
+    if answers is not None:
+        of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
+        by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
+    if len(shown.on_map) > 1:
+        framed = view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
+
+    def draw() -> None:
+        axes = _axes(job, wanted)
+        flat = job.result()[0] if axes == "UMAP" else shown.session.once("pca", key, lambda: maps.pca_map(cloud))
+        points, depth = _at_layer(shown, flat, framed)
+        dots = _dots(shown.data, ids, by_answer)
+        numbers = Numbers(
+            f"map {shown.task} {shown.layer}",
+            _coordinates(points, axes, dots, answers),
+            f"coordinates of the {axes} map",
+            origin,
         )
-        _say_how_far(job, as_umap, kind == "UMAP")
+        st.plotly_chart(
+            cloud_charts.feature_map(points, dots, axes, shown.moved, depth),
+            key=_MAP,
+            on_select=_pick,
+            selection_mode=("points", "box", "lasso"),
+            config={**view.plotly(numbers.name), "scrollZoom": True, "modeBarButtons": TOOLS},
+            alt=f"{axes} map of {len(ids)} samples of {shown.task}: features of {', '.join(points)}, {shown.layer}",
+        )
+        _say_how_far(shown, job, (axes, cloud, flat))
+        _say_how_many(len(ids), len(shown.data))
         if by_answer and answers is not None and len(set(answers)) > len(OTHERS):
             st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
         view.fold(numbers)
-        return selected_samples(origin)
 
-    waiting = not job.done()
-    return st.fragment(draw, run_every=POLL_SECONDS)() if waiting else draw()
+    _until_done(job, draw)
 
 
-def selected_samples(origin: Origin) -> list[int]:
-    """The ids of the samples that were last clicked on this map; none on another task's or with other samples."""
-    drawn_for, ids = st.session_state.get(_SELECTED, (None, []))
-    return ids if drawn_for == _drawn_for(origin) else []
+def every_task_section(shown: Shown, origin: Origin) -> None:
+    """One small map per task, each of its own."""
+    clouds = {
+        task: shown.cloud(task, [shown.layer], len(shown.session.tasks) * len(shown.models))
+        for task in shown.session.tasks
+    }
+    key = shown.key("every task", shown.layer)
+    job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([one for _, one in clouds.values()]))
+
+    def draw() -> None:
+        axes = _axes(job, view.one_of(["UMAP", "PCA"], state.selection().map))
+        flats = job.result() if axes == "UMAP" else [maps.pca_map(cloud) for _, cloud in clouds.values()]
+        points, dots, trust = {}, {}, {}
+        for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
+            points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
+            data = shown.session.seen(task, shown.on)
+            dots[task] = _dots(data, ids, False, () if task != shown.task else state.selection().picked)
+            trust[task] = _trust(shown.session, shown.key(task, shown.layer, axes, "alone"), cloud, flat)
+        rows = pd.concat([_coordinates(points[task], axes, dots[task], None).assign(task=task) for task in points])
+        units = f"coordinates; every task has a {axes} map of its own"
+        numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin)
+        st.plotly_chart(
+            cloud_charts.small_maps(points, dots, axes, shown.task),
+            key=_SMALL,
+            on_select=_pick_task,
+            selection_mode="points",
+            config=view.plotly(numbers.name),
+            alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
+        )
+        said = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
+        st.caption(
+            f"{axes} 1 across, {axes} 2 up; every map is one of its own. Trustworthiness: {said}. "
+            "Click a point to see its task above."
+        )
+        _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
+        view.fold(numbers)
+
+    _until_done(job, draw)
 
 
-def _drawn_for(origin: Origin) -> tuple[Hashable, ...]:
-    """Samples are the same ones whichever models are shown and however they are coloured."""
-    return origin.suite, origin.split, *origin.counts.items()
+def pick_section(shown: Shown) -> None:
+    """Samples by name, for those who pick by keyboard; and one button that lets all go."""
+    picked, answers = state.selection().picked, answers_of(shown.data)
+    known = range(len(shown.data))
+
+    def called(one: int) -> str:
+        return f"{one}: {answers[one]}" if answers is not None and one in known else str(one)
+
+    state.control(
+        st.multiselect,
+        "picked",
+        list(picked),
+        (),
+        "Picked samples",
+        sorted({*known, *picked}),
+        format_func=called,
+        max_selections=MOST_PICKED,
+        placeholder="Draw around points of the map, click one, or choose here",
+    )
+    if len(picked) == MOST_PICKED:
+        st.caption(f"At most {MOST_PICKED} samples are picked at once: these are the first.")
 
 
-def _select(origin: Origin) -> None:
-    """Keep what was clicked: a map that is drawn anew has forgotten its own selection."""
-    points = st.session_state[_MAP].selection.points
-    ids = sorted({int(point["customdata"]) for point in points if "customdata" in point})
-    if ids:
-        st.session_state[_SELECTED] = (_drawn_for(origin), ids)
-
-
-def _coordinates(points: Mapping[str, maps.Points], axes: str, answers: list[str] | None) -> pd.DataFrame:
-    """One row per model and sample."""
-    frames = []
-    for model, flat in points.items():
-        columns = {"sample": range(len(flat)), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1]}
-        frames.append(pd.DataFrame({"model": model, **columns, **({"answer": answers} if answers else {})}))
-    return tables.stacked(frames)
-
-
-def distance_section(features: Mapping[str, Tensor], origin: Origin) -> None:
+def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str) -> None:
     """Cosine and distance to the expert in the full space, per model: means and a histogram."""
-    expert = normalize(features["expert"].double(), dim=1)
-    others = {name: normalize(own.double(), dim=1) for name, own in features.items() if name != "expert"}
+    expert = normalize(features[EXPERT].double(), dim=1)
+    others = {name: normalize(own.double(), dim=1) for name, own in features.items() if name != EXPERT}
     cosines = {name: cosine_similarity(own, expert).numpy() for name, own in others.items()}
     distances = {name: (own - expert).norm(dim=1).numpy() for name, own in others.items()}
     for measure, values in (("cosine", cosines), ("L2 distance", distances)):
@@ -143,25 +246,24 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin) -> None:
         pd.DataFrame({"model": name, "sample": range(len(one)), "cosine": one, "L2 distance": distances[name]})
         for name, one in cosines.items()
     ]
-    units = "cosine, and distance of unit features, to the expert's feature"
+    units = f"cosine, and distance of unit features, to the expert's feature, {layer}"
     view.chart(
-        charts.histograms(values, axis),
+        cloud_charts.histograms(values, axis),
         "distances",
-        f"Histogram of the {axis}; means: {means}",
-        numbers=Numbers(f"distances {next(iter(origin.counts))}", tables.stacked(frames), units, origin),
+        f"Histogram of the {axis}, {layer}; means: {means}",
+        numbers=Numbers(f"distances {next(iter(origin.counts))} {layer}", tables.stacked(frames), units, origin),
     )
 
 
-def sample_section(data: Samples, selected: list[int]) -> None:
-    """Pictures or texts of the selected points; a hint where nothing is selected."""
+def sample_section(data: Samples, picked: Sequence[int]) -> None:
+    """Pictures or texts of the picked samples; a hint where there are none."""
     if data.images is None and data.texts is None:
         st.caption("This suite's samples are tensors: there is nothing to show of them.")
         return
-    if not selected:
-        st.caption(f"Click a point of the map to see its {'picture' if data.images is not None else 'text'}.")
+    shown = [one for one in picked if one < len(data)][:6]
+    if not shown:
+        st.caption(f"Pick samples on the map to see their {'pictures' if data.images is not None else 'texts'}.")
         return
-    st.button("Clear the selection", on_click=lambda: st.session_state.pop(_SELECTED, None), icon=":material/close:")
-    shown = selected[:6]
     answers = answers_of(data) or ["no label"] * len(data)
     if data.texts is not None:
         for i in shown:
@@ -177,33 +279,121 @@ def sample_section(data: Samples, selected: list[int]) -> None:
     )
 
 
-def answers_of(data: Samples) -> list[str] | None:
-    """The right answer or class of every sample; None where the source has none."""
-    if data.targets is not None:
-        return list(data.targets)
-    if data.labels is None:
-        return None
-    if data.class_names is None:
-        return [f"class {int(label)}" for label in data.labels]
-    return [data.class_names[int(label)] for label in data.labels]
+def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
+    """Ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED` at
+    most; lines have none.
+
+    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": ["pets", 7]}, {"x": 0.5}])
+    (3, 7)
+    """
+    found = (point.get("customdata") for point in points)
+    last = (one[-1] if isinstance(one, list | tuple) else one for one in found if one not in (None, []))
+    return tuple(sorted({int(str(one)) for one in last}))[:MOST_PICKED]
 
 
-def _hover(data: Samples) -> list[str]:
+def _pick() -> None:
+    """Keep what was picked: a map that is drawn anew has forgotten its own selection."""
+    if ids := ids_of(st.session_state[_MAP].selection.points):
+        state.select(picked=ids)
+
+
+def _pick_task() -> None:
+    points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
+    if points:
+        state.select(task=str(points[0]["customdata"][0]), picked=ids_of(points[:1]))
+
+
+def _until_done(job: Job, draw: Callable[[], None]) -> None:
+    """Draw now, and look again every second while a map is being made; once it is there, or something was picked on
+    the one that stands in for it, the whole page runs anew."""
+    waiting, looked_at = not job.done(), state.selection()
+
+    def look() -> None:
+        if waiting and (job.done() or state.selection() != looked_at):
+            st.rerun()
+        draw()
+
+    st.fragment(look, run_every=POLL_SECONDS)() if waiting else draw()
+
+
+def _axes(job: Job, wanted: str) -> str:
+    """The map that is there: UMAP where it is wanted, done and did not fail."""
+    return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
+
+
+def _at_layer(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
+    """The chosen layer's points by model, and where they lie in the map of all layers, if it is one.
+
+    Args:
+        framed: whether the frame is that of all layers.
+    """
+    layers = shown.on_map
+    whole = flat.reshape(len(layers), len(shown.models), -1, 2)
+    points = dict(zip(shown.models, whole[layers.index(shown.layer)], strict=True))
+    if len(layers) == 1:
+        return points, None
+    low, high = flat.min(0), flat.max(0)
+    edges = np.stack([low, high], axis=1) + 0.04 * (high - low)[:, None] * np.array([-1, 1])
+    (x, y), means = edges.tolist(), whole.mean(2)
+    trails = {name: means[:, place] for place, name in enumerate(shown.models)}
+    return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
+
+
+def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int] | None = None) -> Dots:
+    """What is drawn of the samples with these ids."""
+    answers, hover = answers_of(data) if by_answer else None, _hover(data, ids)
+    lit = state.selection().picked if picked is None else picked
+    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], lit)
+
+
+def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
+    """One row per model and sample."""
+    frames = []
+    for model, flat in points.items():
+        columns = {"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1]}
+        said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
+        frames.append(pd.DataFrame({"model": model, **columns, **said}))
+    return tables.stacked(frames)
+
+
+def _hover(data: Samples, ids: Sequence[int]) -> list[str]:
     """What a point is: its class, or its text in lines and its answer."""
     answers = answers_of(data) or ["no label"] * len(data)
     if data.texts is None:
-        return [label(answer) for answer in answers]
-    short = [shorten(one, 160, placeholder=" …") for one in data.texts]
-    lines = ["<br>".join(label(line) for line in wrap(one, 60)) for one in short]
-    return [f"{text}<br>answer: <b>{label(answer)}</b>" for text, answer in zip(lines, answers, strict=True)]
+        return [label(answers[i]) for i in ids]
+    short = (shorten(data.texts[i], 160, placeholder=" …") for i in ids)
+    lines = ("<br>".join(label(line) for line in wrap(one, 60)) for one in short)
+    return [f"{text}<br>answer: <b>{label(answers[i])}</b>" for i, text in zip(ids, lines, strict=True)]
 
 
-def _say_how_far(job: Job, as_umap: bool, wanted: bool) -> None:
-    if not job.done():
-        hint = "UMAP is being prepared in the background (its first run compiles for some seconds)"
-        st.caption(f"{hint}; this is PCA until then." if wanted else f"{hint}.")
-    elif job.exception() is not None:
+def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Points]) -> None:
+    """How far the map may be trusted, and why it is not the one that was asked for.
+
+    Args:
+        made: axes, features and map of all its layers.
+    """
+    axes, cloud, flat = made
+    layers = shown.on_map
+    place = layers.index(shown.layer)
+    if axes == "PCA" and not job.done():
+        st.caption("UMAP is being prepared in the background (its first run compiles for some seconds).")
+    elif job.done() and job.exception() is not None:
         st.warning("UMAP failed on these features; this is PCA.", icon=":material/warning:")
-    else:
-        trust = job.result().trust if as_umap else job.result().pca_trust
-        st.caption(f"Trustworthiness of this map: {trust:.3f} ({maps.TRUST_NEIGHBOURS} neighbours; 1 is perfect).")
+
+    parts = (np.split(one, len(layers))[place] for one in (cloud, flat))
+    found = _trust(shown.session, shown.key(shown.task, shown.layer, axes), *parts)
+    if not np.isnan(found):
+        of = "this map" if len(layers) == 1 else f"this layer's part of the {axes} map"
+        st.caption(f"Trustworthiness of {of}: {found:.3f} ({maps.TRUST_NEIGHBOURS} neighbours; 1 is perfect).")
+
+
+def _trust(session: Session, key: Hashable, cloud: maps.Points, flat: maps.Points) -> float:
+    return session.once("trust", key, lambda: maps.trust(cloud, flat))
+
+
+def _say_how_many(drawn: int, count: int) -> None:
+    if drawn < count:
+        st.caption(
+            f"{drawn} of {count} samples are on the map, drawn with seed {maps.SEED}: "
+            f"more than {maps.MOST_POINTS} points would hide each other."
+        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 
@@ -13,10 +11,10 @@ from app import options, state, view
 from app.selection import CALIBRATED, HOME
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
-from featcal.figures.names import plain, shorten
-from featcal.figures.theme import ROLES, Shown
-from featcal.model_ids import ModelId, recorded_config
-from featcal.schema.model_name import REFERENCE, model_name
+from featcal.figures.names import plain
+from featcal.figures.theme import Shown
+from featcal.model_ids import ModelId
+from featcal.report.models import labelled
 from featcal.session import Session
 from featcal.words import exactly
 
@@ -26,8 +24,6 @@ EXPERT = Shown("expert", "expert")
 BASE = Shown("base", "base")
 MERGES = ("simple-averaging", "task-arithmetic:scale=0.6", "ties:scale=1")
 """Merges that any suite can be compared with."""
-_LABEL = 28
-"""Characters of a model's name in a chart."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,21 @@ def with_calibrated(session: Session) -> Compared:
 
 def chosen(session: Session) -> Compared:
     """What the selection names, made where it is a calibration; the page ends where a name stands for nothing."""
+    return _made(session, _selected())
+
+
+def named(session: Session) -> dict[str, ModelId]:
+    """What the selection names, not made.
+
+    Raises:
+        InputError: a name that stands for nothing.
+    """
+    return _labelled(session, _selected())
+
+
+def _selected() -> list[str]:
     selection = state.selection()
-    return _made(session, list(dict.fromkeys(filter(None, (selection.a, selection.b)))))
+    return list(dict.fromkeys(filter(None, (selection.a, selection.b))))
 
 
 def _made(session: Session, texts: list[str]) -> Compared:
@@ -127,36 +136,4 @@ def settings(session: Session, compared: Compared) -> None:
 
 
 def _labelled(session: Session, texts: list[str]) -> dict[str, ModelId]:
-    found: dict[str, ModelId] = {}
-    roles: list[str] = []
-    for text in texts:
-        model: ModelId = options.chosen(session) if text == CALIBRATED else session.named(text)
-        role, label = _role(text), _label(text, model)
-        while label in found:
-            label += " (B)"
-        found[Shown(label, role, role in roles)] = model
-        roles.append(role)
-    return found
-
-
-def _role(text: str) -> str:
-    """Whose colours a model has: a merge those of the merged model, a folder with a record those of a calibration."""
-    kind = model_name(text).kind
-    if kind != REFERENCE:
-        return kind if kind in ROLES else "merged"
-    try:
-        recorded_config(Path(text))
-    except InputError:
-        return "merged"
-    return "calibrated"
-
-
-def _label(text: str, model: ModelId) -> str:
-    """A short name without what Markdown or plotly would draw."""
-    if isinstance(model, CalibrationConfig) and text != CALIBRATED:
-        text = f"calibrated λ {exactly(model.lam)} ρ {exactly(model.rho)} α {exactly(model.alpha)}"
-    elif model_name(text).kind == REFERENCE:
-        text = Path(text).name or text
-    else:
-        text = text.replace(":", " ").replace("=", " ")
-    return shorten(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)
+    return labelled((text, options.chosen(session) if text == CALIBRATED else session.named(text)) for text in texts)

@@ -14,8 +14,9 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
 from featcal.model_ids import ModelId, spelled
+from featcal.reproduce import Measured
 from featcal.session import Session
-from featcal.views import View
+from featcal.views import DriftOptions, View
 
 USUAL = ("merged", "base", "expert")
 """Models that every suite has, which a file's name does not say."""
@@ -29,6 +30,7 @@ class Origin:
         counts: how many samples of the split were measured, per task.
         models: full names of the models by what tables call them (`featcal.model_ids.spelled`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
+        on: which samples were asked for, and of a ledger what was measured of the drift.
     """
 
     suite: str
@@ -36,6 +38,7 @@ class Origin:
     counts: Mapping[str, int]
     models: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
+    on: View = field(default_factory=View)
 
     @property
     def samples(self) -> str:
@@ -55,6 +58,7 @@ class Numbers:
         what: short and in words, such as "drift per layer"; part of the file's name.
         units: of its columns.
         digits: shown on the screen; the file has all of them.
+        kind: what was measured (`featcal.reproduce.KINDS`); "" where no command says these numbers.
     """
 
     what: str
@@ -62,6 +66,16 @@ class Numbers:
     units: str
     origin: Origin
     digits: int = 3
+    kind: str = ""
+
+    def measured(self, reference: str) -> Measured | None:
+        """What the numbers come from, of the suite with this reference; None where no command says them."""
+        if not self.kind:
+            return None
+        origin, on = self.origin, self.origin.on
+        models, drawn = tuple(dict.fromkeys(origin.models.values())), View(on.samples, origin.split, on.seed)
+        measured = Measured(self.kind, reference, models, drawn)
+        return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property
     def name(self) -> str:
@@ -96,18 +110,19 @@ def file_name(what: str, origin: Origin) -> str:
 
 def of_samples(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
     """What features were measured on; tasks can have fewer samples than were asked for."""
-    return _origin(session, on.split or session.split, session.counts(on), models)
+    return _origin(session, on.split or session.split, session.counts(on), models, on)
 
 
 def of_scores(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
     """What scores were measured on."""
-    return _origin(session, scores.split, {task: one.n for task, one in scores.tasks.items()}, models)
+    counts = {task: one.n for task, one in scores.tasks.items()}
+    return _origin(session, scores.split, counts, models, View(None, scores.split))
 
 
-def _origin(session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId]) -> Origin:
+def _origin(session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: View) -> Origin:
     names = {str(shown): spelled(model, session.family) for shown, model in models.items()}
     made = "-".join(_made(shown, model, session) for shown, model in models.items() if model not in USUAL)
-    return Origin(session.family.suite.name, split, counts, names, made)
+    return Origin(session.family.suite.name, split, counts, names, made, on)
 
 
 def _made(shown: str, model: ModelId, session: Session) -> str:

@@ -23,6 +23,7 @@ PAGES = {
     "features": ("Features", ":material/scatter_plot:"),
     "cosines": ("Cosines", ":material/architecture:"),
     "accuracy": ("Accuracy", ":material/target:"),
+    "runs": ("Runs", ":material/history:"),
     "suite": ("Suite", ":material/inventory_2:"),
     "bring": ("Your models", ":material/drive_folder_upload:"),
 }

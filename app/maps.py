@@ -10,51 +10,88 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Points = NDArray[np.float32]
+from featcal.figures.maps import Points, pca_map
+
+__all__ = ["MapWorker", "Points", "drawn", "pca_map", "trust", "umap_map"]
+SEED = 42
+"""Of UMAP, of the samples that are drawn where there are too many, and of the points that trust is measured at."""
 NEIGHBOURS = 15
+MOST_POINTS = 20_000
+"""On one map: beyond it fewer samples are drawn."""
 TRUST_NEIGHBOURS = 10
+TRUST_POINTS = 1000
+"""Points whose neighbours are looked up to say how far a map is to be trusted."""
 QUIET = 5.0
 """Seconds without a run of any page after which compiling disturbs nobody."""
 
 
-class Map(NamedTuple):
-    """A UMAP, its trustworthiness, and that of `pca_map` on the same cloud."""
+def drawn(count: int, clouds: int) -> list[int]:
+    """Which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS` leaves,
+    drawn with `SEED`.
 
-    points: Points
-    trust: float
-    pca_trust: float
-
-
-def pca_map(features: Points) -> Points:
-    """`[n, k]` → `[n, 2]`: the two directions of largest variance."""
-    centred = features - features.mean(0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    return np.asarray(centred @ directions[:2].T, dtype=np.float32)
+    >>> drawn(3, 4), len(drawn(1000, 40))
+    ([0, 1, 2], 500)
+    """
+    most = max(1, MOST_POINTS // clouds)
+    if count <= most:
+        return list(range(count))
+    return sorted(np.random.default_rng(SEED).choice(count, most, replace=False).tolist())
 
 
-def umap_map(features: Points) -> Map:
-    """UMAP of the rows with cosine distance."""
-    from sklearn.manifold import trustworthiness
+def umap_map(features: Points) -> Points:
+    """`[n, k]` → `[n, 2]`: UMAP of the rows with cosine distance."""
     from umap import UMAP
 
     neighbours = min(NEIGHBOURS, len(features) - 1)
-    reducer = UMAP(n_neighbors=neighbours, min_dist=0.15, metric="cosine", random_state=42, n_jobs=1)
-    points = np.asarray(reducer.fit_transform(features), dtype=np.float32)
-    near = max(1, min(TRUST_NEIGHBOURS, (len(features) - 1) // 2))
-    trust = [float(trustworthiness(features, flat, n_neighbors=near)) for flat in (points, pca_map(features))]
-    return Map(points, *trust)
+    reducer = UMAP(n_neighbors=neighbours, min_dist=0.15, metric="cosine", random_state=SEED, n_jobs=1)
+    return np.asarray(reducer.fit_transform(features), dtype=np.float32)
+
+
+def trust(features: Points, flat: Points) -> float:
+    """Trustworthiness of a map (Venna and Kaski), 0 to 1: whether neighbours on it are neighbours in the full space.
+
+    1 - 2 / (n k (2 n - 3 k - 1)) times the sum, over all points and their k = `TRUST_NEIGHBOURS` nearest ones on the
+    map, of how far beyond k these rank by distance in the full space. Beyond `TRUST_POINTS` points the sum is over so
+    many of them, drawn with `SEED`; their neighbours are looked for among all. NaN where there are fewer than 4 points.
+
+    Args:
+        features: `[n, d]`.
+        flat: `[n, 2]`, the map.
+    """
+    n = len(features)
+    near = min(TRUST_NEIGHBOURS, (n - 1) // 2)
+    if n < 4:
+        return float("nan")
+    looked_at = np.arange(n) if n <= TRUST_POINTS else np.random.default_rng(SEED).permutation(n)[:TRUST_POINTS]
+    spaces = [np.asarray(one - one.mean(0), dtype=np.float64) for one in (features, flat)]
+    beyond = 0
+    for rows in np.array_split(looked_at, -(-len(looked_at) // 50)):
+        full, mapped = (_distances(space, rows) for space in spaces)
+        closest = np.argpartition(mapped, near - 1, axis=1)[:, :near]
+        reach = np.take_along_axis(full, closest, axis=1)
+        rank = 1 + (full[:, None, :] < reach[:, :, None]).sum(2)
+        beyond += int(np.maximum(rank - near, 0).sum())
+    return 1 - 2 * beyond / (len(looked_at) * near * (2 * n - 3 * near - 1))
+
+
+def _distances(points: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Squared distances `[rows, n]` of some points to all; infinite to themselves."""
+    squares = np.square(points).sum(1)
+    found: NDArray[np.float64] = squares[rows, None] + squares - 2 * points[rows] @ points.T
+    found[np.arange(len(rows)), rows] = np.inf
+    return found
 
 
 class MapWorker:
-    """The process that runs `umap_map`, one cloud after the other, at low priority.
+    """The process that runs `umap_map`, one cloud after the other, at low priority; what was asked last comes first.
 
     Not `multiprocessing`: its child would run the main module again, and under streamlit that is the app.
     """
@@ -63,6 +100,7 @@ class MapWorker:
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._timer: threading.Timer | None = None
+        self._asked: list[tuple[Sequence[Points], Future[list[Points]]]] = []
 
     def wait(self) -> None:
         """A page runs: do not start now."""
@@ -77,21 +115,23 @@ class MapWorker:
             self._timer.daemon = True
             self._timer.start()
 
-    def submit(self, features: Points) -> Future[Map]:
-        """Start the map of a cloud; the future fails with RuntimeError if the process does."""
-        future: Future[Map] = Future()
-        threading.Thread(target=self._serve, args=(features, future), daemon=True).start()
+    def submit(self, clouds: Sequence[Points]) -> Future[list[Points]]:
+        """Start the maps of some clouds; the future fails with RuntimeError if the process does."""
+        future: Future[list[Points]] = Future()
+        self._asked.append((clouds, future))
+        threading.Thread(target=self._serve, daemon=True).start()
         return future
 
-    def _serve(self, features: Points, future: Future[Map]) -> None:
+    def _serve(self) -> None:
         with self._lock:
+            clouds, future = self._asked.pop()
             try:
                 process = self._started()
                 assert process.stdin is not None
                 assert process.stdout is not None
-                pickle.dump(features, process.stdin)
+                pickle.dump(clouds, process.stdin)
                 process.stdin.flush()
-                future.set_result(Map(*pickle.load(process.stdout)))
+                future.set_result(pickle.load(process.stdout))
             except (OSError, EOFError, pickle.UnpicklingError) as error:
                 future.set_exception(RuntimeError(f"the map process ended: {error}"))
 
@@ -131,10 +171,10 @@ def _run() -> None:
     umap_map(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
     while True:
         try:
-            features = pickle.load(sys.stdin.buffer)
+            clouds = pickle.load(sys.stdin.buffer)
         except (EOFError, pickle.UnpicklingError):  # the app is gone, perhaps in the middle of a cloud
             return
-        pickle.dump(tuple(umap_map(features)), out)
+        pickle.dump([umap_map(cloud) for cloud in clouds], out)
         out.flush()
 
 

@@ -116,7 +116,7 @@ def _parts(session: Session) -> None:
         }
         for place, (name, (label, names, note)) in zip(st.columns(3), offered.items(), strict=True):
             now = list(getattr(config, name) or ())
-            state.control(place.multiselect, name, now, [], label, names, placeholder="all", help=note)
+            state.control(place.multiselect, name, now, (), label, names, placeholder="all", help=note)
 
 
 def _exactly(session: Session, place: DeltaGenerator) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 import featcal
-from featcal.resources import data_path
+from featcal.resources import cache_folder, data_path
 
 HOME_SUITE = "clip-mini"
 """What the app opens on."""
@@ -54,13 +54,4 @@ def _file() -> Path:
     for path in sorted(sources):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
-    return _folder() / f"{HOME_SUITE}-{digest.hexdigest()[:24]}.json"
-
-
-def _folder() -> Path:
-    """The user's cache folder; FEATCAL_CACHE overrides it."""
-    if "FEATCAL_CACHE" in os.environ:
-        return Path(os.environ["FEATCAL_CACHE"])
-    homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
-    home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "featcal"
+    return cache_folder() / f"{HOME_SUITE}-{digest.hexdigest()[:24]}.json"

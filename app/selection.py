@@ -24,7 +24,8 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
-OF_A_SUITE = ("task", "layer", "a", "b", "picked", *OPTIONS)
+SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
+OF_A_SUITE = ("task", "layer", "a", "b", "picked", "picked_of", "sort", *OPTIONS, *SWEEP, "run", "against")
 """The fields that mean nothing in another suite."""
 
 
@@ -59,6 +60,8 @@ class Selection:
     tasks: tuple[str, ...] | None = None
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
+    picked_of: str | None = None
+    """The split whose samples are picked; None is the one that models are measured on."""
     over: str | None = None
     units: str | None = None
     model: str | None = None
@@ -70,10 +73,22 @@ class Selection:
     conditioning: bool = False
     spread: bool = False
     """Whether three calibration seeds are compared."""
-    features: str | None = None
     map: str | None = None
     colour: str | None = None
+    frame: str | None = None
+    every: bool = False
+    """Whether the small map of every task is shown."""
     distance: str | None = None
+    sweep_lam: str | None = None
+    """Values of a sweep, as they were typed."""
+    sweep_rho: str | None = None
+    sweep_alpha: str | None = None
+    run: str | None = None
+    """A run of the history, by its id."""
+    against: str | None = None
+    """The run that it is held against."""
+    flips: str | None = None
+    sort: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of a calibration that were chosen."""
@@ -85,6 +100,8 @@ class Selection:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
+        if "picked" in changed:
+            changed = {"picked_of": None} | changed
         return replace(self, **changed)
 
     @property

@@ -95,10 +95,8 @@ def control(
 
 def _taken(key: str, field: str, default: Any) -> None:
     value = st.session_state[key]
-    if isinstance(value, list):  # of a multiselect; nothing chosen is nothing left out
-        value = tuple(value) or None
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        value = type(default)(value)  # a slider that offers other steps by now gives the name of one
+    if isinstance(default, int | float | tuple) and not isinstance(default, bool):
+        value = type(default)(value)  # a slider that offers other steps by now gives the name of one, a list is no key
     select(**{field: getattr(HOME, field) if value == default else value})
 
 

@@ -24,10 +24,11 @@ from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress, keep_memory
 from featcal.resources import bundle_root, embedded_suites, ready_suites
 from featcal.schema.model_name import GRAMMAR
-from featcal.words import percent, printable, readable
+from featcal.words import percent, points, printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
+    from featcal.runs import History
     from featcal.suite import Suite
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -181,6 +182,8 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
 @click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
 @click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
 @click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
+@click.option("--per-sample", is_flag=True, help="Drift, cosine and distance to the expert, sample by sample.")
+@click.option("--task-vectors", is_flag=True, help="Cosine of the model's task vector to each expert's (Fig. 2d).")
 @click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
 @MAX_MEMORY
 @SEED
@@ -196,6 +199,8 @@ def drift(
     attribution: bool,
     output: bool,
     margins: bool,
+    per_sample: bool,
+    task_vectors: bool,
     source: bool,
     max_memory: int | None,
     seed: int,
@@ -227,21 +232,20 @@ def drift(
         progress=progress,
     )
     document = ledger.to_json()
-    if margins:
-        for name, task in ledger.tasks.items():
-            document["tasks"][name]["margins"] = task.margins()
+    for name, task in ledger.tasks.items():
+        entry = document["tasks"][name]
+        entry |= {"margins": task.margins()} if margins else {}
+        entry |= {"per_sample": task.per_sample()} if per_sample else {}
+    if task_vectors:
+        document["task_vector_cosines"] = session.vector_cosines(session.named(model))
     if source:
         own = config_for(session.family, samples=samples, seed=seed)
         calibrated = own if model == "merged" else session.named(model)
         document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if attribution else []
-    rows = [
-        (task, *(layer[key] for key in columns))
-        for task, entry in document["tasks"].items()
-        for layer in entry["layers"]
-    ]
-    _show(document, as_json, rows, ("task", *columns))
+    entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
+    _show(document, as_json, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
     if not as_json:
         _show_more(document)
 
@@ -338,6 +342,7 @@ def calibrate(
 @MODEL
 @click.option("--split", type=SPLIT, default="test", show_default=True)
 @click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@click.option("--answers", is_flag=True, help="With --json: what the model said and what is right, sample by sample.")
 @click.option("--lm-eval", "harness", metavar="TASKS", help="Tasks of lm-evaluation-harness instead of the suite's.")
 @click.option("--lm-eval-args", default="", help="Further options of the harness, in one string.")
 @SEED
@@ -348,6 +353,7 @@ def evaluate(
     model: str,
     split: str,
     samples: int | None,
+    answers: bool,
     harness: str | None,
     lm_eval_args: str,
     seed: int,
@@ -355,21 +361,175 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
-    from featcal.measure import evaluate as score
+    from featcal.family import open_family
+    from featcal.recording import hash_of, looking
+    from featcal.runs import History
+    from featcal.session import Session
+    from featcal.views import View
 
     if harness is not None:
         given = click.get_current_context().get_parameter_source
         ignored = [
-            name for name in ("split", "samples", "seed", "device") if given(name) is not ParameterSource.DEFAULT
+            name
+            for name in ("split", "samples", "answers", "seed", "device")
+            if given(name) is not ParameterSource.DEFAULT
         ]
         if ignored:
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
         _evaluate_with_harness(_load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
-    scores = score(_load(suite), model, split=split, samples=samples, seed=seed, device=device, progress=_progress())
+    session, view = Session(open_family(_load(suite), device), one_shot=True), View(samples, split, seed)
+    named, history = session.named(model), History()
+    with looking(session, [named], view, "featcal evaluate", history):
+        scores = session.scores(named, view, _progress())
+    if split == "test":
+        looks = history.looks(hash_of(session))
+        _say(f"looks at this suite's test split so far: {looks.times}, at {looks.models} model(s)", err=True)
+        _say_problems(history)
     rows = [(task, s.metric, percent(s.value), str(s.n)) for task, s in scores.tasks.items()]
     rows.append(("average", "", percent(scores.average), ""))
-    _show(scores.to_json(), as_json, rows, ("task", "metric", "%", "n"))
+    document = scores.to_json()
+    if answers:
+        for task, one in scores.tasks.items():
+            document["tasks"][task]["answers"] = one.answers()
+    _show(document, as_json, rows, ("task", "metric", "%", "n"))
+
+
+@commands.command()
+@SUITE
+@click.option("--lam", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
+@click.option("--rho", help="Values between commas.  [the suite's own]")
+@click.option("--alpha", help="Values between commas.  [the suite's own]")
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
+@click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
+@DEVICE
+@JSON
+def sweep(
+    suite: str,
+    lam: str | None,
+    rho: str | None,
+    alpha: str | None,
+    samples: int | None,
+    n: int,
+    seed: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Calibrate with every combination of lam, rho and alpha and measure each on validation samples.
+
+    Beside them stand baselines that need no calibration. Every point is kept in the history (`featcal runs`), so a
+    sweep that was interrupted goes on where it stopped, and the app draws it.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.family import open_family
+    from featcal.figures import run_tables
+    from featcal.runs import History
+    from featcal.session import Session
+    from featcal.sweep import Grid, front, numbers, run_sweep, sweep_json
+    from featcal.views import View
+
+    keep_memory()
+    session, history = Session(open_family(_load(suite), device)), History()
+    config = config_for(session.family, samples=samples, seed=seed)
+    given = {"lam": lam, "rho": rho, "alpha": alpha}
+    values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
+    view = View(n)
+    points = run_sweep(session, Grid(**values, options=config), _progress(), on=view, history=history)
+    table = run_tables.sweep_table(points, front(points))
+    if session.split == "calibration":
+        _say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
+    _say_problems(history)
+    columns = ["run", "model", "mean", "worst", "worst task", "drift", "front"]
+    shown = table.assign(front=["*" if one else "" for one in table["front"]])[columns].to_numpy()
+    _show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
+
+
+@commands.group(invoke_without_command=True)
+@click.option("--suite", help="Only runs of a suite of this name.")
+@JSON
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on stdout, with everything that was recorded.")
+@click.pass_context
+def runs(context: click.Context, suite: str | None, as_json: bool, as_csv: bool) -> None:
+    """List what was measured, in the app and by sweeps; name, pin or delete it.
+
+    Runs are kept in the user's cache folder, which FEATCAL_CACHE moves.
+    """
+    from featcal.figures import run_tables
+    from featcal.runs import History
+
+    if context.invoked_subcommand:
+        return
+    history = History()
+    found = [run for run in history.runs() if suite in (None, run.suite)]
+    _say_problems(history)
+    if as_csv:
+        click.echo(run_tables.run_export(found).to_csv(index=False), nl=False)
+        return
+    columns = ["run", "suite", "model", "name", "pinned", "measured on", "mean", "worst", "drift"]
+    table = run_tables.run_table(found)
+    table["pinned"] = ["*" if one else "" for one in table["pinned"]]
+    _show({"runs": [run.to_json() for run in found]}, as_json, table[columns].to_numpy().tolist(), columns)
+
+
+@runs.command()
+@click.argument("run")
+@click.argument("name")
+def rename(run: str, name: str) -> None:
+    """Give a run a name; "" takes it away."""
+    from featcal.runs import History
+
+    History().mark(run, "name", name)
+
+
+@runs.command()
+@click.argument("run")
+@click.option("--off", is_flag=True, help="Unpin it.")
+def pin(run: str, off: bool) -> None:
+    """Keep a run from being deleted."""
+    from featcal.runs import History
+
+    History().mark(run, "pinned", not off)
+
+
+@runs.command()
+@click.argument("run", nargs=-1, required=True)
+def delete(run: tuple[str, ...]) -> None:
+    """Forget runs that are not pinned."""
+    from featcal.runs import History
+
+    for one in run:
+        History().delete(one)
+
+
+@commands.command()
+@SUITE
+@click.option("--model", "models", multiple=True, required=True, help="A, then once more B; as for evaluate.")
+@click.option("--split", type=SPLIT, default="test", show_default=True)
+@click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@SEED
+@DEVICE
+@JSON
+def compare(
+    suite: str, models: tuple[str, ...], split: str, samples: int | None, seed: int, device: str, as_json: bool
+) -> None:
+    """Score two models on the same samples: the difference B - A with its interval, and the samples that turned.
+
+    The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing
+    of other calibration seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
+    """
+    from featcal.measure import compare as compared
+    from featcal.views import View
+
+    if len(models) != 2:
+        raise click.UsageError("give --model twice: first A, then B")
+    view = View(samples, split, seed)
+    found = compared(_load(suite), *models, view=view, device=device, progress=_progress()).to_json()
+    rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
+    header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
+    _show(found, as_json, rows, header)
+    if not as_json:
+        _say(f"A {found['a']}, B {found['b']}; {found['split']} split; {found['draws']} bootstrap draws", err=True)
 
 
 @commands.command()
@@ -429,6 +589,43 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
         _say(f"written to {document['out']}")
 
 
+@commands.command()
+@SUITE
+@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
+@click.option("--samples", default=64, show_default=True, help="Samples per task that drift is measured on.")
+@click.option("--split", type=SPLIT, help="Of these samples. Default: validation where every task has it.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="report.html, or report.md.")
+@SEED
+@DEVICE
+@JSON
+def report(
+    suite: str,
+    models: tuple[str, ...],
+    samples: int,
+    split: str | None,
+    out: Path,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Write a report: scores, drift, attribution, flips, features, settings, and the commands that reproduce them.
+
+    report.html is one file that needs no other and asks no host for anything; report.md is Markdown with its figures
+    as SVG beside it. Without --model the merged model and the calibrated one are compared.
+    """
+    from featcal.family import open_family
+    from featcal.report.write import MODELS, write_report
+    from featcal.session import Session
+    from featcal.views import View
+
+    keep_memory()
+    session = Session(open_family(_load(suite), device))
+    on = View(samples, split, seed)
+    document = write_report(session, suite, out, models=models or MODELS, on=on, progress=_progress())
+    _say_notes(document)
+    _show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
+
+
 @commands.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True)
 @click.pass_context
@@ -437,6 +634,25 @@ def app(context: click.Context, port: int) -> int:
     from featcal.launch import start_app
 
     return start_app(bundle_root() / "app" / "main.py", port, context.args)
+
+
+def _say_problems(history: History) -> None:
+    for problem in history.problems:
+        _say(f"warning: {problem}", err=True)
+
+
+def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
+    """One row of `featcal compare`: scores in %, their difference with its interval in points, test and counts."""
+    counts = ("-" if one[name] is None else str(one[name]) for name in ("fixed", "broken", "both_right", "both_wrong"))
+    return [
+        task,
+        str(one["n"]),
+        *(percent(one[name]) for name in ("a", "b")),
+        *(points(one[name]) for name in ("difference", "low", "high")),
+        "-" if one["p"] is None else f"{one['p']:.2g}",
+        *counts,
+        "within noise" if one["within_noise"] else "",
+    ]
 
 
 def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:
@@ -497,12 +713,19 @@ def _say_notes(document: Mapping[str, Any]) -> None:
 
 
 def _show_more(document: Mapping[str, Any]) -> None:
-    """Tables of output drift and of feature sources, where they were measured."""
+    """Tables of output drift, task vectors, samples and feature sources, where they were measured."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
     if measured:
         click.echo()
         columns = list(next(iter(measured.values())))
         _show({}, False, [(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
+    if "task_vector_cosines" in document:
+        click.echo()
+        _show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
+    each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get("per_sample", ())]
+    if each:
+        click.echo()
+        _show({}, False, [list(row.values()) for row in each], list(each[0]))
     if "sources" in document:
         click.echo()
         columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]

@@ -1,5 +1,8 @@
-"""Where the files that travel with featcal are: the repository in a clone, `_bundle` in an installed wheel."""
+"""Where the files that travel with featcal are: the repository in a clone, `_bundle` in an installed wheel; and where
+the user's own are kept."""
 
+import os
+import sys
 from pathlib import Path
 
 
@@ -28,3 +31,12 @@ def ready_suites() -> dict[str, Path]:
 def task_files() -> list[Path]:
     """Files of the task catalogue, whose entries suites `use`."""
     return sorted(data_path("suites", "tasks").glob("*.yaml"))
+
+
+def cache_folder() -> Path:
+    """The user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
+    if "FEATCAL_CACHE" in os.environ:
+        return Path(os.environ["FEATCAL_CACHE"])
+    homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
+    home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "featcal"

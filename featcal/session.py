@@ -18,7 +18,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
-from featcal.drift.output import output_drift
+from featcal.drift.output import lead, output_drift
 from featcal.drift.preview import Preview, hold
 from featcal.drift.room import measuring_store
 from featcal.drift.source import SourceExcess, measure_sources
@@ -26,10 +26,11 @@ from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
-from featcal.family import Family, as_family, batches_of, open_family
+from featcal.evaluation.paired import Comparison, compared
+from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, weights_of
-from featcal.models.features import pooled_features
+from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, spelled, weights_of
+from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
 from featcal.models.run import Run
@@ -265,19 +266,36 @@ class Session:
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
+
+        def make() -> Scores:
+            tasks, weights = {}, self.weights("merged" if model == "expert" else model)
+            for task, scores, labels in self._judged(model, view):
+                predictions = scores.argmax(1)
+                right = float((predictions == labels).double().mean())
+                metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
+                tasks[task] = TaskScore(metric, right, predictions, labels)
+            return Scores(self.family.suite.name, label_of(model), view.split or self.split, tasks)
+
+        return self.once("quick scores", (model_key(model), *self._key(view)), make)
+
+    def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
+        """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
+        sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
+
+        def make() -> dict[str, Tensor]:
+            return {task: lead(scores) for task, scores, _ in self._judged(model, view)}
+
+        return self.once("margins", (model_key(model), *self._key(view)), make)
+
+    def _judged(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
         measured: ModelId = "merged" if model == "expert" else model
         features, judged = self.features(measured, view), self.judges(measured, view)
-        tasks, weights = {}, self.weights(measured)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
-            if model == "expert":
-                predictions = expert_head.scores(found.expert_features.float()).argmax(1)
-            else:
-                predictions = model_head.scores(found.model_features.float()).argmax(1)
-            right = float((predictions == labels).double().mean())
-            metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
-            tasks[task] = TaskScore(metric, right, predictions, labels)
-        return Scores(self.family.suite.name, label_of(model), features.split, tasks)
+            of_expert = model == "expert"
+            head, own = (expert_head, found.expert_features) if of_expert else (model_head, found.model_features)
+            yield task, head.scores(own.float()), labels
 
     def scores(self, model: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
         """Scores on every task: accuracy of pictures, generated answers of text.
@@ -303,20 +321,43 @@ class Session:
 
         return self.once("scores", (model_key(model), *self._key(view)), make)
 
+    def compared(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
+        """What B is better or worse than A on the same samples, with intervals, tests and flips.
+
+        Raises:
+            InputError, NumericalError: as `scores`.
+        """
+
+        def named(model: ModelId) -> Scores:
+            return replace(self.scores(model, view, progress), model=spelled(model, self.family))
+
+        key = model_key(a), model_key(b), *self._key(view)
+        return self.once("compared", key, lambda: compared(named(a), named(b)))
+
     def has_scores(self, model: ModelId, view: View = _WHOLE_TEST) -> bool:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
 
-    def pooled(self, model: ModelId, task: str, view: View) -> Tensor:
-        """`[n, d]` on the CPU: the first stage's last state (of T5 the encoder's), mean over tokens but padding."""
+    def has_features(self, model: ModelId, view: View) -> bool:
+        """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
+        count, split, seed = self._key(view)
+        kept = (model_key("merged" if model == "expert" else model), count, split, seed)
+        apart = (kept[0], DriftOptions(count, split, seed))
+        return ("features", kept) in self._results or ("ledger", apart) in self._results
 
-        def make() -> Tensor:
-            weights = self.family.experts[task] if model == "expert" else self.weights(model)
-            compute = self.family.compute
-            batches = batches_of(self.samples(view)[task], BATCH_SIZE, compute.device)
-            return pooled_features(self.family.adapter, weights, batches, compute).cpu()
+    def layer_features(
+        self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
+    ) -> dict[str, Tensor]:
+        """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
+        token or mean over tokens but padding, and last the final features."""
 
-        return self.once("pooled", (model_key(model), task, *self._key(view)), make)
+        def make() -> dict[str, Tensor]:
+            one = self._measured_passes(view, self.samples(view))[task]
+            if model != "expert":
+                one = replace(one, weights=self.weights(model), batches=list(one.batches), kept=None)
+            return layer_features(self._run(one.weights, progress), one)
+
+        return self.once("layers", (model_key(model), task, *self._key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""

@@ -37,6 +37,16 @@ def percent(share: float) -> str:
     return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
+def points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign.
+
+    >>> points(0.0314), points(-1 / 8), points(-0.0001)
+    ('+3.1', '-12.5', '+0.0')
+    """
+    size = percent(abs(share))
+    return f"{'-' if share < 0 and size != '0.0' else '+'}{size}"
+
+
 def exactly(value: float) -> str:
     """A number as it was chosen, not rounded for reading.
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, export, options, repair, state, view
+from app import compare, downloads, export, options, repair, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -19,6 +19,7 @@ with state.progress() as report:
     before, after = session.features(before_model, on, report), session.features(config, on, report)
 repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
+runs.keep(session, compared.models, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
 if scores:
     first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
@@ -40,7 +41,9 @@ with left:
         charts.drift_compared(drifts),
         "compared",
         f"Drift per layer before and after: {tables.spoken(drifts)}",
-        numbers=Numbers("drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin),
+        numbers=Numbers(
+            "drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin, kind="drift"
+        ),
     )
 with right:
     if scores:
@@ -52,7 +55,9 @@ with right:
             charts.score_bars(frame, list(scores), f"{metric}, %"),
             "quick",
             f"{metric.capitalize()} per task before and after: {said}",
-            numbers=Numbers("scores before and after", frame, f"{metric} in %; difference in points", origin, 1),
+            numbers=Numbers(
+                "scores before and after", frame, f"{metric} in %; difference in points", origin, 1, "decisions"
+            ),
         )
     else:
         st.subheader("Scores per task")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, state, view
+from app import compare, downloads, options, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -26,6 +26,7 @@ features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found
 vectors = pd.DataFrame({shown: session.vector_cosines(model) for shown, model in compared.models.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.quick_scores(session, compared.models, on)
+runs.keep(session, compared.models, on)
 
 origin = downloads.of_samples(session, on, compared.models)
 of_tasks = {
@@ -36,7 +37,7 @@ left, right = st.columns(2)
 with left:
     st.subheader("a. Feature cosine, per task")
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
-    means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4)
+    means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
     view.chart(bars, "a", f"Mean feature cosine per task: {tables.spoken(of_tasks['a'])}", numbers=means)
 with right:
     st.subheader(f"b. Per sample of {plain(task)}")
@@ -47,7 +48,7 @@ with right:
         "b",
         f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the expert "
         f"in {b} than in {a}",
-        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4),
+        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4, "samples"),
     )
 left, right = st.columns(2)
 with left:
@@ -60,7 +61,9 @@ with left:
             charts.gains(gained, metric, b),
             "c",
             f"Gain in cosine against gain in {metric}, per task: {said}",
-            numbers=Numbers("gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin),
+            numbers=Numbers(
+                "gains", gained, f"cosine gain: cosine; score gain: points of {metric}", origin, kind="gains"
+            ),
         )
     else:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
@@ -68,7 +71,9 @@ with right:
     st.subheader("d. Task-vector cosine")
     bars = charts.score_bars(vectors, list(found), "cosine of task vectors")
     without_samples = replace(origin, counts={})
-    weights = Numbers("task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4)
+    weights = Numbers(
+        "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
+    )
     view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.spoken(of_tasks['d'])}", numbers=weights)
 st.caption(f"a, b, c on {tables.measured_on(found[a])}; gains are those of {b} over {a}. d needs no samples.")
 view.explain(text.COSINES)

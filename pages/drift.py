@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, ledger_view, state, view
+from app import compare, downloads, ledger_view, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -31,6 +31,7 @@ models = {shown: model for shown, model in compared.models.items() if only in ("
 
 with state.progress() as report:
     ledgers = {shown: session.ledger(model, DriftOptions(on.samples), report) for shown, model in models.items()}
+runs.keep(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 first = next(iter(models))
 layers = list(dict.fromkeys(drift[first]["layer"]))
@@ -41,7 +42,7 @@ frames = {shown: tables.per_layer(one, over, relative) for shown, one in drift.i
 measured = downloads.of_samples(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
 rows = tables.stacked([one.assign(model=shown) for shown, one in frames.items()])
-per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task))
+per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task), kind="drift")
 said = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
@@ -66,7 +67,7 @@ view.chart(
     charts.drift_tasks(of_tasks, relative),
     "drift-tasks",
     f"Drift of every task at {layer}: {said}",
-    Numbers(f"drift per task at {layer}", rows, units, measured),
+    Numbers(f"drift per task at {layer}", rows, units, measured, kind="drift"),
     text.DRIFT_TASKS,
 )
 

@@ -1,4 +1,4 @@
-"""One map of one task's features: expert and the models that are looked at, in the same coordinates."""
+"""Maps of features through depth: expert and the models that are looked at, in the same coordinates."""
 
 import streamlit as st
 
@@ -12,23 +12,29 @@ on = view.sample_selector(session)
 compared = compare.in_sidebar(session)
 if compared.b is None:
     options.offer(session, f"The expert's and {compared.a} are shown; a second model adds its own points.")
-pooled = session.is_text and view.choice("Features", ["before the answer", "mean over the input"], "features") != (
-    "before the answer"
-)
-if not pooled:
-    with state.progress() as report:
-        for model in compared.models.values():
-            session.features(model, on, report)
-features = cloud.features_of(session, compared.models, task, on, pooled)
-data = session.seen(task, on)
-
-origin = downloads.of_samples(session, on, compared.models).of_task(task)
+layer = cloud.layer_slider(session)
+cloud.say_which(session, layer)
+models = {compare.EXPERT: "expert", **compared.models}
+shown = cloud.Shown(session, models, compared.pair, task, on, layer)
+with state.progress() as report:
+    features = shown.features(task, report)[layer]
+measured = downloads.of_samples(session, on, models)
+origin = measured.of_task(task)
 
 left, right = st.columns([3, 2])
 with left:
-    key = tuple(compared.models.items()), task, on, pooled
-    selected = cloud.map_section(session, key, features, compared.pair, data, origin)
+    cloud.map_section(shown, origin)
 with right:
-    cloud.sample_section(data, selected)
-    cloud.distance_section(features, origin)
+    cloud.pick_section(shown)
+    cloud.sample_section(shown.data, state.selection().picked)
+    cloud.distance_section(features, origin, layer)
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
+
+st.subheader("Every task")
+every = state.selection().every
+state.control(st.toggle, "every", every, False, "Show a small map of every task", help="As in the paper's Fig. 6.")
+if every:
+    with state.progress() as report:
+        for name in session.tasks:
+            shown.features(name, report)
+    cloud.every_task_section(shown, measured)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import catalogue, state, view
+from app import catalogue, report, state, view
 from featcal.errors import FeatcalError
 from featcal.figures.names import plain
 from featcal.figures.tables import how_many
@@ -60,3 +60,4 @@ else:
         "reach means that the file is the wrong one."
     )
 catalogue.examples(session)
+report.section(session, on)

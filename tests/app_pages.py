@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ sys.path.insert(0, str(bundle_root()))
 
 from app import maps
 
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "suite")
 
 
 class InstantMaps:
@@ -26,9 +27,9 @@ class InstantMaps:
 
     start_when_quiet = wait
 
-    def submit(self, features: maps.Points) -> Future[maps.Map]:
-        future: Future[maps.Map] = Future()
-        future.set_result(maps.Map(maps.pca_map(features), 0.9, 0.8))
+    def submit(self, clouds: Sequence[maps.Points]) -> Future[list[maps.Points]]:
+        future: Future[list[maps.Points]] = Future()
+        future.set_result([maps.pca_map(cloud) for cloud in clouds])
         return future
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from io import BytesIO
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -23,24 +22,6 @@ def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
     assert list(figure.layout.xaxis.ticktext) == ["enc emb", "enc 0", "dec emb", "dec 0", "head"]
     assert list(figure.layout.xaxis.tickvals) == LAYERS
     assert list(figure.data[0].x) == LAYERS
-
-
-def test_a_map_by_answers_colours_them_alike_in_every_model() -> None:
-    points = {model: np.zeros((3, 2)) for model in ("expert", "merged")}
-    figure = charts.feature_map(points, ["a", "b", "c"], None, "PCA", ["yes", "no", "yes"])
-    clouds = {trace.name: trace for trace in figure.data if len(trace.x) == 3}
-    assert set(clouds) == {"expert", "merged"}
-    no, yes = theme.OTHERS[:2]
-    for model, cloud in clouds.items():
-        assert list(cloud.marker.color) == [yes, no, yes]
-        assert cloud.marker.symbol == theme.SYMBOL[model]
-    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert legend == ["expert", "merged", "no", "yes"]
-
-
-def test_a_map_by_models_has_one_colour_each() -> None:
-    figure = charts.feature_map({"expert": np.zeros((3, 2))}, ["a", "b", "c"], None, "PCA")
-    assert [trace.marker.color for trace in figure.data] == [theme.COLOUR["expert"]]
 
 
 def test_answers_never_look_like_a_model() -> None:
@@ -68,15 +49,6 @@ def test_classes_beyond_ten_have_colours_of_their_own() -> None:
         found = theme.colours(count)
         assert len(set(found)) == count
         assert not set(found) & {theme.COLOUR[role] for role in theme.ROLES}
-
-
-def test_a_selected_sample_stays_lit_in_every_model() -> None:
-    points = {model: np.zeros((3, 2)) for model in ("expert", "merged", "calibrated")}
-    figure = charts.feature_map(points, ["a", "b", "c"], ("merged", "calibrated"), "PCA", selected=[2])
-    clouds = {trace.name: trace for trace in figure.data if trace.name in points}
-    assert {name: list(cloud.selectedpoints) for name, cloud in clouds.items()} == {name: [2] for name in points}
-    untouched = charts.feature_map(points, ["a", "b", "c"], ("merged", "calibrated"), "PCA")
-    assert all(trace.selectedpoints is None for trace in untouched.data)
 
 
 def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:

@@ -236,7 +236,7 @@ def _identity(
         "suite": family.suite.model_dump(mode="json"),
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -265,7 +265,7 @@ def _record(
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -280,7 +280,8 @@ def _notes(family: Family) -> list[str]:
     return [*doubts, *(left_out(family).values() if recipe else ())]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Python and of every package that can move a number."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 

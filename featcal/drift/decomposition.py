@@ -11,9 +11,9 @@ from featcal.drift.parts import take_apart
 from featcal.drift.record import Record, final_features, joined
 from featcal.drift.room import Room
 from featcal.drift.second_run import SecondRun
-from featcal.drift.streams import LAST_LAYER, cross
+from featcal.drift.streams import cross
 from featcal.formats.weights import Weights
-from featcal.models.adapter import walking
+from featcal.models.adapter import LAST_LAYER, walking
 from featcal.models.lane import ExpertPass
 from featcal.models.run import Run
 

@@ -99,6 +99,16 @@ class TaskFeatures:
         """Cosine of the final features to the expert's, per sample."""
         return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
 
+    def per_sample(self) -> list[dict[str, Any]]:
+        """One row per sample: index, drift of the last layer, and cosine and distance of the final features, each
+        divided by its norm, to the expert's."""
+        expert, model = (
+            torch.nn.functional.normalize(one.double(), dim=1) for one in (self.expert_features, self.model_features)
+        )
+        columns = self.layers[-1].drift, self.cosine, (model - expert).norm(dim=1)
+        rows = zip(self.indices, *(column.tolist() for column in columns), strict=True)
+        return [dict(zip(("index", "drift", "cosine", "distance"), row, strict=True)) for row in rows]
+
 
 @dataclass(frozen=True)
 class TaskDrift(TaskFeatures):
@@ -202,14 +212,12 @@ class DriftLedger(Features):
         return {"suite": self.suite, "model": self.model, "split": self.split, "tasks": tasks}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per task and layer with every number of the document and the alignment of m and p."""
+        """One row per task and layer with every number of the document."""
         import pandas as pd
 
-        rows = []
-        for name, task in self.tasks.items():
-            for layer, entry in zip(task.layers, task.to_json()["layers"], strict=True):
-                rows.append({"task": name, **entry, "alignment": float(layer.alignment.mean())})
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            [{"task": name, **layer} for name, task in self.tasks.items() for layer in task.to_json()["layers"]]
+        )
 
 
 def layer_json(layer: LayerDrift) -> dict[str, Any]:
@@ -220,6 +228,8 @@ def layer_json(layer: LayerDrift) -> dict[str, Any]:
         "relative_drift": layer.relative_drift,
         "mismatch": float(layer.mismatch.mean()),
         "propagation": float(layer.propagation.mean()),
+        "alignment": float(layer.alignment.mean()),
+        "expert_norm": float(layer.expert_norm.mean()),
     }
 
 
@@ -245,4 +255,5 @@ def _output_json(output: OutputDrift) -> dict[str, Any]:
         "certified": float(output.certified.double().mean()),
         "agreement": float(output.agrees.double().mean()),
         "accuracy": float(output.correct.double().mean()),
+        "expert_accuracy": float((output.expert_scores.argmax(1) == output.labels).double().mean()),
     }

@@ -12,8 +12,9 @@ from featcal.drift.ledger import Attribution, LayerDrift, TaskDrift
 from featcal.drift.parts import Parts, take_apart
 from featcal.drift.propagation import TINY, Contributions
 from featcal.drift.second_run import SecondStates
-from featcal.drift.streams import LAST_LAYER, Crossing
+from featcal.drift.streams import Crossing
 from featcal.errors import NumericalError
+from featcal.models.adapter import LAST_LAYER
 
 
 @dataclass

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from featcal.drift.streams import LAST_LAYER, Crossing, Place
+from featcal.drift.streams import Crossing, Place
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch, Block, Call, Stage
+from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
 from featcal.models.compute import Compute
 from featcal.models.lane import ExpertPass, through
 from featcal.models.model import mapped

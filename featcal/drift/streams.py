@@ -9,13 +9,12 @@ from torch import Tensor
 
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage
 from featcal.models.lane import ExpertPass, Step, through
 from featcal.models.model import mapped
 from featcal.models.run import Run
 from featcal.models.walk import Entering, Walk
 
-FIRST_LAYER, LAST_LAYER = "embeddings", "head"
 MODEL = "model"
 """The model beside the experts, as its lanes are called."""
 
@@ -148,7 +147,7 @@ def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering
     """
     batch, own, entry = one.batches[entering.position], entering.expert, entering.models[MODEL]
     front = entering.fronts[MODEL]
-    layer = FIRST_LAYER if len(adapter.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+    layer = adapter.first_layer(stage)
     place = Place(stage, None, (entering.front.stored, front.stored))
     after = stage.state(own.first, batch), stage.state(entry.first, batch)
     if own.ended is None or entry.ended is None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, colours, dash, finish, layer_axis, symbol, task_axis
+from featcal.figures.theme import COLOUR, colour, dash, finish, layer_axis, symbol, task_axis
 
 Array = NDArray[np.floating]
 _UNIT = {
@@ -121,98 +121,6 @@ def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
     return finish(figure, 400)
 
 
-def feature_map(
-    points: Mapping[str, Array],
-    labels: Sequence[str],
-    moved: tuple[str, str] | None,
-    axes: str,
-    answers: Sequence[str] | None = None,
-    selected: Sequence[int] = (),
-) -> go.Figure:
-    """One map of several models' features; row i is sample i in each of them.
-
-    Shapes are models. Colours are models too, or the right answer of every sample where `answers` says it. Selected
-    samples stay lit in every model.
-
-    Args:
-        labels: what a sample is, as plotly draws it.
-        moved: two of the models, whose samples are joined by arrows from the one to the other.
-    """
-    figure = go.Figure()
-    different = sorted(set(answers or ()))
-    coloured = dict(zip(different, colours(len(different)), strict=True))
-    if moved is not None:
-        _moves(figure, *moved, points)
-    for model, flat in points.items():
-        figure.add_scatter(
-            x=flat[:, 0],
-            y=flat[:, 1],
-            name=model,
-            mode="markers",
-            customdata=list(range(len(flat))),
-            text=list(labels),
-            marker={
-                "color": colour(model) if answers is None else [coloured[answer] for answer in answers],
-                "symbol": symbol(model),
-                "size": 8,
-                "opacity": 0.85,
-            },
-            selectedpoints=list(selected) if selected else None,
-            selected={"marker": {"opacity": 1.0, "size": 13}},
-            unselected={"marker": {"opacity": 0.25}},
-            legendgroup=model,
-            showlegend=answers is None,
-            hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
-        )
-        if answers is not None:
-            _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
-    for answer, shade in coloured.items():
-        _legend_entry(figure, label(answer), shade, "square", None)
-    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
-    figure.update_xaxes(title=f"{axes} 1", linecolor=COLOUR["base"], **bare)
-    figure.update_yaxes(title=f"{axes} 2", linecolor=COLOUR["base"], scaleanchor="x", **bare)
-    figure.update_layout(dragmode="pan")
-    finish(figure, 560)
-    if answers is not None:  # a legend of several rows, below the tool bar
-        figure.update_layout(margin={"t": 108})
-    return figure
-
-
-def _moves(figure: go.Figure, a: str, b: str, points: Mapping[str, Array]) -> None:
-    """An arrow from every sample of one model to the same of the other."""
-    figure.add_scatter(
-        x=_segments(points[a][:, 0], points[b][:, 0]),
-        y=_segments(points[a][:, 1], points[b][:, 1]),
-        name=f"{label(a)} → {label(b)}",
-        mode="lines+markers",
-        line={"color": COLOUR["base"], "width": 1},
-        marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
-        opacity=0.55,
-        hoverinfo="skip",
-    )
-
-
-def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
-    """Overlaid histograms with common bins, one per model."""
-    figure = go.Figure()
-    together = np.concatenate([np.asarray(v) for v in values.values()])
-    low, high = float(together.min()), float(together.max())
-    width = (high - low) / 24 or 0.01
-    for model, one in values.items():
-        figure.add_histogram(
-            x=one,
-            name=model,
-            xbins={"start": low, "end": high + width, "size": width},
-            marker={"color": colour(model), "line": {"width": 0}},
-            opacity=0.65,
-            hovertemplate=f"{model}, %{{x:.3f}}: %{{y}} samples<extra></extra>",
-        )
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title=axis)
-    figure.update_yaxes(title="samples")
-    return finish(figure, 260)
-
-
 def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen: str | None) -> go.Figure:
     axis, form = _UNIT[relative]
     given, frames = frames, {model: frame.assign(**{key: frame[key].map(label)}) for model, frame in frames.items()}
@@ -272,17 +180,6 @@ def _ribbon(frames: Mapping[str, pd.DataFrame], key: str, relative: bool, chosen
     finish(figure, 440)
     figure.update_layout(legend={"y": 1.1}, margin={"t": 76})
     return figure
-
-
-def _legend_entry(figure: go.Figure, name: str, colour: str, symbol: str, group: str | None) -> None:
-    """A line of the legend without points of its own."""
-    marker = {"color": colour, "symbol": symbol, "size": 9}
-    figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
-
-
-def _segments(start: Array, end: Array) -> list[float | None]:
-    """start, end, gap, start, end, gap, …: many separate line segments in one trace."""
-    return [value for pair in zip(start.tolist(), end.tolist(), strict=True) for value in (*pair, None)]
 
 
 def _text_sides(frame: pd.DataFrame) -> list[str]:

@@ -26,9 +26,9 @@ _METRICS = {
 
 def drift_table(ledger: DriftLedger) -> pd.DataFrame:
     """One row per task and layer: means over samples of ||e||, ||m||, ||p||, ||h_expert|| and cos(m, p)."""
-    frame = ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment"]]
-    norms = [float(layer.expert_norm.mean()) for task in ledger.tasks.values() for layer in task.layers]
-    return frame.assign(model=ledger.model, expert_norm=norms)
+    return ledger.to_frame()[["task", "layer", *NORMS, "relative_drift", "alignment", "expert_norm"]].assign(
+        model=ledger.model
+    )
 
 
 def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
@@ -85,7 +85,16 @@ def difference(pair: tuple[str, str]) -> str:
 
 def metric_name(scores: Mapping[str, Scores]) -> str:
     """What the numbers of a score table are; "score" where tasks are scored differently."""
-    names = {_METRICS[task.metric] for one in scores.values() for task in one.tasks.values()}
+    return metric_words(task.metric for one in scores.values() for task in one.tasks.values())
+
+
+def metric_words(metrics: Iterable[str]) -> str:
+    """What scores of these metrics are called together.
+
+    >>> metric_words(["exact_match", "exact_match"]), metric_words(["exact_match", "spearman"])
+    ('exact match', 'score')
+    """
+    names = {_METRICS[metric] for metric in metrics}
     return names.pop() if len(names) == 1 else "score"
 
 

@@ -61,22 +61,28 @@ directions that were not seen.
 """
 
 FEATURES = r"""
-**What this shows.** Final features of expert, merged and calibrated model on the same samples of one task, all
-divided by their norm, in **one** map that is fitted on the three clouds together, so their places can be compared.
-Lines lead from merged to calibrated. Click a point to see its picture or text.
+**What this shows.** Features of the expert and of the models that are looked at, on the same samples of one task, all
+divided by their norm, in **one** map that is fitted on all their clouds together, so their places can be compared.
+Arrows lead from the first model to the second. Click a point, or draw around some, to see what they are.
 
-**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has compiled. *Trustworthiness* (0-1) is
-the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank.
+**Layers.** Behind a block a feature is the state of CLIP's class token, of a language model the mean over the
+stage's own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
+and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
+
+**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP is there. *Trustworthiness* (0-1) is
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; of a map
+of all layers it is that of the layer that is shown. A map holds 20,000 points; of more samples some are drawn.
 
 **When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
-histograms beside it are the truth: cosine and distance to the expert in the full feature space.
+histograms beside it are the truth: cosine and distance to the expert in the full feature space. The small maps are
+one each: places on two of them cannot be compared.
 """
 
 FEATURES_OF_TEXT = (
     FEATURES
     + r"""
-**Two features of a text.** The state that decides the first token of the answer, after the final norm; and the state
-after the last block that reads the input (an encoder's last), mean over its tokens without padding.
+**Texts.** The head's feature is the state that decides the first token of the answer, after the final norm. The mean
+over a decoder's tokens includes tokens of the right answer, which it is given.
 """
 )
 
@@ -110,6 +116,20 @@ $= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
 generation: the two agree only where first tokens tell answers apart. Exact match gives nothing for an answer that is
 right in other words. Choose options on validation samples; the gap closed is unstable where expert and merged model
 are close, and left out where the expert is not better.
+"""
+
+DIFFERENCES = r"""
+**What this shows.** How much better the second model scores than the first, per task and on average over tasks, with
+the interval in which the difference lies for 95 of 100 draws of such samples. Grey and open: within noise.
+
+**Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the
+interval runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples that turned, $f$
+were fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (of the average: over all tasks together).
+*Within noise*: the interval holds 0, or $p > 0.05$, since few turned samples make the interval alone too sure.
+
+**When it misleads.** The interval is about other samples, not about other calibration samples: another seed gives
+another model. Of twenty tasks without any difference one looks like one. Models that were chosen on these very
+samples look better than they are. A rank correlation has the interval alone: none of its answers is right or wrong.
 """
 
 ATTRIBUTION = r"""
@@ -230,4 +250,19 @@ are drawn. Symbols are means, lines reach from the lowest to the highest.
 
 **When it misleads.** Three seeds show that a difference may be chance, not that it is none. Where a task has no more
 samples than are asked for, every seed draws the same ones in another order.
+"""
+
+SWEEP = r"""
+**What this shows.** Every run of the suite that was measured on these samples: the mean score over tasks to the right,
+the score of its worst task upwards. Right and up is better. Thin rings mark the Pareto front: no run is at least as
+good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs stand what costs
+no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that calibration is
+pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
+
+**Formula.** Mean and minimum over tasks of the score on the same samples; the point of a run is the exact result of a
+single calibration with its options.
+
+**When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
+looks better than it is: choose here, and look at the test split once. The worst task may be the one that is hardest
+for its own expert too.
 """

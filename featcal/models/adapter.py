@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -30,6 +31,8 @@ PromptEncoder = Callable[[list[str]], Tensor]
 """Texts → features `[n, k]` in the space of final features, not normalised."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
+FIRST_LAYER, LAST_LAYER = "embeddings", "head"
+"""What charts and tables call what stands in front of the blocks, and final norm and projection."""
 
 
 @runtime_checkable
@@ -312,6 +315,16 @@ class Adapter(ABC):
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
         found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)
         return list(dict.fromkeys(found))
+
+    def layers(self) -> list[str]:
+        """Names of all layers in forward order: what stands in front of every stage, its blocks, and last the head."""
+        blocks = iter(self.block_layers())
+        stages = ([self.first_layer(stage), *islice(blocks, len(stage.blocks))] for stage in self.stages)
+        return [*chain.from_iterable(stages), LAST_LAYER]
+
+    def first_layer(self, stage: Stage) -> str:
+        """Name of what stands in front of a stage, as charts and tables show it."""
+        return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
 
 
 @contextmanager

@@ -1,17 +1,18 @@
-"""Final features of a model, from the same walk over blocks that drift and calibration use."""
+"""Features of a model, from the same walk over blocks that drift and calibration use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Adapter, Batch, Stage, walking
+from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Call, Stage, walking
 from featcal.models.compute import Compute
-from featcal.models.lane import ExpertPass, Lane
+from featcal.models.lane import ExpertPass
+from featcal.models.model import mapped
 from featcal.models.run import Run
 from featcal.models.walk import Walk
 
@@ -20,38 +21,60 @@ def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
     """Final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
+    alone = ExpertPass("", model, list(batches), (), compute)
     with walking(adapter):
-        lane = _walked(adapter, adapter.stages, model, batches, compute)
-        closing = compute.place(model.read(adapter.closing)) | dict(head)
-        return torch.cat([adapter.final(closing, call, batch) for call, batch in zip(lane.calls, batches, strict=True)])
+        walk = Walk(Run(adapter, model, model, head, compute), "features", {"": alone}, {})
+        for _ in _layers(adapter, walk):
+            pass
+        return torch.cat([*_closed(adapter, alone, head, walk.experts[""].calls)])
 
 
-def pooled_features(
-    adapter: Adapter, model: Weights, batches: Sequence[Batch], compute: Compute
-) -> Float[Tensor, "n d"]:
-    """State after the last block of the first stage (T5: its encoder), mean over all tokens but padding, `[n, d]`."""
-    stage = adapter.stages[0]
-    pooled = []
+def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
+    """A model's features behind every layer on the samples of one task, by layer in forward order, on the CPU.
+
+    Behind embeddings and blocks it is the state `[n, d]` of the class token where the architecture has one, else the
+    mean over the stage's own tokens but padding. The last layer gives the final features `[n, k]`, mapped where the
+    model brings a map for the task.
+
+    Args:
+        one: the samples and whatever model; what was kept of it is not computed again.
+    """
+    adapter, found = run.adapter, {}
     with walking(adapter):
-        lane = _walked(adapter, [stage], model, batches, compute)
-        for call, batch in zip(lane.calls, batches, strict=True):
-            state = stage.state(call, batch)
-            mask = batch.get("attention_mask")
-            tokens = state.shape[1] if mask is None else mask.sum(1, keepdim=True)
-            pooled.append(state.sum(1) / tokens)
-    return torch.cat(pooled)
+        walk = Walk(run, "features of every layer", {one.task: one}, {})
+        calls = walk.experts[one.task].calls
+        for layer, stage in _layers(adapter, walk):
+            pooled = [_pooled(adapter, stage, *both) for both in zip(calls, one.batches, strict=True)]
+            found[layer] = torch.cat(pooled).cpu()
+        closed = [mapped(one.weights, one.task, features) for features in _closed(adapter, one, run.head, calls)]
+        found[LAST_LAYER] = torch.cat(closed).cpu()
+        walk.finish()
+    return found
 
 
-def _walked(
-    adapter: Adapter, stages: Sequence[Stage], model: Weights, batches: Sequence[Batch], compute: Compute
-) -> Lane:
-    """The model's lane behind the last block of some stages."""
-    alone = {"": ExpertPass("", model, list(batches), (), compute)}
-    walk = Walk(Run(adapter, model, model, {}, compute), "features", alone, {})
-    for stage in stages:
+def _layers(adapter: Adapter, walk: Walk) -> Iterator[tuple[str, Stage]]:
+    """Every layer but the last, by name, once the walk's experts stand behind it. To be consumed to the end."""
+    names = iter(adapter.block_layers())
+    for stage in adapter.stages:
         walk.enter(stage)
+        yield adapter.first_layer(stage), stage
         for _, block in walk.blocks(stage):
             for task, tensors in walk.experts_at(block):
                 for _ in walk.experts[task].walk(stage, block, tensors):
                     pass
-    return walk.experts[""]
+            yield next(names), stage
+
+
+def _closed(adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]) -> Iterator[Tensor]:
+    """Final features of every batch from the calls behind the last block."""
+    closing = one.compute.place(one.weights.read(adapter.closing)) | dict(head)
+    return (adapter.final(closing, call, batch) for call, batch in zip(calls, one.batches, strict=True))
+
+
+def _pooled(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[Tensor, "b d"]:
+    """The class token's state, or the mean over the tokens that a state of ones has something at."""
+    state = stage.own_state(call, batch)
+    if adapter.class_token:
+        return state[:, 0]
+    ones = Call((torch.ones_like(call.hidden), *call.args[1:]), call.kwargs)
+    return state.sum(1) / stage.own_state(ones, batch).sum(1)

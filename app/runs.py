@@ -1,0 +1,265 @@
+"""The history on a page: what was measured, and what can be done with a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import streamlit as st
+
+from app import opening, state, view
+from app.selection import CALIBRATED, HOME, OPTIONS
+from featcal import recording
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import FeatcalError
+from featcal.evaluation.paired import compared
+from featcal.figures import run_tables
+from featcal.figures.names import plain, shorten
+from featcal.model_ids import ModelId
+from featcal.recording import hash_of, record
+from featcal.runs import History, Mark, Run
+from featcal.session import Session
+from featcal.views import View
+
+_LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
+_COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
+
+
+def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+    """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
+    for model in models.values():
+        problem = record(session, model, on, History()) if isinstance(model, CalibrationConfig) else ""
+        if problem:
+            st.warning(plain(problem), icon=":material/history_toggle_off:")
+
+
+def looking(session: Session, models: Iterable[ModelId], on: View) -> AbstractContextManager[None]:
+    """Count looks at the test split: models that the body of the `with` scores on it."""
+    return recording.looking(session, models, on, "app", History())
+
+
+def say_looks(session: Session) -> None:
+    """How often the test split of this suite was looked at, on every page that shows its scores."""
+    history = History()
+    times, models = history.looks(hash_of(session))
+    st.caption(
+        f"Looks at this suite's test split so far: {times}, at {models} different models. Whoever chooses among models "
+        "by their test scores no longer has a test."
+    )
+    say_problems(history)
+
+
+def say_problems(history: History) -> None:
+    """What is wrong with the history."""
+    for problem in history.problems:
+        st.warning(plain(problem), icon=":material/history_toggle_off:")
+
+
+def choose(run_id: str) -> None:
+    """Look at a run: on the Runs page, and as model B on every other."""
+    state.select(run=run_id)
+    try:
+        run = History().get(run_id)
+        a = state.selection().a
+        state.select(a=HOME.a if a == CALIBRATED else a, **_as_b(run))
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
+
+
+def _as_b(run: Run) -> dict[str, Any]:
+    """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
+    else its name."""
+    if not run.options:
+        return {"b": run.model}
+    defaults = opening.defaults(state.session())
+    if any(run.options[name] != getattr(defaults, name) for name in run.options if name not in OPTIONS):
+        return {"b": run.model}
+    wanted = {name: run.options[name] for name in OPTIONS}
+    return {
+        "b": CALIBRATED,
+        **{name: None if wanted[name] == getattr(defaults, name) else wanted[name] for name in wanted},
+    }
+
+
+def _choose_both(run_a: str, run_b: str) -> None:
+    """Two runs as models A and B on every page."""
+    choose(run_b)
+    try:
+        state.select(run=run_a, against=run_b, a=History().get(run_a).model)
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
+
+
+def section(session: Session, history: History) -> None:
+    """The list of runs, one of them to be named, pinned, deleted or shown, and another to hold it against."""
+    st.subheader("Every run of this suite")
+    if _PROBLEM in st.session_state:
+        st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
+    everything, here = history.runs(), hash_of(session)
+    runs = [run for run in everything if run.suite_hash == here]
+    say_problems(history)
+    if runs:
+        _listed(runs)
+        _one(session, runs)
+    else:
+        st.info("No run yet. Whatever is calibrated in the app or by a sweep is kept here.", icon=":material/history:")
+    others = [run for run in everything if run.suite_hash != here]
+    if others:
+        with st.expander(f"Runs of other suites, and of this one before its files changed ({len(others)})"):
+            st.dataframe(run_tables.run_table(others), hide_index=True, alt="Runs of other suites")
+
+
+def _listed(runs: Sequence[Run]) -> None:
+    frame = run_tables.run_table(runs)
+    st.session_state["runs-listed"] = frame["run"].tolist()
+    st.dataframe(
+        frame[list(_COLUMNS)],
+        hide_index=True,
+        key=_LIST,
+        on_select=_choose_row,
+        selection_mode="single-row",
+        column_config={
+            "mean": st.column_config.NumberColumn("mean, %", format="%.1f"),
+            "worst": st.column_config.NumberColumn("worst task, %", format="%.1f"),
+            "drift": st.column_config.NumberColumn("drift", format="%.3f"),
+        },
+        alt=f"{len(runs)} runs: name, model, samples, mean and worst score, drift, time",
+    )
+    left, right = st.columns(2)
+    left.download_button(
+        "Download CSV",
+        lambda: run_tables.run_export(runs).to_csv(index=False).encode(),
+        "featcal-runs.csv",
+        "text/csv",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+    right.download_button(
+        "Download JSON",
+        lambda: json.dumps({"runs": [run.to_json() for run in runs]}, indent=2, allow_nan=False),
+        "featcal-runs.json",
+        "application/json",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+
+
+def _choose_row() -> None:
+    rows = st.session_state[_LIST].selection.rows
+    if rows:
+        state.select(run=st.session_state["runs-listed"][rows[0]])
+
+
+def _one(session: Session, runs: Sequence[Run]) -> None:
+    """What can be done with one run."""
+    known = {run.id: run for run in runs}
+    chosen, other = state.selection().run, state.selection().against
+    first = chosen if chosen in known else runs[0].id
+    second = other if other in known and other != first else _NOTHING
+
+    def called(run_id: str) -> str:
+        return f"{shorten(run_tables.title(known[run_id]), 70)} · {run_id[:6]}" if run_id in known else run_id
+
+    left, right = st.columns(2)
+    state.control(left.selectbox, "run", first, HOME.run, "Run", list(known), format_func=called)
+    rest = [_NOTHING, *(one for one in known if one != first)]
+    state.control(right.selectbox, "against", second, _NOTHING, "Hold it against", rest, format_func=called)
+    run = known[first]
+    _marks(run)
+    buttons = st.columns(3)
+    buttons[0].button(
+        "Show it on every page",
+        on_click=choose,
+        args=(run.id,),
+        icon=":material/open_in_full:",
+        width="stretch",
+    )
+    pin = "Unpin" if run.pinned else "Pin"
+    buttons[1].button(
+        pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch"
+    )
+    buttons[2].button(
+        "Delete",
+        on_click=_delete,
+        args=(run.id,),
+        disabled=run.pinned,
+        icon=":material/delete:",
+        width="stretch",
+    )
+    if second != _NOTHING:
+        st.button(
+            "Both on every page, as A and B",
+            on_click=_choose_both,
+            args=(run.id, second),
+            icon=":material/compare_arrows:",
+        )
+        _against(session, run, known[second])
+
+
+def _marks(run: Run) -> None:
+    """Fields for a run's name and what is noted about it."""
+    left, right = st.columns(2)
+    for place, mark, words in ((left, "name", "Name"), (right, "notes", "Notes")):
+        key = f"{mark}-{run.id}"
+        if key not in st.session_state:
+            st.session_state[key] = getattr(run, mark)
+        place.text_input(words, key=key, max_chars=200, on_change=_typed, args=(run.id, mark, key))
+
+
+def _typed(run_id: str, mark: Mark, key: str) -> None:
+    _mark(run_id, mark, st.session_state[key].strip())
+
+
+def _mark(run_id: str, mark: Mark, value: str | bool) -> None:
+    try:
+        History().mark(run_id, mark, value)
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
+
+
+def _delete(run_id: str) -> None:
+    try:
+        History().delete(run_id)
+        state.select(run=None)
+    except FeatcalError as error:
+        st.session_state[_PROBLEM] = str(error)
+
+
+def _against(session: Session, a: Run, b: Run) -> None:
+    """What tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
+    st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
+    told = run_tables.different(a, b)
+    if len(told):
+        st.dataframe(told, hide_index=True, alt="Options that differ")
+    else:
+        st.caption("The same options.")
+    both = [(one, other) for one in a.measured for other in b.measured if one.on == other.on]
+    if not both:
+        st.info("They were not measured on the same samples.", icon=":material/info:")
+    for one, other in both:
+        st.caption(f"On {plain(run_tables.measured_on(one))}:")
+        frame = run_tables.compared(one, other)
+        formats = {name: st.column_config.NumberColumn(format="%.3f" if "drift" in name else "%.1f") for name in frame}
+        del formats["task"]
+        st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
+    if both and all(one.scores for one in both[0]) and st.button("Which samples flip?", icon=":material/swap_horiz:"):
+        _flips(session, (a, b), View(both[0][0].samples, both[0][0].split, both[0][0].seed))
+
+
+def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
+    """How many samples of every task B has right and A has not, and the other way round."""
+    try:
+        with state.progress() as report:
+            models = [session.named(run.model) for run in runs]
+            for model in models:
+                session.features("merged" if model == "expert" else model, on, report)
+            before, after = (session.quick_scores(model, on) for model in models)
+            found = compared(before, after)
+    except FeatcalError as error:
+        view.problem(error)
+        return
+    st.caption("Samples that B has right and A has not (fixed), and the other way round (broken):")
+    frame = found.to_frame()[["task", "fixed", "broken", "both_right", "both_wrong"]]
+    st.dataframe(frame, hide_index=True, width=480, alt="Samples that are right in B alone and in A alone, per task")

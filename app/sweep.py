@@ -1,0 +1,127 @@
+"""Many calibrations at once, and every run of the suite as mean against worst task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import streamlit as st
+
+from app import downloads, opening, options, runs, state, view
+from app.downloads import Numbers
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import FeatcalError, InputError
+from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.model_ids import ModelId
+from featcal.recording import hash_of, run_of
+from featcal.runs import History, Run
+from featcal.session import Session
+from featcal.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
+from featcal.views import View
+from featcal.words import exactly
+
+_CHART = "sweep-chart"
+AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
+
+
+def offered(config: CalibrationConfig) -> dict[str, str]:
+    """Values around a suite's own options, as they are typed: 3 × 3 × 3 calibrations.
+
+    >>> offered(CalibrationConfig())
+    {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
+    """
+    lam = [config.lam * factor for factor in (0.1, 1, 10)]
+    rho = [1 + (config.rho - 1) * share for share in (0, 0.5, 1)] if config.rho != 1 else [1, 1.5, 2]
+    alpha = sorted({0.0, config.alpha, min(1.0, 2 * config.alpha)})
+    return {name: ", ".join(map(exactly, values)) for name, values in (("lam", lam), ("rho", rho), ("alpha", alpha))}
+
+
+def section(session: Session, on: View, history: History, models: Mapping[str, ModelId]) -> None:
+    """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
+
+    Args:
+        models: what the other pages look at; found again in the chart.
+    """
+    grid = _grid(session)
+    known = history.runs(hash_of(session))
+    swept = _start(session, grid, on, history, known) if grid is not None else []
+    points = comparable(session, on, known) or swept  # a history that cannot be written has none
+    if points:
+        _chart(session, on, points, models)
+    else:
+        st.info("Nothing was tried on these samples yet: run a sweep, or calibrate once.", icon=":material/grid_on:")
+    st.caption(
+        f"Measured on {session.split} samples, which calibration does not see. Choose options here, not on test."
+        if session.split == "validation"
+        else f"This suite has no validation split: measured on {session.split} samples, so it flatters."
+    )
+
+
+def _grid(session: Session) -> Grid | None:
+    """Three lists of values; None, and the reason on the page, where they are not such lists."""
+    config, chosen = options.chosen(session), state.selection()
+    offer = offered(opening.defaults(session))
+    typed = {}
+    for place, (name, symbol, meaning) in zip(st.columns(3), AXES, strict=True):
+        field = f"sweep_{name}"
+        typed[name] = getattr(chosen, field) or offer[name]
+        help_ = "Values between commas. Every combination of the three lists is one calibration."
+        state.control(place.text_input, field, typed[name], offer[name], f"{symbol}, {meaning}", help=help_)
+    try:
+        lam, rho, alpha = (numbers(typed[name], symbol) for name, symbol, _ in AXES)
+        return Grid(lam, rho, alpha, config)
+    except InputError as error:
+        view.problem(error)
+        return None
+
+
+def _start(session: Session, grid: Grid, on: View, history: History, known: Sequence[Run]) -> list[SweepPoint]:
+    """The button, what it would compute, and the work; the points if it was done now."""
+    new, count = missing(session, grid, on, known), len(grid.configs())
+    left, right = st.columns([1, 3], vertical_alignment="center")
+    wanted = left.button("Run the sweep", type="primary", icon=":material/grid_on:", width="stretch")
+    right.caption(
+        f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
+        f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
+    )
+    if not wanted:
+        return []
+    try:
+        with state.progress() as report:
+            points = run_sweep(session, grid, report, on=on, history=history)
+    except FeatcalError as error:
+        view.problem(error)
+        return []
+    if not history.problems:
+        st.rerun()
+    return points
+
+
+def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
+    best = front(points)
+    frame = run_tables.sweep_table(points, best)
+    metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
+    shown = {run_of(session, model).id: name for name, model in models.items()}
+    units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
+    measured = Numbers("sweep", frame, units, downloads.of_samples(session, on, {}))
+    highest = max(points, key=lambda point: (point.kind == "calibrated", point.found.mean))
+    st.plotly_chart(
+        sweep_charts.mean_against_worst(frame, metric, shown),
+        key=_CHART,
+        on_select=_choose,
+        selection_mode="points",
+        config=view.plotly(measured.name),
+        alt=f"Mean {metric} against that on the worst task of {len(points)} runs; {len(best)} are on the Pareto front. "
+        f"Best mean: {run_tables.title(highest.run)}, {100 * highest.found.mean:.1f} %, "
+        f"worst task {100 * highest.found.worst:.1f} %",
+    )
+    st.caption("Click a point to have that run as model B on every page.")
+    view.explain(text.SWEEP)
+    view.fold(measured)
+
+
+def _choose() -> None:
+    """A click on a point selects its run, and a calibrated one for every page."""
+    points = st.session_state[_CHART].selection.points
+    ids = [str(point["customdata"]) for point in points if "customdata" in point]
+    if ids:
+        runs.choose(ids[0])

@@ -1,0 +1,251 @@
+"""Maps of features and what is drawn beside them. No streamlit in here; maps are made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from featcal.figures.names import label, shorten
+from featcal.figures.theme import COLOUR, colour, colours, finish, symbol
+
+Array = NDArray[np.floating]
+MANY = 3000
+"""Points beyond which a map is drawn by WebGL, and without arrows."""
+COLUMNS = 4
+"""Small maps side by side."""
+
+
+@dataclass(frozen=True)
+class Dots:
+    """The samples of a map: row i of every model's points is sample `ids[i]`."""
+
+    ids: Sequence[int]
+    labels: Sequence[str]
+    """What every sample is, as plotly draws it."""
+    answers: Sequence[str] | None = None
+    """The right answer of every sample, where it decides the colour."""
+    picked: Collection[int] = ()
+    """Ids of the samples that are lit; none lights all."""
+
+    @property
+    def lit(self) -> list[int] | None:
+        """Positions of the picked samples; None where none was picked, an empty list where none of them is here."""
+        return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Where a map of one layer lies in the map of all layers."""
+
+    layers: Sequence[str]
+    chosen: str
+    trails: Mapping[str, Array]
+    """Mean position of every model behind every layer, `[layers, 2]`; drawn in the frame of all layers."""
+    frame: tuple[tuple[float, float], tuple[float, float]] | None
+    """Ranges of both axes, the same for all layers, so that positions can be compared; None for those of the points."""
+
+
+def feature_map(
+    points: Mapping[str, Array],
+    dots: Dots,
+    axes: str,
+    moved: tuple[str, str] | None = None,
+    depth: Depth | None = None,
+) -> go.Figure:
+    """One map of several models' features.
+
+    Shapes are models. Colours are models too, or the right answer of every sample where `dots` says it. Picked samples
+    stay lit in every model. A click, a box or a lasso gives the samples' ids as `customdata`.
+
+    Args:
+        points: `[n, 2]` by model.
+        axes: what made the map, such as "UMAP".
+        moved: two of the models, whose samples are joined by arrows from the one to the other.
+    """
+    figure = go.Figure()
+    coloured = _coloured(dots)
+    many = sum(map(len, points.values())) > MANY
+    if depth is not None and depth.frame is not None:
+        _trails(figure, depth)
+    if moved is not None and not many:
+        _moves(figure, *moved, points)
+    for model, flat in points.items():
+        figure.add_trace(_cloud(model, flat, dots, coloured, many))
+        if coloured:
+            _legend_entry(figure, model, COLOUR["base"], symbol(model), model)
+    for answer, shade in coloured.items():
+        _legend_entry(figure, label(answer), shade, "square", None)
+    _bare(figure)
+    figure.update_xaxes(title=f"{axes} 1")
+    figure.update_yaxes(title=f"{axes} 2", scaleanchor="x")
+    if depth is not None and depth.frame is not None:
+        figure.update_xaxes(range=depth.frame[0])
+        figure.update_yaxes(range=depth.frame[1])
+    figure.update_layout(dragmode="lasso", clickmode="event+select", uirevision=_zoom(axes, depth))
+    finish(figure, 560)
+    if coloured:  # a legend of several rows, below the tool bar
+        figure.update_layout(margin={"t": 108})
+    return figure
+
+
+def small_maps(
+    maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots], axes: str, chosen: str = ""
+) -> go.Figure:
+    """One small map per task, each of its own, as in the paper's Fig. 6; the chosen task's title is bold.
+
+    A click gives the task and the sample's id as `customdata`.
+
+    Args:
+        maps: `[n, 2]` by task and model.
+        dots: the samples, by task.
+    """
+    rows = -(-len(maps) // COLUMNS)
+    titles = [f"<b>{_title(task)}</b>" if task == chosen else _title(task) for task in maps]
+    figure = make_subplots(
+        rows, min(COLUMNS, len(maps)), subplot_titles=titles, horizontal_spacing=0.025, vertical_spacing=0.2 / rows
+    )
+    many = sum(len(flat) for models in maps.values() for flat in models.values()) > MANY
+    for place, (task, models) in enumerate(maps.items()):
+        for model, flat in models.items():
+            trace = _cloud(model, flat, dots[task], {}, many)
+            trace.update(
+                showlegend=place == 0,
+                marker_size=4,
+                selected_marker_size=8,
+                customdata=[[task, one] for one in dots[task].ids],
+                hovertemplate=f"{label(task)}, {model}, sample %{{customdata[1]}}<br>%{{text}}<extra></extra>",
+            )
+            figure.add_trace(trace, row=place // COLUMNS + 1, col=place % COLUMNS + 1)
+    _bare(figure)
+    for axis in figure.select_yaxes():  # a unit is as long across as up, in every map of its own
+        axis.scaleanchor = axis.anchor
+    figure.update_layout(dragmode="pan")
+    finish(figure, 100 + 220 * rows)
+    legend = {"y": 1 + 40 / (220 * rows), "itemsizing": "constant"}
+    figure.update_layout(margin={"t": 84, "l": 16, "b": 16}, legend=legend)
+    figure.update_annotations(font={"size": 13}, yshift=6)
+    return figure
+
+
+def histograms(values: Mapping[str, Array], axis: str) -> go.Figure:
+    """Overlaid histograms with common bins, one per model."""
+    figure = go.Figure()
+    together = np.concatenate([np.asarray(v) for v in values.values()])
+    low, high = float(together.min()), float(together.max())
+    width = (high - low) / 24 or 0.01
+    for model, one in values.items():
+        figure.add_histogram(
+            x=one,
+            name=model,
+            xbins={"start": low, "end": high + width, "size": width},
+            marker={"color": colour(model), "line": {"width": 0}},
+            opacity=0.65,
+            hovertemplate=f"{model}, %{{x:.3f}}: %{{y}} samples<extra></extra>",
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title=axis)
+    figure.update_yaxes(title="samples")
+    return finish(figure, 260)
+
+
+def _zoom(axes: str, depth: Depth | None) -> str:
+    """Where a visitor's own zoom stays: through all layers in their common frame, else on one layer."""
+    if depth is None:
+        return axes
+    return f"{axes} all layers" if depth.frame is not None else f"{axes} {depth.chosen}"
+
+
+def _title(task: str) -> str:
+    return label(shorten(task, 24))
+
+
+def _coloured(dots: Dots) -> dict[str, str]:
+    """Answer → colour; none where colours are models."""
+    different = sorted(set(dots.answers or ()))
+    return dict(zip(different, colours(len(different)), strict=True))
+
+
+def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], many: bool) -> go.Scatter | go.Scattergl:
+    """The points of one model."""
+    kind = go.Scattergl if many else go.Scatter
+    return kind(
+        x=flat[:, 0],
+        y=flat[:, 1],
+        name=model,
+        mode="markers",
+        customdata=list(dots.ids),
+        text=list(dots.labels),
+        marker={
+            "color": [coloured[answer] for answer in dots.answers] if dots.answers else colour(model),
+            "symbol": symbol(model),
+            "size": 8,
+            "opacity": 0.85,
+        },
+        selectedpoints=dots.lit,
+        selected={"marker": {"opacity": 1.0, "size": 13}},
+        unselected={"marker": {"opacity": 0.25}},
+        legendgroup=model,
+        showlegend=not coloured,
+        hovertemplate=f"{model}, sample %{{customdata}}<br>%{{text}}<extra></extra>",
+    )
+
+
+def _trails(figure: go.Figure, depth: Depth) -> None:
+    """The way of every model's mean through the layers, with the chosen layer ringed."""
+    at = list(depth.layers).index(depth.chosen)
+    for model, means in depth.trails.items():
+        figure.add_scatter(
+            x=means[:, 0],
+            y=means[:, 1],
+            name=f"{model}, mean by layer",
+            mode="lines+markers",
+            line={"color": colour(model), "width": 1.5, "dash": "dot"},
+            marker={
+                "symbol": symbol(model),
+                "color": colour(model),
+                "size": [14 if i == at else 6 for i in range(len(means))],
+                "line": {"color": COLOUR["base"], "width": [2 if i == at else 0 for i in range(len(means))]},
+            },
+            opacity=0.5,
+            text=list(depth.layers),
+            hovertemplate=f"mean of {model}, %{{text}}<extra></extra>",
+            legendgroup=model,
+            showlegend=False,
+        )
+
+
+def _moves(figure: go.Figure, a: str, b: str, points: Mapping[str, Array]) -> None:
+    """An arrow from every sample of one model to the same of the other."""
+    figure.add_scatter(
+        x=_segments(points[a][:, 0], points[b][:, 0]),
+        y=_segments(points[a][:, 1], points[b][:, 1]),
+        name=f"{label(a)} → {label(b)}",
+        mode="lines+markers",
+        line={"color": COLOUR["base"], "width": 1},
+        marker={"symbol": "arrow", "angleref": "previous", "size": 7, "color": COLOUR["base"]},
+        opacity=0.55,
+        hoverinfo="skip",
+    )
+
+
+def _bare(figure: go.Figure) -> None:
+    """A frame without numbers: positions on a map have no units."""
+    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "showline": True, "mirror": True}
+    figure.update_xaxes(linecolor=COLOUR["base"], **bare)
+    figure.update_yaxes(linecolor=COLOUR["base"], **bare)
+
+
+def _legend_entry(figure: go.Figure, name: str, shade: str, shape: str, group: str | None) -> None:
+    """A line of the legend without points of its own."""
+    marker = {"color": shade, "symbol": shape, "size": 9}
+    figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendgroup=group)
+
+
+def _segments(start: Array, end: Array) -> list[float | None]:
+    """start, end, gap, start, end, gap, …: many separate line segments in one trace."""
+    return [value for pair in zip(start.tolist(), end.tolist(), strict=True) for value in (*pair, None)]

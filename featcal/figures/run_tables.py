@@ -1,0 +1,138 @@
+"""Runs of the history and points of a sweep → data frames for pages, the command line and downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from featcal.runs import Measured, Run
+
+if TYPE_CHECKING:
+    from featcal.sweep import SweepPoint
+
+SHOWN_OPTIONS = ("lam", "rho", "alpha", "samples")
+"""Options of a calibration that have a column of their own wherever runs are listed."""
+
+
+def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
+    """One row per point: mean over tasks and lowest score of a task in percent, which task that is, relative final
+    drift, and whether the point is on the Pareto front of the two."""
+    best = {one.run.id for one in front}
+    rows = [
+        {
+            "run": one.run.id,
+            "kind": one.kind,
+            "model": one.run.model,
+            "name": one.run.name,
+            **_shown_options(one.run),
+            "mean": 100 * one.found.mean,
+            "worst task": one.found.worst_task,
+            "worst": 100 * one.found.worst,
+            "drift": one.found.mean_drift,
+            "front": one.run.id in best,
+        }
+        for one in points
+    ]
+    columns = ["run", "kind", "model", "name", *SHOWN_OPTIONS, "mean", "worst task", "worst", "drift", "front"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def run_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row per run and measurement (a run that was not measured has one too), as a person reads it: scores in
+    percent, times to the second (UTC)."""
+    rows = [
+        {
+            "run": run.id,
+            "name": run.name,
+            "pinned": run.pinned,
+            "model": run.model,
+            "measured on": measured_on(one),
+            "mean": 100 * one.mean if one else float("nan"),
+            "worst": 100 * one.worst if one else float("nan"),
+            "drift": one.mean_drift if one else float("nan"),
+            "notes": run.notes,
+            "suite": run.suite,
+            "time": run.time[:19].replace("T", " "),
+        }
+        for run in runs
+        for one in run.measured or (None,)
+    ]
+    columns = ["run", "name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "suite", "time"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def run_export(runs: Sequence[Run]) -> pd.DataFrame:
+    """The same with everything that a record holds: every option, score (0-1) and drift, versions, the suite's hash."""
+    rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
+    return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
+
+
+def measured_on(one: Measured | None) -> str:
+    """In words, what a measurement was made on."""
+    if one is None:
+        return ""
+    count = "all" if one.samples is None else str(one.samples)
+    how = ", whole answers" if one.how == "answers" else ""
+    return f"{count} {one.split} samples, seed {one.seed}{how}"
+
+
+def different(a: Run, b: Run) -> pd.DataFrame:
+    """What two runs are told apart by: one row per option and version that is not the same; "–" where one has none."""
+    sides = [{**run.options, **run.made_by, "suite": f"{run.suite} {run.suite_hash}"} for run in (a, b)]
+    if not (a.options and b.options):
+        sides = [{"model": run.model, **side} for run, side in zip((a, b), sides, strict=True)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    rows = [(name, *(str(side.get(name, "–")) for side in sides)) for name in names]
+    return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["option", "A", "B"])
+
+
+def compared(a: Measured, b: Measured) -> pd.DataFrame:
+    """One row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
+    frame = pd.DataFrame(
+        {
+            "A, %": [100 * one for one in _column(a, "scores")],
+            "B, %": [100 * one for one in _column(b, "scores")],
+            "A, drift": _column(a, "drift"),
+            "B, drift": _column(b, "drift"),
+        },
+        index=pd.Index([*_tasks(a), "mean"], name="task"),
+    )
+    frame.insert(2, "B − A, points", frame["B, %"] - frame["A, %"])
+    frame["B − A, drift"] = frame["B, drift"] - frame["A, drift"]
+    return frame.reset_index()
+
+
+def title(run: Run) -> str:
+    """What a run is called in lists and charts: its name, else its model."""
+    return run.name or run.model
+
+
+def _tasks(one: Measured) -> list[str]:
+    return list(one.scores or one.drift)
+
+
+def _column(one: Measured, what: str) -> list[float]:
+    """Scores or drift of every task, then the mean; NaN where there is none."""
+    if what == "drift":
+        return [*(one.drift.get(task, float("nan")) for task in _tasks(one)), one.mean_drift]
+    return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]
+
+
+def _shown_options(run: Run) -> dict[str, Any]:
+    return {name: run.options.get(name) for name in SHOWN_OPTIONS}
+
+
+def _everything(run: Run, one: Measured | None) -> dict[str, Any]:
+    row = {"run": run.id, "name": run.name, "notes": run.notes, "pinned": run.pinned, "time": run.time}
+    row |= {"suite": run.suite, "suite_hash": run.suite_hash, "model": run.model, **run.options}
+    row |= {f"version {name}" if name != "device" else name: value for name, value in run.made_by.items()}
+    if one is not None:
+        row |= {"how": one.how, "split": one.split, "samples_per_task": one.samples, "measured_seed": one.seed}
+        row |= {"mean": one.mean, "worst": one.worst, "worst task": one.worst_task, "mean drift": one.mean_drift}
+        row |= {"seconds": one.seconds, "metric": ", ".join(dict.fromkeys(s.metric for s in one.scores.values()))}
+        row |= {f"score {task}": s.value for task, s in one.scores.items()}
+        row |= {f"n {task}": s.n for task, s in one.scores.items()}
+        row |= {f"drift {task}": value for task, value in one.drift.items()}
+    return row

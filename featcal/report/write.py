@@ -1,0 +1,117 @@
+"""Measure, lay out and write a report, completely or not at all."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.progress import Progress, silent
+from featcal.report import html, markdown, svg
+from featcal.report.content import Content
+from featcal.report.measure import Asked, gather
+from featcal.report.models import called
+from featcal.session import Session
+from featcal.views import View
+
+MODELS = ("merged", "calibrated")
+"""What a report shows unless somebody says otherwise."""
+
+
+def write_report(
+    session: Session,
+    reference: str,
+    out: Path,
+    *,
+    models: Sequence[str] = MODELS,
+    on: View | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """A report of some models of a suite.
+
+    Args:
+        reference: of the suite, as its commands are to name it.
+        out: a file that ends in .html or .md and is not there yet; figures of report.md go to the folder
+            report-figures beside it.
+        models: their names; the first is the one that others are compared with.
+        on: samples that drift is measured on; left out, 64 of each task.
+
+    Returns:
+        The document of `featcal report --json`: `out`, names of `figures` that are files of their own, `bytes` of the
+        file, `notes`.
+
+    Raises:
+        InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
+    """
+    beside = _free(out)
+    asked = Asked(session, reference, called(models, session), on or View())
+    notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
+    content = gather(asked, progress)
+    try:
+        if beside is None:
+            drawn: list[str] = []
+            written = html.page(content)
+        elif notes:
+            drawn, written = [], markdown.document(content, {}, notes[0])
+        else:
+            places = _figures(content, beside)
+            drawn, written = list(places.values()), markdown.document(content, places)
+        _appear(out, written)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+    return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
+
+
+def report_command(reference: str, names: Sequence[str], on: View, out: str = "report.html") -> str:
+    """The command line that writes the same report.
+
+    >>> report_command("clip-mini", ["merged"], View(16))
+    'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
+    """
+    models = [word for name in names for word in ("--model", name)]
+    split = [] if on.split is None else ["--split", on.split]
+    drawn = ["--samples", str(on.samples), *split, "--seed", str(on.seed)]
+    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", out])
+
+
+def _free(out: Path) -> Path | None:
+    """The folder of the figures that go beside the file; None where they are in it.
+
+    Raises:
+        InputError: another ending, or a place that is taken or not there.
+    """
+    if out.suffix not in (".html", ".md"):
+        raise InputError(f"{out}: a report ends in .html (one file) or .md (Markdown, figures beside it)")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is no folder; make it first")
+    beside = out.with_name(f"{out.stem}-figures") if out.suffix == ".md" else None
+    for place in (out, beside):
+        if place is not None and place.exists():
+            raise InputError(f"{place} is there already; choose another name or remove it")
+    return beside
+
+
+def _figures(content: Content, folder: Path) -> dict[str, str]:
+    """Draw all figures into a folder that is there when all of them are; name → path from beside it."""
+    unfinished = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        files = svg.draw(content.figures, unfinished)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return {name: f"{folder.name}/{file}" for name, file in files.items()}
+
+
+def _appear(out: Path, text: str) -> None:
+    """Write a file under another name, then give it its own."""
+    unfinished = out.with_name(f"{out.name}.partial")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.rename(out)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,18 @@
+"""What was tried, by hand and by sweeps: mean against worst task, and the list of every run."""
+
+import streamlit as st
+
+from app import compare, runs, state, sweep, view
+from featcal.runs import History
+
+st.header("What was tried, and what is best?")
+session = view.open_or_explain()
+on = view.sample_selector(session)
+compared = compare.in_sidebar(session)
+with state.progress() as report:
+    for model in compared.models.values():
+        session.features(model, on, report)
+runs.keep(session, compared.models, on)
+history = History()
+sweep.section(session, on, history, compared.models)
+runs.section(session, history)

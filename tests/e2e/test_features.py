@@ -1,0 +1,84 @@
+"""A lasso on the map of features picks the samples inside it, for every model and every page."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from e2e.visitor import Visitor
+
+pytestmark = pytest.mark.e2e
+QUICK = "b=calibrated&lam=0.05&samples=16&n=16&map=PCA"
+ON_SCREEN = """place => {
+  const plot = place.querySelector('.js-plotly-plot'), box = plot.getBoundingClientRect();
+  const {xaxis: x, yaxis: y} = plot._fullLayout;
+  return plot._fullData.filter(trace => trace.customdata).flatMap(trace => Array.from(trace.x, (_, i) => ({
+    model: trace.name, id: trace.customdata[i],
+    x: box.x + x._offset + x.c2p(trace.x[i]), y: box.y + y._offset + y.c2p(trace.y[i])})));
+}"""
+LIT = """place => Object.fromEntries(place.querySelector('.js-plotly-plot')._fullData
+  .filter(trace => trace.customdata)
+  .map(trace => [trace.name, (trace.selectedpoints || []).map(i => trace.customdata[i])]))"""
+
+
+def on_screen(visitor: Visitor) -> list[dict[str, Any]]:
+    """Where every point of the map is, in pixels of the window."""
+    found: list[dict[str, Any]] = visitor.page.locator(".st-key-feature-map").evaluate(ON_SCREEN)
+    return found
+
+
+def picked(visitor: Visitor) -> list[int]:
+    """What the address says."""
+    return [int(one) for one in parse_qs(urlsplit(visitor.page.url).query).get("picked", [""])[0].split(",") if one]
+
+
+def draw_around(visitor: Visitor, left: float, top: float, right: float, bottom: float) -> None:
+    """A lasso along the edges of a rectangle."""
+    mouse = visitor.page.mouse
+    mouse.move(left, top)
+    mouse.down()
+    for x, y in ((right, top), (right, bottom), (left, bottom), (left, top + 1)):
+        mouse.move(x, y, steps=8)
+    mouse.up()
+    visitor.page.wait_for_url("**picked=**")
+    visitor.settle()
+
+
+def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
+    visitor.open(f"/features?{QUICK}")
+    visitor.page.locator(".st-key-feature-map").scroll_into_view_if_needed()
+    points = on_screen(visitor)
+    across, up = ([one[axis] for one in points] for axis in ("x", "y"))
+    middle = sorted(across)[len(across) // 2] + 0.5
+    left, top, bottom = min(across) - 6, min(up) - 6, max(up) + 6
+    inside = sorted({one["id"] for one in points if one["x"] < middle})
+    assert 0 < len(inside) < 16
+    draw_around(visitor, left, top, middle, bottom)
+    assert picked(visitor) == inside
+
+    lit = visitor.page.locator(".st-key-feature-map").evaluate(LIT)
+    assert lit == dict.fromkeys(("expert", "merged", "calibrated"), inside)
+    panel = visitor.page.get_by_test_id("stMain").inner_text()
+    assert all(f"sample {one}" in panel for one in inside[:6])
+
+    visitor.page.get_by_role("radio", name="model").click()
+    visitor.settle()
+    assert picked(visitor) == inside
+    visitor.go("cosines")
+    visitor.go("features")
+    assert picked(visitor) == inside
+    assert visitor.page.locator(".st-key-feature-map").evaluate(LIT) == lit
+    visitor.reload()
+    assert picked(visitor) == inside
+
+
+def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
+    visitor.open(f"/features?{QUICK}&layer=block%201")
+    field = visitor.page.locator(".st-key-features-picked input")
+    field.press_sequentially("5:")  # the beginning of its name; above the names is one for all of them
+    field.press("Enter")
+    visitor.page.wait_for_url("**picked=5**")
+    visitor.settle()
+    assert visitor.page.locator(".st-key-feature-map").evaluate(LIT)["expert"] == [5]

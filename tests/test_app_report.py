@@ -1,0 +1,58 @@
+"""The Suite page writes a report of the models that are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from app_pages import button, go, healthy, opened
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+Offered = dict[str, bytes]
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
+    """Files that the page that was run last offers, by their names."""
+    found: Offered = {}
+    draw: Callable[..., bool] = st.delta_generator.DeltaGenerator.download_button
+
+    def noted(place: Any, label: str, data: Any, name: str, *args: Any, **kwargs: Any) -> bool:
+        found[name] = data
+        return draw(place, label, data, name, *args, **kwargs)
+
+    monkeypatch.setattr(st.delta_generator.DeltaGenerator, "download_button", noted)
+    return found
+
+
+def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered: Offered) -> None:
+    app = opened(tiny_suite_file, "suite", n="8", b="calibrated", rho="1.5", samples="6")
+    assert healthy(app)
+    assert not any(name.startswith("report") for name in offered)
+    (line,) = (block.value for block in app.code if block.value.startswith("featcal report"))
+    assert line == (
+        f"featcal report {tiny_suite_file} --model merged "
+        "--model calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6 --samples 8 --seed 42 --out report.html"
+    )
+    button(app, "Write a report").click().run()
+    assert healthy(app)
+    ((name, content),) = ((n, c) for n, c in offered.items() if n.startswith("report"))
+    assert name == "report-tiny-lam0.05-rho1.5-alpha0.3-n6-8-validation.html"
+    assert content.startswith(b"<!DOCTYPE html>")
+    assert b"calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6" in content
+
+    offered.clear()
+    go(go(app, "drift"), "suite")
+    assert [one for one in offered if one.startswith("report")] == [name]  # still there after other pages
+    offered.clear()
+    next(one for one in app.get("select_slider") if str(one.key).endswith("-n")).set_value(16).run()
+    assert not any(one.startswith("report") for one in offered)  # it was about other samples
+
+
+def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "suite", a="calibrated:lamb=1")
+    assert not app.exception
+    assert any("lamb" in one.value for one in app.error)
