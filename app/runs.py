@@ -76,7 +76,8 @@ def _as_b(run: Run) -> dict[str, Any]:
     defaults = opening.defaults(state.session())
     if any(run.options[name] != getattr(defaults, name) for name in run.options if name not in OPTIONS):
         return {"b": run.model}
-    wanted = {name: run.options[name] for name in OPTIONS}
+    found = {name: run.options.get(name) for name in OPTIONS}
+    wanted = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}  # as read from JSON
     return {
         "b": CALIBRATED,
         **{name: None if wanted[name] == getattr(defaults, name) else wanted[name] for name in wanted},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,15 @@ import pytest
 import torch
 from app_pages import button, charts, control, go, healthy, opened, shown_model
 
+from app import runs, state
 from conftest import BLOCKS, TASKS
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables
+from featcal.model_ids import spelled
+from featcal.recording import IDLE
+from featcal.runs import new_run
 from featcal.session import Session, open_session
 from featcal.views import DriftOptions, View
 
@@ -195,3 +199,18 @@ def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypa
     assert frame["condition"].max() <= 1 + len(TASKS) / 0.05
     worst = frame.loc[frame["condition"].idxmax()]
     assert any(f"{worst['condition']:.3g}, {worst['layer']}" in one.value for one in app.caption)
+
+
+def test_a_run_of_the_history_brings_its_parts_back(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(tiny_suite_file, resident=True)
+    monkeypatch.setattr(state, "session", lambda: session)
+    config = replace(CONFIG, blocks=("block 0", "block 2"), maps=("mlp",))
+    options = {name: value for name, value in asdict(config).items() if name not in IDLE}
+    run = new_run(("tiny", "0"), spelled(config, session.family), json.loads(json.dumps(options)), {})
+    wanted = runs._as_b(run)
+    assert (wanted["b"], wanted["blocks"], wanted["maps"], wanted["tasks"]) == (
+        "calibrated",
+        ("block 0", "block 2"),
+        ("mlp",),
+        None,
+    )
