@@ -30,8 +30,8 @@ WHOLE = View(None, "test")
 def scored(suite: Path, **query: str) -> AppTest:
     """The Accuracy page with both models scored."""
     app = opened(suite, "accuracy", b="calibrated", **query)
-    if any("test split" in one.label for one in app.button):
-        button(app, "test split").click().run()
+    if any(one.label.startswith("Score the") for one in app.button):
+        button(app, "Score the").click().run()
     assert healthy(app)
     return app
 
@@ -78,7 +78,8 @@ def test_flips_can_be_filtered_and_sorted(tiny_suite_file: Path) -> None:
         assert healthy(app)
         ids = [i for i, flip in enumerate(expected) if flip in kinds]
         assert frame_with(app, "flip")["sample"].tolist() == ids
-    button(app, "Measure margin and drift").click().run()
+    if any(one.label.startswith("Measure margin") for one in app.button):  # unless a test before did
+        button(app, "Measure margin").click().run()
     control(app, "sort").set_value("calibrated drift").run()
     drift = frame_with(app, "flip")["calibrated drift"].tolist()
     assert drift == sorted(drift, reverse=True)
