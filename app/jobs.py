@@ -33,7 +33,7 @@ LINES = 60
 """Of a log, its last."""
 ENDED = 20
 """Jobs that have ended on the page, the last ones."""
-NAMES = {"calibrate": "Calibrate", "scores": "Score"}
+NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep"}
 """What a kind does, for people; others by their own name."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
@@ -122,10 +122,20 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
 
 def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
     """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
-    if session.has_scores(model, view):
-        return True
-    wanted = order("scores", state.reference(), _score_args(session, model, view), state.opened_files()[1])
-    return Queue().find(wanted) is not None
+    return session.has_scores(model, view) or asked_for("scores", _score_args(session, model, view))
+
+
+def asked_for(kind: str, args: Mapping[str, Any]) -> bool:
+    """Whether there is a job for this on the selected suite, or was one, however it ended."""
+    return Queue().find(order(kind, state.reference(), args, state.opened_files()[1])) is not None
+
+
+def forget(kind: str, args: Mapping[str, Any]) -> None:
+    """Let a job that has ended and its result be as if they never were, so that `ensure` starts it anew."""
+    queue = Queue()
+    job = queue.find(order(kind, state.reference(), args, state.opened_files()[1]))
+    if job is not None:
+        queue.forget(job.id)
 
 
 def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:

@@ -25,7 +25,7 @@ PAGES = {
     "accuracy": ("Accuracy", ":material/target:"),
     "runs": ("Runs", ":material/history:"),
     "suite": ("Suite", ":material/inventory_2:"),
-    "bring": ("Your models", ":material/drive_folder_upload:"),
+    "bring": ("Bring your own", ":material/drive_folder_upload:"),
     "jobs": ("Jobs", ":material/pending_actions:"),
 }
 FIRST, HOME_PAGE = "drift", "home"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import streamlit as st
 
-from app import downloads, opening, options, runs, state, view
+from app import downloads, jobs, opening, options, runs, state, view
 from app.downloads import Numbers
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.jobs.lengths import is_long, seconds_to_calibrate
 from featcal.model_ids import ModelId
 from featcal.recording import hash_of, run_of
 from featcal.runs import History, Run
@@ -83,6 +85,13 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
+    args = {"lam": grid.lam, "rho": grid.rho, "alpha": grid.alpha, "options": asdict(grid.options), **asdict(on)}
+    seconds = new * seconds_to_calibrate(session, grid.options)
+    if wanted and new:
+        jobs.forget("sweep", args)
+    if jobs.asked_for("sweep", args) or (wanted and is_long(session, seconds)):
+        jobs.ensure("sweep", args, seconds, at_once=wanted)  # what it finds is in the history, point by point
+        return []
     if not wanted:
         return []
     try:

@@ -28,8 +28,16 @@ from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
+<<<<<<< HEAD
+=======
+from featcal.preflight.estimates import START
+from featcal.recording import hash_of
+>>>>>>> hc
 from featcal.resources import bundle_root, cache_folder
+from featcal.runs import History
 from featcal.session import Session
+from featcal.sweep import Grid, missing
+from featcal.views import View
 
 STUB = str(Path(__file__).with_name("job_worker.py"))
 PATIENCE = 300.0
@@ -286,7 +294,7 @@ def test_an_order_is_told_by_suite_files_options_and_kind(own_suite_file: Path) 
     others += [order("calibrate", str(own_suite_file), {"options": {"rho": 2}})]
     others += [order("scores", str(own_suite_file), {"model": str(own_suite_file.parent / "base")})]
     assert len({one.key, *(other.key for other in others)}) == 6
-    with pytest.raises(InputError, match="no kind of job is called 'dance'; there are calibrate, scores"):
+    with pytest.raises(InputError, match="no kind of job is called 'dance'; there are calibrate, scores, sweep"):
         order("dance", str(own_suite_file), {})
 
 
@@ -337,6 +345,26 @@ def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: P
     for task, one in direct.tasks.items():
         assert torch.equal(torch.as_tensor(one.predictions), torch.as_tensor(found.tasks[task].predictions))
         assert torch.equal(torch.as_tensor(one.labels), torch.as_tensor(found.tasks[task].labels))
+
+
+def test_a_sweep_of_a_job_fills_the_history(
+    tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
+    line, options = Queue(), asdict(config_for(tiny, samples=4))
+    args = {"lam": [0.05], "rho": [1.0, 2.0], "alpha": [0.3], "options": options, "samples": 4, "split": "validation"}
+    job = line.submit(order("sweep", str(tiny_suite_file), args), "ann")
+    done(line, job)
+    document = line.result(job.order)
+    assert document is not None
+    assert sum(point["kind"] == "calibrated" for point in document["points"]) == 2
+    session = Session(tiny)
+    grid = Grid((0.05,), (1.0, 2.0), (0.3,), config_for(tiny, samples=4))
+    known = History().runs(hash_of(session))
+    assert missing(session, grid, View(4, "validation"), known) == 0
+    finished = line.get(job.id)
+    assert finished is not None
+    assert finished.done == finished.total == len(document["points"])
 
 
 def done(line: Queue, job: Job) -> None:

@@ -86,7 +86,31 @@ def scores(work: Work) -> dict[str, Any]:
     return {**found.to_json(), "answers": answers}
 
 
-KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores}
+def sweep(work: Work) -> dict[str, Any]:
+    """Calibrate with every combination of values; every point goes into the history when it is done, so that a sweep
+    that was ended goes on where it stopped.
+
+    `args`: `lam`, `rho`, `alpha` (lists), `options` (the other fields of `CalibrationConfig`), and the samples to
+    measure on: `samples`, `split`, `seed`.
+
+    Returns:
+        The document of `featcal sweep --json`.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.family import open_family
+    from featcal.session import Session
+    from featcal.suite import load_suite
+    from featcal.sweep import Grid, run_sweep, sweep_json
+    from featcal.views import View
+
+    session = Session(open_family(load_suite(work.suite)))
+    lam, rho, alpha = (tuple(work.args[name]) for name in ("lam", "rho", "alpha"))
+    grid = Grid(lam, rho, alpha, config_for(session.family, **work.args.get("options", {})))
+    on = View(**{name: work.args[name] for name in ("samples", "split", "seed") if name in work.args})
+    return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
+
+
+KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores, "sweep": sweep}
 """Name → what the worker calls."""
 
 
