@@ -28,11 +28,7 @@ from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
-<<<<<<< HEAD
-=======
-from featcal.preflight.estimates import START
 from featcal.recording import hash_of
->>>>>>> hc
 from featcal.resources import bundle_root, cache_folder
 from featcal.runs import History
 from featcal.session import Session
