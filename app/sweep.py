@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
 from app import downloads, opening, options, runs, state, view
 from app.downloads import Numbers
+from app.selection import turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
-from featcal.model_ids import ModelId
+from featcal.model_ids import ModelId, spelled
 from featcal.recording import hash_of, run_of
 from featcal.runs import History, Run
 from featcal.session import Session
@@ -83,6 +85,9 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
+    with st.expander("Command, Python", icon=":material/terminal:"):
+        st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
+        st.code(python(session, state.reference(), grid, on), language="python")
     if not wanted:
         return []
     try:
@@ -94,6 +99,31 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
     if not history.problems:
         st.rerun()
     return points
+
+
+def command(reference: str, grid: Grid, on: View, defaults: CalibrationConfig) -> str:
+    """The `featcal sweep` line that computes the same points; of switches and seed what differs from the suite's."""
+    listed = {name: ",".join(map(exactly, dict.fromkeys(getattr(grid, name)))) for name, *_ in AXES}
+    parts = [
+        f"featcal sweep {shlex.quote(reference)}",
+        *(f"--{name}={values}" for name, values in listed.items()),  # = for values that begin with a minus
+        f"--samples {grid.options.samples} --n {on.samples}",
+        *([f"--seed {grid.options.seed}"] if grid.options.seed != defaults.seed else []),
+        *(f"--{switch}" for switch in turned(grid.options, defaults)),
+    ]
+    return " ".join(parts)
+
+
+def python(session: Session, reference: str, grid: Grid, on: View) -> str:
+    """The same in Python."""
+    values = ", ".join(repr(getattr(grid, name)) for name, *_ in AXES)
+    return f"""import featcal
+
+session = featcal.open_session({reference!r})
+options = session.named({spelled(grid.options, session.family)!r})
+grid = featcal.Grid({values}, options)
+points = featcal.run_sweep(session, grid, on=featcal.View({on.samples}))
+print([(point.run.model, point.found.mean, point.found.worst) for point in points])"""
 
 
 def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:

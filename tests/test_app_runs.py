@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import streamlit as st
 from app_pages import button, charts, control, go, healthy, opened, shown_model
+from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
 from app import runs, state, sweep
 from app.selection import HOME, Selection
 from featcal import session
 from featcal.calibration.config import CalibrationConfig
+from featcal.cli import commands
 from featcal.family import Family
 from featcal.recording import hash_of
 from featcal.runs import History, Looks, Measured, Run
@@ -26,7 +29,8 @@ from featcal.views import View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps", "own_history"), pytest.mark.filterwarnings("ignore")]
 FEW = {"n": "8", "samples": "8"}
-ONE_LAM = {"sweep_lam": "0.05", "sweep_rho": "1.5, 2", "sweep_alpha": "0.3"}
+ONE = {"sweep_lam": "0.05", "sweep_alpha": "0.3"}
+ONE_LAM = {**ONE, "sweep_rho": "1.5, 2"}
 
 
 @pytest.fixture
@@ -225,3 +229,20 @@ def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
 def test_another_suite_forgets_what_meant_something_here() -> None:
     chosen = Selection(sweep_lam="1", sweep_rho="1", sweep_alpha="1", run="a" * 16, against="b" * 16)
     assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
+
+
+def test_command_and_python_give_the_points_of_the_page(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = opened(tiny_suite_file, "runs", layernorms="false", seed="7", sweep_rho="-1, 1.5", **ONE, **FEW)
+    button(app, "Run the sweep").click().run()
+    expected = {run.id: run.measured[0].scores for run in History().runs()}
+    bash, lines = (one.value for one in app.code[:2])
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
+    done = CliRunner().invoke(commands, [*shlex.split(bash)[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    assert {one["id"] for one in json.loads(done.stdout)["points"]} == set(expected)
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
+    exec(lines, {})
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
