@@ -19,6 +19,7 @@ from app.selection import MOST_PICKED
 from featcal.figures import cloud_charts, tables
 from featcal.figures.cloud_charts import Depth, Dots
 from featcal.figures.names import label, plain
+from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.model_ids import ModelId, model_key
 from featcal.models.adapter import LAST_LAYER
@@ -276,17 +277,6 @@ def sample_section(data: Samples, picked: Sequence[int]) -> None:
         width=110,
         alt=[f"Picture of sample {i}, {answers[i]}" for i in shown],
     )
-
-
-def answers_of(data: Samples) -> list[str] | None:
-    """The right answer or class of every sample; None where the source has none."""
-    if data.targets is not None:
-        return list(data.targets)
-    if data.labels is None:
-        return None
-    if data.class_names is None:
-        return [f"class {int(label)}" for label in data.labels]
-    return [data.class_names[int(label)] for label in data.labels]
 
 
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:

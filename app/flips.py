@@ -1,79 +1,90 @@
-"""Samples that calibration turned from wrong to right, or from right to wrong: what they are and what was said."""
+"""Samples that the second model turned from wrong to right, or from right to wrong: which, and how sure that is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import pandas as pd
 import streamlit as st
-from torch import Tensor
 
-from app import view
-from app.cloud import answers_of
+from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
-from featcal.evaluation.evaluate import Scores, TaskScore
+from app.selection import HOME
+from featcal.errors import FeatcalError
+from featcal.evaluation.evaluate import Scores
+from featcal.evaluation.paired import Comparison, Difference, compared
+from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
+from featcal.model_ids import ModelId
 from featcal.session import Session
-from featcal.tasks.sources import Samples
 from featcal.views import View
 
-MOST_PICTURES = 12
+MOST_UNASKED = 12
+"""Pictures that are shown where nothing is selected."""
 
 
-def section(session: Session, pair: Mapping[str, Scores], task: str, origin: Origin) -> None:
-    """How many samples flipped in every task, and those of one task as a table, with pictures where there are any."""
-    first, second = pair
-    st.subheader(f"What did {second} turn?")
-    counted = counts(*pair.values())
-    fixed, broken = int(counted["fixed"].sum()), int(counted["broken"].sum())
-    st.markdown(f"**{fixed}** wrong answers of {first} became right in {second}, **{broken}** right ones became wrong.")
-    data = session.seen(task, View(None, pair[first].split))
-    frame = table(data, {shown: one.tasks[task] for shown, one in pair.items()})
-    st.dataframe(counted, hide_index=True, width=360, alt="Samples that calibration fixed and broke, per task")
-    if frame.empty:
-        st.info(f"Nothing flipped in {plain(task)}.", icon=":material/info:")
-        return
-    st.caption(f"The samples of {plain(task)} that flipped (choose a task in the sidebar):")
-    view.table(
-        Numbers(f"flips {task}", frame, f"right, {first}, {second}: answers", origin.of_task(task), kind="answers")
-    )
-    if data.images is not None:
-        shown = frame.head(MOST_PICTURES)
-        said = [f"{row['flip']}: {row[first]} → {row[second]}" for _, row in shown.iterrows()]
-        st.image([data.images[i] for i in shown["sample"]], caption=[plain(one) for one in said], width=96, alt=said)
+def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | None:
+    """What the second model is better on average, with its interval, for a metric card; None where the two were not
+    scored on the same samples in the same way."""
+    try:
+        return compared(scores[pair[0]], scores[pair[1]]).average
+    except FeatcalError:
+        return None
 
 
-def counts(first: Scores, second: Scores) -> pd.DataFrame:
-    """One row per task: fixed, broken."""
-    rows = []
-    for task, before in first.tasks.items():
-        was, now = _right(before), _right(second.tasks[task])
-        pairs = list(zip(was, now, strict=True))
-        rows.append({"task": task, "fixed": pairs.count((False, True)), "broken": pairs.count((True, False))})
-    return pd.DataFrame(rows)
+def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Comparison | None:
+    """Both models of a page on the same samples; None, and the reason on the page, where they cannot be compared."""
+    try:
+        a, b = models.values()
+        return session.compared(a, b, on)
+    except FeatcalError as error:
+        view.problem(error)
+        return None
 
 
-def table(data: Samples, pair: Mapping[str, TaskScore]) -> pd.DataFrame:
-    """One row per flipped sample: its number, right answer, both models' answers, text where there is one."""
-    right = answers_of(data) or []
-    said = {shown: _words(data, one) for shown, one in pair.items()}
-    rows = []
-    for i, (was, now) in enumerate(zip(*map(_right, pair.values()), strict=True)):
-        if was != now:
-            answers = {shown: words[i] for shown, words in said.items()}
-            text = {} if data.texts is None else {"text": data.texts[i]}
-            rows.append({"sample": i, "flip": "fixed" if now else "broken", "right": right[i], **answers, **text})
-    return pd.DataFrame(rows)
+def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: Origin) -> None:
+    """The difference of two models per task with its interval."""
+    rows = {**found.tasks, "average": found.average}
+    said = "; ".join(f"{task} {sample_tables.difference_words(one)}" for task, one in rows.items())
+    st.subheader(f"Is {pair[1]} better than {pair[0]}?")
+    figure = sample_charts.differences(found, pair, metric)
+    view.picture(figure, "differences", f"Difference per task: {said}", downloads.file_name("differences", origin))
+    st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
+    view.explain(text.DIFFERENCES)
 
 
-def _right(score: TaskScore) -> list[bool]:
-    return [a == b for a, b in zip(_plain(score.predictions), _plain(score.labels), strict=True)]
+def section(session: Session, models: Mapping[str, ModelId], task: str, on: View, found: Comparison) -> None:
+    """How many samples flipped, every one of a task in a table with a filter, and what is selected of them.
 
-
-def _words(data: Samples, score: TaskScore) -> list[str]:
-    names = data.class_names
-    return [str(one) if names is None or isinstance(one, str) else names[one] for one in _plain(score.predictions)]
-
-
-def _plain(values: Tensor | tuple[str, ...]) -> Sequence[int | str]:
-    return values.tolist() if isinstance(values, Tensor) else [value.strip() for value in values]
+    Args:
+        models: A and B, scored on `on` as base and experts are.
+    """
+    a, b = models
+    st.subheader(f"What did {b} turn?")
+    counts, one = found.average.counts, found.tasks[task]
+    if counts is not None:
+        st.markdown(
+            f"**{counts.fixed}** wrong answers of {a} became right in {b}, **{counts.broken}** right ones became wrong."
+        )
+    if one.counts is None:
+        st.info(f"No answer of {plain(task)} is right or wrong: it is scored by a rank correlation.")
+    everyone = samples.with_ends(models)
+    data = session.seen(task, on)
+    frame = sample_tables.sample_table(data, samples.known(session, everyone, task, on), a, b)
+    left, right = st.columns([3, 2])
+    show = view.choice(f"Samples of {plain(task)}", list(sample_tables.SHOWN), "flips", left) if one.counts else "all"
+    sorts = ["sample", *(name for name in frame if str(name).endswith((" margin", " drift", " cosine")))]
+    sort = view.one_of(sorts, state.selection().sort)
+    state.control(right.selectbox, "sort", sort, HOME.sort or sorts[0], "Sort by", sorts)
+    kept = sample_tables.kept(frame, show, sort)
+    split = on.split
+    origin = downloads.of_samples(session, on, everyone).of_task(task)
+    if kept.empty:
+        st.info(f"None of {plain(task)} is {show}.", icon=":material/info:")
+    else:
+        name = "flips" if show == "flipped" else f"samples {show}"
+        samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin), split)
+    samples.offer_measurements(session, everyone, on)
+    picked = samples.picked(session, on)
+    if not picked and data.images is not None and not kept.empty:
+        samples.gallery(data, kept.head(MOST_UNASKED))
+    samples.panel(session, models, task, on, picked)

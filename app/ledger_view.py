@@ -13,7 +13,7 @@ from app.downloads import Numbers, Origin, file_name
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
-from featcal.figures import ledger_charts, ledger_tables, tables, text
+from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
 from featcal.model_ids import ModelId
 from featcal.progress import Progress
@@ -29,7 +29,6 @@ _SHARES = "contribution and telescoped: norm / norm of the expert's final featur
 _GROWTH = "gamma, eta: norm / norm of the incoming drift; response: cosine; certified_growth: share of samples"
 _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement, accuracy: share of samples"
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
-_MARGINS = "margin, score_change: scores; drift: norm; cosine: to the expert"
 
 
 def sections(session: Session, models: Mapping[str, ModelId], on: View, over: str, task: str, layer: str) -> None:
@@ -51,7 +50,7 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
         _attribution(ledgers, over, layer, origin)
     with second:
         _growth(ledgers, over, layer, origin)
-    _decisions(session, ledgers, task, downloads.of_samples(session, options, models))
+    _decisions(session, ledgers, task, on, downloads.of_samples(session, options, models))
 
 
 def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
@@ -103,7 +102,7 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     view.fold(Numbers("growth", _of_models(grown), _GROWTH, origin, kind="growth"))
 
 
-def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, origin: Origin) -> None:
+def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: View, origin: Origin) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
         needed = "answers ('target')" if session.is_text else "labels, class names and a base with a text tower"
@@ -122,8 +121,11 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, 
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     view.explain(text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
     view.fold(Numbers("decisions", _of_models(frames), _OUTPUTS, origin, kind="decisions"))
-    rows = {name: ledger_tables.margins(ledger, task) for name, ledger in ledgers.items()}
-    of_samples = Numbers(f"margins {task}", _of_models(rows), _MARGINS, origin.of_task(task), kind="margins")
+    data, first = session.seen(task, on), next(iter(ledgers.values())).tasks[task]
+    models = {name: sample_tables.of_model(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
+    everyone = {"expert": sample_tables.of_expert(data, first), **models}
+    rows = sample_tables.sample_table(data, everyone, *[*models, ""][:2])
+    of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.of_task(task), kind="margins")
     view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import streamlit as st
 
-from app import flips, opening, state, view
+from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal import recording
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError
+from featcal.evaluation.paired import compared
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
 from featcal.model_ids import ModelId
@@ -254,9 +255,11 @@ def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
             models = [session.named(run.model) for run in runs]
             for model in models:
                 session.features("merged" if model == "expert" else model, on, report)
-            counted = flips.counts(*(session.quick_scores(model, on) for model in models))
+            before, after = (session.quick_scores(model, on) for model in models)
+            found = compared(before, after)
     except FeatcalError as error:
         view.problem(error)
         return
     st.caption("Samples that B has right and A has not (fixed), and the other way round (broken):")
-    st.dataframe(counted, hide_index=True, width=360, alt="Samples that are right in B alone and in A alone, per task")
+    frame = found.to_frame()[["task", "fixed", "broken", "both_right", "both_wrong"]]
+    st.dataframe(frame, hide_index=True, width=480, alt="Samples that are right in B alone and in A alone, per task")

@@ -95,8 +95,10 @@ def control(
 
 def _taken(key: str, field: str, default: Any) -> None:
     value = st.session_state[key]
-    if isinstance(default, int | float | tuple) and not isinstance(default, bool):
-        value = type(default)(value)  # a slider that offers other steps by now gives the name of one, a list is no key
+    if isinstance(value, list):  # which is no key; nothing chosen leaves it as it was at first
+        value = tuple(value) or getattr(HOME, field)
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        value = type(default)(value)  # a slider that offers other steps by now gives the name of one
     select(**{field: getattr(HOME, field) if value == default else value})
 
 

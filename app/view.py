@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import state, stopped
 from app.downloads import Numbers
 from app.preview import HOME_SUITE
 from app.selection import HOME
 from featcal.errors import FeatcalError
+from featcal.evaluation.paired import Difference
 from featcal.figures import text
 from featcal.figures.names import plain_lines
 from featcal.reproduce import Measured, commands, python
 from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View
+from featcal.words import points
 
 SAMPLE_CHOICES = (16, 32, 64, 128, 256)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
+
+NOISE = (
+    "Difference with its 95 % interval (bootstrap over the same samples of both models, within tasks). Grey, within "
+    "noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not in it."
+)
+"""Of a difference of two models' scores."""
 
 
 def suite_selector() -> None:
@@ -53,7 +62,7 @@ def open_or_explain() -> Session:
     except FeatcalError as error:
         problem(error)
         offer_home()
-        st.stop()
+        stopped.end_page()
 
 
 def offer_home() -> None:
@@ -130,14 +139,24 @@ def fold(numbers: Numbers, title: str = "Table, command, Python") -> None:
 
 
 def table(numbers: Numbers, rows: slice | None = None) -> None:
-    """A table (some of its rows), the whole of it as CSV, which is written when it is asked for, and the command and
-    the lines of Python that give the same numbers."""
-    frame = numbers.frame
-    formats = {
-        name: st.column_config.NumberColumn(format=f"%.{numbers.digits}f") for name in frame.select_dtypes("float")
-    }
-    shown = frame if rows is None else frame[rows]
-    st.dataframe(shown, hide_index=True, column_config=formats, alt=f"The numbers of the chart: {numbers.what}")
+    """A table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give the same
+    numbers. What a row marks as within noise is grey."""
+    frame = numbers.frame if rows is None else numbers.frame[rows]
+    shown = frame.style.apply(_faded, axis=None) if "within noise" in frame else frame
+    alt = f"The numbers of the chart: {numbers.what}"
+    st.dataframe(shown, hide_index=True, column_config=formats(numbers), alt=alt)
+    csv(numbers)
+
+
+def formats(numbers: Numbers) -> dict[str, Any]:
+    """How the columns of a table are shown."""
+    form = st.column_config.NumberColumn(format=f"%.{numbers.digits}f")
+    found = dict.fromkeys(numbers.frame.select_dtypes("float"), form)
+    return found | {name: st.column_config.NumberColumn(format="%.2g") for name in found if name == "McNemar p"}
+
+
+def csv(numbers: Numbers) -> None:
+    """The whole table as CSV, which is written when it is asked for, and how to get its numbers again."""
     row = st.container(horizontal=True)
     row.download_button(
         "Download CSV",
@@ -162,12 +181,37 @@ def again(measured: Measured) -> None:
     st.code(python(measured), wrap_lines=True)
 
 
+def _faded(frame: pd.DataFrame) -> pd.DataFrame:
+    """Grey for the difference and its interval in rows that are within noise."""
+    styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
+    between = frame.columns.get_loc("within noise")
+    columns = [name for name in frame.columns[: between + 1] if name in ("from", "to", "McNemar p") or " − " in name]
+    styles.loc[frame["within noise"].astype(bool), columns] = "color: #808080"
+    return styles
+
+
 def problem(error: FeatcalError) -> None:
     """One red message with the library's own words."""
     st.error(plain_lines(str(error)), icon=":material/error:")
 
 
-def metrics(values: Sequence[tuple[str, str, str | None]]) -> None:
-    """Cards with numbers: (label, value, difference or None); as many side by side as have room."""
+def metrics(values: Sequence[tuple[str, str, str | Difference | None]]) -> None:
+    """Cards with numbers: (label, value, difference or None); as many side by side as have room.
+
+    A difference of scores that was measured in pairs stands with its interval, grey where it is within noise.
+    """
     for column, (label, value, delta) in zip(st.columns(len(values)), values, strict=True):
-        column.metric(label, value, delta, border=True, height="stretch")
+        if delta is None or isinstance(delta, str):
+            column.metric(label, value, delta, border=True, height="stretch")
+            continue
+        low, high = points(delta.low), points(delta.high)
+        column.metric(
+            label,
+            value,
+            f"{points(delta.difference)} points",
+            "off" if delta.within_noise else "normal",
+            help=NOISE,
+            border=True,
+            height="stretch",
+            delta_description=f"{low} to {high}{', within noise' if delta.within_noise else ''}",
+        )

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from featcal.errors import FeatcalError, InputError, NumericalError
     from featcal.evaluation.evaluate import Scores, TaskScore
     from featcal.evaluation.heads import ClassificationHead
+    from featcal.evaluation.paired import Comparison
     from featcal.family import Family, open_family
-    from featcal.measure import evaluate, measure_drift
+    from featcal.measure import compare, evaluate, measure_drift
     from featcal.models.model import Model
     from featcal.runs import History, Run
     from featcal.session import Session, open_session
@@ -31,6 +32,7 @@ _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
     "ClassificationHead": "evaluation.heads",
+    "Comparison": "evaluation.paired",
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
     "Family": "family",
@@ -51,6 +53,7 @@ _HOME = {
     "View": "views",
     "calibrate": "calibration.calibrate",
     "calibrate_to_folder": "calibration.calibrate",
+    "compare": "measure",
     "evaluate": "measure",
     "load_suite": "suite",
     "measure_drift": "measure",
@@ -64,6 +67,7 @@ __all__ = [
     "CalibrationConfig",
     "CalibrationResult",
     "ClassificationHead",
+    "Comparison",
     "DriftLedger",
     "DriftOptions",
     "Family",
@@ -84,6 +88,7 @@ __all__ = [
     "View",
     "calibrate",
     "calibrate_to_folder",
+    "compare",
     "evaluate",
     "load_suite",
     "measure_drift",

@@ -24,7 +24,7 @@ from featcal.errors import FeatcalError, InputError
 from featcal.progress import Progress, keep_memory
 from featcal.resources import bundle_root, embedded_suites, ready_suites
 from featcal.schema.model_name import GRAMMAR
-from featcal.words import percent, printable, readable
+from featcal.words import percent, points, printable, readable
 
 if TYPE_CHECKING:
     from featcal.preflight import Preflight
@@ -263,6 +263,11 @@ def drift(
 @click.option(
     "--completion-only/--no-completion-only", default=None, help="Llama: count what predicts the answer alone.  [off]"
 )
+@click.option(
+    "--blocks", multiple=True, help="Calibrate these alone ('block 0,block 3'), leave others as merged.  [all]"
+)
+@click.option("--maps", multiple=True, help="Calibrate these alone: attention, mlp, cross-attention.  [all]")
+@click.option("--tasks", multiple=True, help="Calibrate on these tasks alone.  [all]")
 @click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
 @click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
 @MAX_MEMORY
@@ -281,6 +286,9 @@ def calibrate(
     layernorms: bool | None,
     rmsnorms: bool | None,
     completion_only: bool | None,
+    blocks: tuple[str, ...],
+    maps: tuple[str, ...],
+    tasks: tuple[str, ...],
     batch_size: int | None,
     precision: str | None,
     max_memory: int | None,
@@ -312,6 +320,9 @@ def calibrate(
         layernorms=layernorms,
         rmsnorms=rmsnorms,
         completion_only=completion_only,
+        blocks=blocks or None,
+        maps=maps or None,
+        tasks=tasks or None,
         batch_size=batch_size,
         precision=precision,
         seed=seed,
@@ -319,9 +330,9 @@ def calibrate(
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
     _say_notes(document)
     rows = [
-        (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
+        (block, *(f"{value:.4f}" for value in drift.values())) for block, drift in document["relative_drift"].items()
     ]
-    _show(document, as_json, rows, ("block, relative drift", *loaded.tasks))
+    _show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         _say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
 
@@ -508,6 +519,36 @@ def delete(run: tuple[str, ...]) -> None:
 
 
 @commands.command()
+@SUITE
+@click.option("--model", "models", multiple=True, required=True, help="A, then once more B; as for evaluate.")
+@click.option("--split", type=SPLIT, default="test", show_default=True)
+@click.option("--samples", type=int, help="Samples per task.  [default: all]")
+@SEED
+@DEVICE
+@JSON
+def compare(
+    suite: str, models: tuple[str, ...], split: str, samples: int | None, seed: int, device: str, as_json: bool
+) -> None:
+    """Score two models on the same samples: the difference B - A with its interval, and the samples that turned.
+
+    The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing
+    of other calibration seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
+    """
+    from featcal.measure import compare as compared
+    from featcal.views import View
+
+    if len(models) != 2:
+        raise click.UsageError("give --model twice: first A, then B")
+    view = View(samples, split, seed)
+    found = compared(_load(suite), *models, view=view, device=device, progress=_progress()).to_json()
+    rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
+    header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
+    _show(found, as_json, rows, header)
+    if not as_json:
+        _say(f"A {found['a']}, B {found['b']}; {found['split']} split; {found['draws']} bootstrap draws", err=True)
+
+
+@commands.command()
 @click.argument("folder")
 @click.option("--format", "layout", type=click.Choice(["hf", "open_clip"]), default="hf", show_default=True)
 @OUT
@@ -614,6 +655,20 @@ def app(context: click.Context, port: int) -> int:
 def _say_problems(history: History) -> None:
     for problem in history.problems:
         _say(f"warning: {problem}", err=True)
+
+
+def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
+    """One row of `featcal compare`: scores in %, their difference with its interval in points, test and counts."""
+    counts = ("-" if one[name] is None else str(one[name]) for name in ("fixed", "broken", "both_right", "both_wrong"))
+    return [
+        task,
+        str(one["n"]),
+        *(percent(one[name]) for name in ("a", "b")),
+        *(points(one[name]) for name in ("difference", "low", "high")),
+        "-" if one["p"] is None else f"{one['p']:.2g}",
+        *counts,
+        "within noise" if one["within_noise"] else "",
+    ]
 
 
 def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments: list[str], as_json: bool) -> None:

@@ -7,12 +7,15 @@ from typing import Unpack
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
+from featcal.evaluation.paired import Comparison
 from featcal.family import Calibrated, Family, as_family
 from featcal.formats.weights import Weights
 from featcal.progress import Progress, silent
 from featcal.session import Session
 from featcal.suite import Suite
 from featcal.views import DriftKeywords, DriftOptions, View
+
+WHOLE_TEST = View(None, "test")
 
 
 def measure_drift(
@@ -64,6 +67,29 @@ def evaluate(
     """
     session = _session(suite, device)
     return session.scores(session.named(model), View(samples, split, seed), progress)
+
+
+def compare(
+    suite: Suite | Family | Session,
+    a: str | Weights | Calibrated,
+    b: str | Weights | Calibrated,
+    *,
+    view: View = WHOLE_TEST,
+    device: str = "auto",
+    progress: Progress = silent,
+) -> Comparison:
+    """Score two models on the same samples: how much better B is than A, how sure that is, which samples turned.
+
+    Args:
+        suite, device: as in `measure_drift`.
+        a, b: as `model` of `evaluate`.
+        view: samples per task (None takes all), split and seed.
+
+    Raises:
+        InputError, NumericalError: as `Session.scores`.
+    """
+    session = _session(suite, device)
+    return session.compared(session.named(a), session.named(b), view, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:

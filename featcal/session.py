@@ -12,21 +12,24 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
+from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
-from featcal.drift.output import output_drift
+from featcal.drift.output import lead, output_drift
+from featcal.drift.preview import Preview, hold
 from featcal.drift.room import measuring_store
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
+from featcal.evaluation.paired import Comparison, compared
 from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, weights_of
+from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, spelled, weights_of
 from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
@@ -85,6 +88,7 @@ class Session:
         self._one_shot = one_shot or max_memory is not None
         self._passes = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self._first_block = None if self._one_shot else FirstBlock()
+        self._previewed: Hashable = None
         self._lock = threading.RLock()
 
     @property
@@ -210,6 +214,44 @@ class Session:
 
         return self.once("sources", model_key(model), make)
 
+    def conditioning(self, config: CalibrationConfig, progress: Progress = silent) -> list[Conditioning]:
+        """How well every linear system of a calibration is posed; takes a calibration and its decompositions."""
+
+        def make() -> list[Conditioning]:
+            passes = self._calibration_passes(config)
+            return measure_conditioning(self.family, config, passes, self._first_block, progress)
+
+        return self.once("conditioning", config, make)
+
+    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> Preview:
+        """What previews of one block of a calibration need; that of the last one alone is kept.
+
+        Args:
+            of: the exact run that everything in front of the block is left as.
+            layer: the block, as tables name it.
+            view: the samples that drift is measured on.
+
+        Raises:
+            InputError: no such block, or one that `of` leaves as merged.
+        """
+        key = (of, layer, *self._key(view))
+
+        def make() -> Preview:
+            run = self.family.run()
+            fitted = taking_part(of, self._calibration_passes(of))
+            weights = self._calibrated(of, lambda: fitted, silent).weights
+            return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
+
+        with self._lock:
+            if self._previewed != key:
+                self._results.drop(("preview", self._previewed))
+                self._previewed = key
+            return self.once("preview", key, make)
+
+    def has_preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> bool:
+        """Whether `preview` would cost nothing."""
+        return ("preview", (of, layer, *self._key(view))) in self._results
+
     def judges(self, model: ModelId, view: View) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
         them of class names.
@@ -224,19 +266,36 @@ class Session:
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
+
+        def make() -> Scores:
+            tasks, weights = {}, self.weights("merged" if model == "expert" else model)
+            for task, scores, labels in self._judged(model, view):
+                predictions = scores.argmax(1)
+                right = float((predictions == labels).double().mean())
+                metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
+                tasks[task] = TaskScore(metric, right, predictions, labels)
+            return Scores(self.family.suite.name, label_of(model), view.split or self.split, tasks)
+
+        return self.once("quick scores", (model_key(model), *self._key(view)), make)
+
+    def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
+        """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
+        sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
+
+        def make() -> dict[str, Tensor]:
+            return {task: lead(scores) for task, scores, _ in self._judged(model, view)}
+
+        return self.once("margins", (model_key(model), *self._key(view)), make)
+
+    def _judged(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
         measured: ModelId = "merged" if model == "expert" else model
         features, judged = self.features(measured, view), self.judges(measured, view)
-        tasks, weights = {}, self.weights(measured)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
-            if model == "expert":
-                predictions = expert_head.scores(found.expert_features.float()).argmax(1)
-            else:
-                predictions = model_head.scores(found.model_features.float()).argmax(1)
-            right = float((predictions == labels).double().mean())
-            metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
-            tasks[task] = TaskScore(metric, right, predictions, labels)
-        return Scores(self.family.suite.name, label_of(model), features.split, tasks)
+            of_expert = model == "expert"
+            head, own = (expert_head, found.expert_features) if of_expert else (model_head, found.model_features)
+            yield task, head.scores(own.float()), labels
 
     def scores(self, model: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
         """Scores on every task: accuracy of pictures, generated answers of text.
@@ -262,9 +321,29 @@ class Session:
 
         return self.once("scores", (model_key(model), *self._key(view)), make)
 
+    def compared(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
+        """What B is better or worse than A on the same samples, with intervals, tests and flips.
+
+        Raises:
+            InputError, NumericalError: as `scores`.
+        """
+
+        def named(model: ModelId) -> Scores:
+            return replace(self.scores(model, view, progress), model=spelled(model, self.family))
+
+        key = model_key(a), model_key(b), *self._key(view)
+        return self.once("compared", key, lambda: compared(named(a), named(b)))
+
     def has_scores(self, model: ModelId, view: View = _WHOLE_TEST) -> bool:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
+
+    def has_features(self, model: ModelId, view: View) -> bool:
+        """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
+        count, split, seed = self._key(view)
+        kept = (model_key("merged" if model == "expert" else model), count, split, seed)
+        apart = (kept[0], DriftOptions(count, split, seed))
+        return ("features", kept) in self._results or ("ledger", apart) in self._results
 
     def layer_features(
         self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
@@ -340,9 +419,9 @@ class Session:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
-        family = as_family(self.family, precision=config.precision)
+        family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

@@ -27,6 +27,17 @@ def readable(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def duration(seconds: float) -> str:
+    """A time for reading.
+
+    >>> duration(3.2), duration(150), duration(8000)
+    ('3 s', '2 min', '2.2 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def percent(share: float) -> str:
     """A share of 1 in per cent with one decimal; halves are rounded up, whatever their binary form is.
 
@@ -35,6 +46,16 @@ def percent(share: float) -> str:
     """
     decimal = Decimal(repr(round(100 * float(share), 9)))  # k / n again: errors of binary fractions are far smaller
     return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign.
+
+    >>> points(0.0314), points(-1 / 8), points(-0.0001)
+    ('+3.1', '-12.5', '+0.0')
+    """
+    size = percent(abs(share))
+    return f"{'-' if share < 0 and size != '0.0' else '+'}{size}"
 
 
 def exactly(value: float) -> str:

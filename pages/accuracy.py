@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, options, runs, state, view
+from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
-from featcal.figures import charts, tables, text
+from featcal.figures import charts, sample_tables, tables, text
 from featcal.views import View
 from featcal.words import percent
 
@@ -19,12 +19,15 @@ models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
 known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
     with runs.looking(session, known.values(), WHOLE), state.progress() as report:
-        scores = {shown: session.scores(model, WHOLE, report) for shown, model in known.items()}
+        found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
-    st.stop()
+    stopped.end_page()
 
+scores = {shown: one for shown, one in found.items() if one is not None}
+if len(scores) < len(known):
+    stopped.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 if compared.b is None:
     options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
@@ -36,21 +39,24 @@ if unscored and st.button(
 ):
     with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
-            session.scores(model, WHOLE, report)
+            jobs.scores(session, model, WHOLE, report, at_once=True)
     st.rerun()
 
 pair = compared.pair if compared.pair and not unscored else None
 frame = tables.score_table(scores, pair)
+between = None if pair is None else flips.comparison(session, compared.models, WHOLE)
+if between is not None:
+    frame = sample_tables.with_intervals(frame, between)
 average = frame.iloc[-1]
 metric = tables.metric_name(scores)
 numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
 if pair is not None:
     at = list(scores).index(pair[1])
-    numbers[at] = (*numbers[at][:2], f"{average[tables.difference(pair)]:+.1f} points")
+    numbers[at] = (*numbers[at][:2], between and between.average)
     gap = average["gap closed, %"]
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
-units = f"{metric} in %; difference in points; gap closed in % of the distance from {compared.a} to expert"
+units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
 origin = downloads.of_scores(session, scores[compare.EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
@@ -65,5 +71,6 @@ st.caption(
 runs.say_looks(session)
 view.explain(text.ACCURACY_OF_TEXT if session.is_text else text.ACCURACY)
 view.table(measured, slice(None, -1))  # sorting a column must not carry the average among the tasks
-if pair is not None:
-    flips.section(session, {shown: scores[shown] for shown in pair}, task, origin)
+if pair is not None and between is not None:
+    flips.differences(between, pair, metric, origin)
+    flips.section(session, compared.models, task, WHOLE, between)

@@ -16,7 +16,7 @@ from app_pages import PAGES, button, charts, control, fields, go, healthy, opene
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import downloads, export, flips, opening
+from app import downloads, export, opening
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
@@ -24,10 +24,15 @@ from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.resources import bundle_root
 from featcal.session import Session, open_session
-from featcal.tasks.sources import Samples
 from featcal.views import DriftOptions, View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+
+AT_ONCE = """
+class UMAP:
+    def __init__(self, **options): pass
+    def fit_transform(self, features): return features[:, :2]
+"""
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
@@ -50,7 +55,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -78,12 +83,12 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     monkeypatch.setattr(downloads.Numbers, "csv", recorded)
     monkeypatch.setattr(st, "download_button", noted)
     assert healthy(opened(tiny_suite_file, "calibrate"))
-    assert (len(offered), written) == (2, [])
+    assert (len(offered), written) == (4, [])
     assert all(data().startswith(b"layer,") == name.startswith("drift") for name, data in offered.items())
-    assert written == ["drift before and after", "scores before and after"]
+    assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
@@ -95,7 +100,8 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
     assert (control(app, "rho").value, control(app, "alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
     assert control(app, "lam").value == 1e-5
-    assert fields(app, "toggle") == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    shown = {"booked", "conditioning", "spread"}
+    assert fields(app, "toggle") == shown | ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
     control(app, "rmsnorms").set_value(True).run()
     assert healthy(app)
     assert "--lam 1e-05" in app.code[-1].value
@@ -103,7 +109,7 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
     control(app, "suite").set_value(str(tiny_suite_file)).run()
     assert healthy(app)
-    assert fields(app, "toggle") == {"biases", "layernorms"}
+    assert fields(app, "toggle") == shown | {"biases", "layernorms"}
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
 
 
@@ -162,32 +168,8 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     assert ("T5ForConditionalGeneration" in app.code[0].value) != ("LlamaForCausalLM" in app.code[0].value)
 
 
-def test_flips_are_what_one_model_has_right_and_the_other_has_not() -> None:
-    right = ("yes", "no", "yes", "no")
-    merged = TaskScore("exact_match", 0.5, ("yes", "no ", "no", "maybe"), right)
-    calibrated = TaskScore("exact_match", 0.5, ("no", "no", "yes", "perhaps"), right)
-    data = Samples("t", "test", {}, None, (7, 8, 9, 10), None, None, ("a", "b", "c", "d"), right)
-    found = flips.table(data, {"merged": merged, "calibrated": calibrated})
-    assert found.to_dict("records") == [
-        {"sample": 0, "flip": "broken", "text": "a", "right": "yes", "merged": "yes", "calibrated": "no"},
-        {"sample": 2, "flip": "fixed", "text": "c", "right": "yes", "merged": "no", "calibrated": "yes"},
-    ]
-    both = [Scores("s", model, "test", {"t": one}) for model, one in (("merged", merged), ("calibrated", calibrated))]
-    assert flips.counts(*both).to_dict("records") == [{"task": "t", "fixed": 1, "broken": 1}]
-
-
-def test_flips_of_pictures_name_classes() -> None:
-    labels = torch.tensor([0, 1])
-    merged = TaskScore("accuracy", 0.5, torch.tensor([0, 0]), labels)
-    calibrated = TaskScore("accuracy", 1.0, torch.tensor([0, 1]), labels)
-    data = Samples("t", "test", {}, labels, (0, 1), ("cat", "dog"), None)
-    assert flips.table(data, {"merged": merged, "calibrated": calibrated}).to_dict("records") == [
-        {"sample": 1, "flip": "fixed", "right": "dog", "merged": "cat", "calibrated": "dog"}
-    ]
-
-
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
-    app = opened("clip-mini")
+    app = opened("clip-mini", n="16")
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
     assert control(app, "suite").options == ["clip-mini", "t5-mini"]

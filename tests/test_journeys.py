@@ -342,10 +342,10 @@ def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
         export.output_folder("")
 
 
-def test_pages_say_what_a_check_has_against_the_suite(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_say_what_a_check_has_against_the_suite(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Preflight("tiny", ("expert 'pets' does the task of 'signs' better than its own",), None)
     monkeypatch.setattr(catalogue, "check", lambda suite: found)
-    app = opened(tiny_suite_file)
+    app = opened(own_suite_file)
     for page in ("calibrate", "accuracy", "drift"):
         go(app, page)
         assert healthy(app)

@@ -56,8 +56,12 @@ class OutputDrift:
     @property
     def margin(self) -> Float[Tensor, " n"]:
         """mu, the expert's lead of its first over its second class."""
-        first, second = self.expert_scores.topk(2, dim=1).values.unbind(1)
-        return first - second
+        return lead(self.expert_scores)
+
+    @property
+    def model_margin(self) -> Float[Tensor, " n"]:
+        """The model's own lead of its first over its second class."""
+        return lead(self.model_scores)
 
     @property
     def certified(self) -> Bool[Tensor, " n"]:
@@ -73,6 +77,12 @@ class OutputDrift:
     def correct(self) -> Bool[Tensor, " n"]:
         """The model decides as the label says."""
         return self.model_scores.argmax(1) == self.labels
+
+
+def lead(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+    """The margin of a decision: how far its score is above the next one, mu of Eq. (44)."""
+    first, second = scores.topk(2, dim=1).values.unbind(1)
+    return first - second
 
 
 def output_drift(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from featcal.errors import InputError, NumericalError
@@ -47,6 +47,18 @@ class TaskScore:
             one.tolist() if isinstance(one, Tensor) else list(one) for one in (self.predictions, self.labels)
         )
         return [{"said": a, "right": b} for a, b in zip(said, right, strict=True)]
+
+    @property
+    def right(self) -> Bool[Tensor, " n"] | None:
+        """Which answers are right, blanks around a text aside; None where the metric judges no single answer (a rank
+        correlation)."""
+        if self.metric == "spearman":
+            return None
+        if isinstance(self.predictions, Tensor):
+            assert isinstance(self.labels, Tensor)
+            return self.predictions == self.labels
+        pairs = zip(self.predictions, map(str, self.labels), strict=True)
+        return torch.tensor([said.strip() == label.strip() for said, label in pairs], dtype=torch.bool)
 
 
 @dataclass(frozen=True)

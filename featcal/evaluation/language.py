@@ -92,7 +92,7 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
     """
     from scipy.stats import spearmanr
 
-    numbers = [_number(text) for text in predicted]
+    numbers = [as_number(text) for text in predicted]
     try:
         expected = [float(text) for text in right]
     except ValueError as error:
@@ -107,7 +107,8 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
 METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}
 
 
-def _number(text: str) -> float:
+def as_number(text: str) -> float:
+    """An answer as a finite number; 0 where it is none."""
     try:
         value = float(text)
     except ValueError:

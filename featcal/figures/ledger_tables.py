@@ -31,13 +31,6 @@ def outputs(ledger: DriftLedger) -> pd.DataFrame:
     return pd.DataFrame([{"task": name, **one.to_json()["output"]} for name, one in ledger.tasks.items()])
 
 
-def margins(ledger: DriftLedger, task: str) -> pd.DataFrame:
-    """One row per sample of a task: margin, largest score change, certified, agrees, correct, drift, cosine."""
-    one = ledger.tasks[task]
-    near = pd.DataFrame(one.per_sample())[["drift", "cosine"]]
-    return pd.DataFrame(one.margins()).assign(drift=near["drift"], cosine=near["cosine"])
-
-
 def sources(found: Sequence[SourceExcess], layers: Mapping[str, str]) -> pd.DataFrame:
     """One row per block and source: excess over the source's own deployed minimum, both summed over the linear maps.
 

@@ -14,7 +14,8 @@ from featcal.calibration.calibrate import versions
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
-from featcal.figures import charts, ledger_charts, ledger_tables, tables
+from featcal.evaluation.paired import compared
+from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import Dots, feature_map
 from featcal.figures.maps import pca_map
 from featcal.figures.names import label
@@ -146,20 +147,34 @@ def _of_scores(asked: Asked, scores: Mapping[str, Scores], on: View, missing: st
 
 def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: View) -> Part:
     first, second = pair
-    counted = samples.counts(scores[first], scores[second])
+    found = compared(scores[first], scores[second])
+    table = sample_tables.with_intervals(tables.score_table({name: scores[name] for name in pair}, pair), found)
     seen = {task: asked.session.seen(task, on) for task in asked.session.tasks}
     thumbnails = {
         task: tuple(samples.shown(data, {name: scores[name].tasks[task] for name in pair}))
         for task, data in seen.items()
     }
-    fixed, broken = int(counted["fixed"].sum()), int(counted["broken"].sum())
+    counts = found.average.counts
+    turned = (
+        "No single answer is right or wrong. "
+        if counts is None
+        else (f"{counts.fixed} wrong answers of {first} are right in {second}, {counts.broken} right ones are wrong. ")
+    )
     said = (
-        f"{fixed} wrong answers of {first} are right in {second}, {broken} right ones are wrong. Of every task at most "
-        f"{samples.MOST} of them are shown; a sample's number is its place in the source."
+        f"{second} minus {first}: {sample_tables.difference_words(found.average)} (95 % interval of {found.draws:,} "
+        f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
+        "shown; a sample's number is its place in the source."
     )
     title = f"What turned from {first} to {second}"
     measured = replace(asked.measured("answers", on), models=(asked.names[first], asked.names[second]))
-    return Part(title, said, (), (Table("Samples that turned", counted),), thumbnails, measured)
+    return Part(
+        title,
+        said,
+        (),
+        (Table("Difference and samples that turned", table, "scores in %, differences in points", 1),),
+        thumbnails,
+        measured,
+    )
 
 
 def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part]:

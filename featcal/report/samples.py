@@ -6,10 +6,10 @@ import base64
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 
-import pandas as pd
 from PIL import Image
 
-from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.evaluation.evaluate import TaskScore
+from featcal.evaluation.paired import BROKEN, FIXED, flips
 from featcal.report.content import Thumbnail
 from featcal.tasks.sources import Samples
 from featcal.words import shortened
@@ -23,19 +23,13 @@ LETTERS = 300
 
 
 def turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
-    """Positions of the samples that became right, and of those that became wrong."""
-    pairs = list(zip(_right(before), _right(after), strict=True))
-    fixed = [i for i, pair in enumerate(pairs) if pair == (False, True)]
-    return fixed, [i for i, pair in enumerate(pairs) if pair == (True, False)]
-
-
-def counts(before: Scores, after: Scores) -> pd.DataFrame:
-    """One row per task: samples that became right, that became wrong, and all."""
-    rows = []
-    for task, one in before.tasks.items():
-        fixed, broken = turned(one, after.tasks[task])
-        rows.append({"task": task, "fixed": len(fixed), "broken": len(broken), "samples": one.n})
-    return pd.DataFrame(rows)
+    """Positions of the samples that became right, and of those that became wrong; none where no single answer is."""
+    was, now = before.right, after.right
+    if was is None or now is None:
+        return [], []
+    became = flips(was.tolist(), now.tolist())
+    fixed, broken = ([i for i, one in enumerate(became) if one == kind] for kind in (FIXED, BROKEN))
+    return fixed, broken
 
 
 def shown(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]:
@@ -64,14 +58,6 @@ def data_address(picture: Image.Image) -> str:
     written = BytesIO()
     small.save(written, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
-
-
-def _right(score: TaskScore) -> list[bool]:
-    return [_same(row["said"], row["right"]) for row in score.answers()]
-
-
-def _same(said: int | str, right: int | str) -> bool:
-    return said.strip() == right.strip() if isinstance(said, str) and isinstance(right, str) else said == right
 
 
 def _word(data: Samples, answer: object) -> str:

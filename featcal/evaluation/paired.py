@@ -1,0 +1,277 @@
+"""Two models on the same samples: how much better one is, how sure that is, and which samples turned.
+
+The samples of a split are one draw of those that could have been taken. The bootstrap draws them again, with
+replacement and within each task, and looks at how the difference of the two scores spreads; both models are scored on
+the same draw, so what they have in common cancels (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13).
+McNemar's test asks whether the samples that turned, turned in one direction (McNemar 1947; here its exact form).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcal.errors import InputError
+
+if TYPE_CHECKING:  # tables know the words below before torch is there
+    import pandas as pd
+    from torch import Tensor
+
+    from featcal.evaluation.evaluate import Scores, TaskScore
+
+Array = NDArray[np.float64]
+DRAWS, SEED, LEVEL = 5_000, 42, 0.95
+CHUNK = 2**17
+"""Samples that are drawn at a time where a score is no sum over samples."""
+FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG = "fixed", "broken", "both right", "both wrong"
+FLIPS = (FIXED, BROKEN, BOTH_RIGHT, BOTH_WRONG)
+"""What became of a sample from model A to model B."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples by what became of them from A to B."""
+
+    fixed: int
+    """Wrong with A, right with B."""
+    broken: int
+    """Right with A, wrong with B."""
+    both_right: int
+    both_wrong: int
+
+    @property
+    def mcnemar(self) -> float:
+        """Two-sided p of the exact McNemar test, 0-1: how often a fair coin, thrown once for every sample that turned,
+        falls at least as unevenly. 1 where none turned."""
+        from scipy.stats import binomtest
+
+        turned = self.fixed + self.broken
+        return float(binomtest(self.fixed, turned).pvalue) if turned else 1.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Score of B minus score of A, on one task or averaged over tasks; all scores are those of the metric, 0-1 or, of a
+    correlation, -1 to 1."""
+
+    metric: str
+    """ "" for the average over tasks."""
+    n: int
+    a: float
+    b: float
+    low: float
+    """2.5th percentile of the difference over bootstrap draws."""
+    high: float
+    """97.5th percentile."""
+    counts: Counts | None
+    """None where a metric judges no single answer (a rank correlation, or an average that has one in it): then there is
+    no McNemar test either, and the interval alone says what is noise."""
+
+    @property
+    def difference(self) -> float:
+        return self.b - self.a
+
+    @property
+    def p(self) -> float | None:
+        """Of the exact McNemar test; of an average over tasks, the samples of all tasks are counted together."""
+        return None if self.counts is None else self.counts.mcnemar
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether chance explains the difference: the interval holds 0, or McNemar's p is above 0.05.
+
+        Where few samples turned, the interval alone is too sure: 4 that were fixed and none broken leave 0 out of it,
+        while a coin falls as unevenly once in 8 times.
+        """
+        return self.low <= 0 <= self.high or (self.p is not None and self.p > 1 - LEVEL)
+
+    def to_json(self) -> dict[str, Any]:
+        """Scores, their difference with its interval, the test and the counts; null where there is none."""
+        counts = self.counts
+        document: dict[str, Any] = {"metric": self.metric} if self.metric else {}
+        document |= {"n": self.n, "a": self.a, "b": self.b, "difference": self.difference, "low": self.low}
+        document |= {"high": self.high, "p": self.p, "within_noise": self.within_noise}
+        return document | {
+            name: None if counts is None else getattr(counts, name)
+            for name in ("fixed", "broken", "both_right", "both_wrong")
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models of a suite on the same samples of every task."""
+
+    suite: str
+    split: str
+    a: str
+    b: str
+    """What the models are called."""
+    draws: int
+    seed: int
+    tasks: Mapping[str, Difference]
+    average: Difference
+    """Of the unweighted means over tasks; draws are made within each task."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The public document of `featcal compare --json`."""
+        head = {name: getattr(self, name) for name in ("suite", "split", "a", "b", "draws", "seed")}
+        tasks = {task: one.to_json() for task, one in self.tasks.items()}
+        return head | {"level": LEVEL, "tasks": tasks, "average": self.average.to_json()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per task and, last, one for the average, with every number of the document."""
+        import pandas as pd
+
+        rows = {**self.tasks, "average": self.average}
+        return pd.DataFrame([{"task": task, "metric": "", **one.to_json()} for task, one in rows.items()])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One task's scores of both models on the same samples."""
+
+    task: str
+    a: TaskScore
+    b: TaskScore
+
+    @cached_property
+    def turned(self) -> NDArray[np.int64] | None:
+        """`[n]`: 1 fixed, -1 broken, 0 neither; None where the metric judges no single answer."""
+        before, after = self.a.right, self.b.right
+        return None if before is None or after is None else after.long().numpy() - before.long().numpy()
+
+    def counts(self) -> Counts | None:
+        before, after = self.a.right, self.b.right
+        if before is None or after is None:
+            return None
+        found = flips(before.tolist(), after.tolist())
+        return Counts(*(found.count(one) for one in FLIPS))
+
+    def drawn(self, draws: int, seed: int) -> Array:
+        """`[draws]` differences of the score, of samples that are drawn again; seed and task decide which."""
+        digest = hashlib.sha256(f"{seed}:{self.task}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        if self.turned is not None:
+            return drawn_means(self.turned, draws, rng)
+        from featcal.evaluation.language import as_number
+
+        said = [np.array([as_number(str(text)) for text in one.predictions]) for one in (self.a, self.b)]
+        return drawn_correlations(said[0], said[1], np.array([float(text) for text in self.a.labels]), draws, rng)
+
+
+def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
+    """What became of every sample, one of `FLIPS` each, from whether A was right and whether B is.
+
+    >>> flips([False, True, True, False], [True, False, True, False])
+    ['fixed', 'broken', 'both right', 'both wrong']
+    """
+    named = {(False, True): FIXED, (True, False): BROKEN, (True, True): BOTH_RIGHT, (False, False): BOTH_WRONG}
+    return [named[bool(was), bool(now)] for was, now in zip(before, after, strict=True)]
+
+
+def compared(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comparison:
+    """What B is better or worse than A, for every task and the average over tasks.
+
+    Args:
+        draws: bootstrap draws, at least 1; the ends of an interval at 5,000 draws are good to about 1 % of its width.
+
+    Raises:
+        InputError: the scores are not of the same samples, or are of different metrics.
+    """
+    if draws < 1:
+        raise InputError(f"draws is at least 1, not {draws}")
+    if (a.suite, a.split, set(a.tasks)) != (b.suite, b.split, set(b.tasks)):
+        raise InputError(f"{a.model} and {b.model} were not scored on the same tasks of one split; score both anew")
+    for task in a.tasks:
+        check_same(f"task '{task}'", a.tasks[task], b.tasks[task])
+    pairs = [_Pair(task, a.tasks[task], b.tasks[task]) for task in a.tasks]
+    spreads = {pair.task: pair.drawn(draws, seed) for pair in pairs}
+    tasks = {}
+    for pair in pairs:
+        low, high = _interval(spreads[pair.task])
+        tasks[pair.task] = Difference(pair.a.metric, pair.a.n, pair.a.value, pair.b.value, low, high, pair.counts())
+    low, high = _interval(np.mean(list(spreads.values()), axis=0))
+    total = sum(one.n for one in tasks.values())
+    average = Difference("", total, a.average, b.average, low, high, _summed([one.counts for one in tasks.values()]))
+    return Comparison(a.suite, a.split, a.model, b.model, draws, seed, tasks, average)
+
+
+def check_same(where: str, a: TaskScore, b: TaskScore) -> None:
+    """Raise InputError unless two scores are of the same samples by the same metric."""
+    if a.metric != b.metric:
+        raise InputError(f"{where}: scored by {a.metric} and by {b.metric}, which cannot be compared sample by sample")
+    if _listed(a.labels) != _listed(b.labels):
+        raise InputError(f"{where}: the scores are of different samples; score both on one split, samples and seed")
+
+
+def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:
+    """`[draws]` means of n values drawn with replacement from `turned` `[n]`, each -1, 0 or 1.
+
+    How often values of one kind are drawn is multinomial, so no sample is drawn one by one. The kinds are counted from
+    that of the first sample that turned: models that change places give the same draws with the other sign.
+    """
+    n, changed = len(turned), turned[turned != 0]
+    if not len(changed):
+        return np.zeros(draws)
+    first = changed[0]
+    alike = int((changed == first).sum())
+    kinds = np.array([alike, len(changed) - alike, n - len(changed)])
+    drawn = rng.multinomial(n, kinds / n, size=draws)
+    means: Array = first * (drawn[:, 0] - drawn[:, 1]) / n
+    return means
+
+
+def drawn_correlations(a: Array, b: Array, right: Array, draws: int, rng: np.random.Generator) -> Array:
+    """`[draws]` differences of two Spearman correlations with `right`, of n samples drawn with replacement.
+
+    Where all values of a draw are the same its correlation is 0, as everywhere here: a constant carries no order.
+    """
+    n, parts = len(right), []
+    step = max(1, CHUNK // n)
+    for start in range(0, draws, step):
+        count = min(step, draws - start)
+        picked = rng.integers(n, size=(count, n)) + n * np.arange(count)[:, None]
+        times = np.bincount(picked.ravel(), minlength=count * n).reshape(count, n)
+        centred = [_centred_ranks(values, times) for values in (a, b, right)]
+        parts.append(_correlation(centred[1], centred[2], times) - _correlation(centred[0], centred[2], times))
+    return np.concatenate(parts)
+
+
+def _centred_ranks(values: Array, times: NDArray[np.int64]) -> Array:
+    """`[draws, n]`: rank of every sample's value, ties at their middle, where sample i was drawn `times[., i]` times;
+    the mean over a draw is 0."""
+    _, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    sizes = np.add.reduceat(times[:, order], np.flatnonzero(np.diff(group[order], prepend=-1)), axis=1)
+    middle = np.cumsum(sizes, axis=1) - sizes / 2
+    centred: Array = middle[:, group] - times.shape[1] / 2
+    return centred
+
+
+def _correlation(left: Array, right: Array, times: NDArray[np.int64]) -> Array:
+    spread = (times * left**2).sum(1) * (times * right**2).sum(1)
+    together = (times * left * right).sum(1)
+    correlation: Array = np.divide(together, np.sqrt(spread), out=np.zeros(len(times)), where=spread > 0)
+    return correlation
+
+
+def _interval(spread: Array) -> tuple[float, float]:
+    low, high = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be 0
+
+
+def _summed(counts: list[Counts | None]) -> Counts | None:
+    known = [one for one in counts if one is not None]
+    if len(known) < len(counts):
+        return None
+    return Counts(*(sum(getattr(one, name) for one in known) for name in Counts.__dataclass_fields__))
+
+
+def _listed(labels: Tensor | tuple[str, ...]) -> list[int | str]:
+    return list(labels) if isinstance(labels, tuple) else labels.tolist()

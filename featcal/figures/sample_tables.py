@@ -1,0 +1,177 @@
+"""Every sample of a task and what models make of it → one data frame: flips, answers, margins, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from featcal.evaluation.paired import FLIPS, flips
+from featcal.words import points
+
+if TYPE_CHECKING:  # the first chart is drawn before torch is there
+    from torch import Tensor
+
+    from featcal.drift.ledger import TaskDrift, TaskFeatures
+    from featcal.evaluation.evaluate import TaskScore
+    from featcal.evaluation.paired import Comparison, Difference
+    from featcal.tasks.sources import Samples
+
+SHOWN = {"flipped": FLIPS[:2], "fixed": FLIPS[:1], "broken": FLIPS[1:2], "unchanged": FLIPS[2:], "all": FLIPS}
+"""Which samples a table of flips can show."""
+UNITS = (
+    "margin: score of a model's first answer above its second; drift: norm of the difference to the expert's final "
+    "feature; cosine: to that feature; score change: largest of the differences to the expert's scores"
+)
+"""Of the columns of `sample_table`."""
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """What one model makes of every sample of one task, in the order of its view; None: not measured, or no such
+    thing."""
+
+    answers: tuple[str, ...] | None = None
+    """Name of the class, or the whole generated answer."""
+    right: tuple[bool, ...] | None = None
+    margin: NDArray[np.floating] | None = None
+    """`[n]`, at least 0: lead of its first over its second class or first token (mu of Eq. 44)."""
+    drift: NDArray[np.floating] | None = None
+    """`[n]`: norm of final feature minus the expert's (Eq. 2)."""
+    cosine: NDArray[np.floating] | None = None
+    """`[n]`, -1 to 1: to the expert's final feature."""
+    score_change: NDArray[np.floating] | None = None
+    """`[n]`: largest change of a score from the expert's."""
+    certified: NDArray[np.bool_] | None = None
+    """`[n]`: the margin of the expert proves that this model decides as it does (Eq. 44)."""
+    agrees: NDArray[np.bool_] | None = None
+    """`[n]`: it does decide as the expert does."""
+
+    def scored(self, data: Samples, score: TaskScore) -> PerSample:
+        """With answers, and which of them are right; first tokens are no answers, but right or wrong."""
+        right = None if score.right is None else tuple(score.right.tolist())
+        answers = None if score.metric == "first_token" else _words(data, score.predictions)
+        return replace(self, answers=answers, right=right)
+
+    def located(self, found: TaskFeatures) -> PerSample:
+        """With drift and cosine of final features."""
+        return replace(self, drift=found.layers[-1].drift.numpy(), cosine=found.cosine.numpy())
+
+
+def of_expert(data: Samples, found: TaskDrift) -> PerSample:
+    """What a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
+    output = found.output
+    if output is None:
+        return PerSample()
+    return PerSample(answers=_decided(data, output.expert_scores), margin=output.margin.numpy())
+
+
+def of_model(data: Samples, found: TaskDrift) -> PerSample:
+    """The same of its model, with drift, and what the margins prove."""
+    one, output = PerSample().located(found), found.output
+    if output is None:
+        return one
+    change = (output.model_scores - output.expert_scores).abs().amax(1)
+    return replace(
+        one,
+        answers=_decided(data, output.model_scores),
+        right=tuple(output.correct.tolist()),
+        margin=output.model_margin.numpy(),
+        score_change=change.numpy(),
+        certified=output.certified.numpy(),
+        agrees=output.agrees.numpy(),
+    )
+
+
+def sample_table(data: Samples, models: Mapping[str, PerSample], a: str = "", b: str = "") -> pd.DataFrame:
+    """One row per sample: its number in the view, position in the source, flip from `a` to `b` where both are scored,
+    right answer, then every model's answer (or, where answers were not measured, whether it is right), margin, drift,
+    cosine, score change, certificate and agreement, and the text where there is one.
+
+    Args:
+        models: by the names that columns get; `a` and `b` are two of them.
+    """
+    columns: dict[str, Sequence[object]] = {"sample": range(len(data)), "index": data.indices}
+    before, after = (models[name].right if name in models else None for name in (a, b))
+    if before is not None and after is not None:
+        columns["flip"] = flips(before, after)
+    answers = right_answers(data)
+    if answers is not None:
+        columns["right"] = answers
+    for name, one in models.items():
+        said: dict[str, Any] = {"": one.answers, "right": one.right if one.answers is None else None}
+        said |= {"margin": one.margin, "drift": one.drift, "cosine": one.cosine}
+        said |= {"score change": one.score_change, "certified": one.certified, "agrees": one.agrees}
+        columns |= {f"{name} {what}".strip(): values for what, values in said.items() if values is not None}
+    if data.texts is not None:
+        columns["text"] = data.texts
+    return pd.DataFrame(columns)
+
+
+def right_answers(data: Samples) -> list[str] | None:
+    """The right answer or class of every sample; None where the source has none."""
+    if data.targets is not None:
+        return list(data.targets)
+    return None if data.labels is None else list(_words(data, data.labels))
+
+
+def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
+    """A score table of both models (`tables.score_table`: a row per task and one for the average) with the interval of
+    their difference in points, McNemar's p, samples by what became of them, and whether all that is within noise."""
+    rows = [*found.tasks.values(), found.average]
+    counts = {kind: [getattr(one.counts, kind.replace(" ", "_"), None) for one in rows] for kind in FLIPS}
+    return table.assign(
+        **{
+            "from": [100 * one.low for one in rows],
+            "to": [100 * one.high for one in rows],
+            "McNemar p": [one.p for one in rows],
+            **counts,
+            "within noise": [one.within_noise for one in rows],
+        }
+    )
+
+
+def kept(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
+    """The rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
+
+    Args:
+        show: one of `SHOWN`; all rows where the table has no flips.
+    """
+    wanted = SHOWN[show]
+    found = table[table["flip"].isin(wanted)] if "flip" in table else table
+    numbers = sort != "sample" and pd.api.types.is_numeric_dtype(found[sort])
+    return found.sort_values(sort, ascending=not numbers, kind="stable")
+
+
+def difference_words(one: Difference) -> str:
+    """A difference with its interval, such as "+3.1 points, -0.6 to +6.9, within noise"."""
+    noise = ", within noise" if one.within_noise else ""
+    return f"{points(one.difference)} points, {points(one.low)} to {points(one.high)}{noise}"
+
+
+def share_of_flips(flip: Sequence[str], picked: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Kind of flip → how many of a selection of samples, and of all of them, are of it; samples beyond the last are
+    passed over.
+
+    >>> share_of_flips(["fixed", "broken", "fixed", "both right"], [0, 3, 99])["fixed"]
+    (1, 2)
+    """
+    chosen = {i for i in picked if 0 <= i < len(flip)}
+    return {kind: (sum(flip[i] == kind for i in chosen), list(flip).count(kind)) for kind in FLIPS}
+
+
+def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
+    """Answers as words: of classes their names, or numbers where they have none."""
+    if isinstance(said, tuple):
+        return tuple(str(one).strip() for one in said)
+    names = data.class_names
+    return tuple(f"class {one}" if names is None else names[one] for one in said.tolist())
+
+
+def _decided(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
+    """The class of the highest score; None where samples have no classes: a first token is no answer."""
+    return None if data.labels is None else _words(data, scores.argmax(1))
