@@ -33,7 +33,7 @@ LINES = 60
 """Of a log, its last."""
 ENDED = 20
 """Jobs that have ended on the page, the last ones."""
-NAMES = {"calibrate": "Calibrate", "scores": "Score"}
+NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep"}
 """What a kind does, for people; others by their own name."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
@@ -74,6 +74,24 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
         job = queue.submit(wanted, visitor())
     _followed(job.id)
     return None
+
+
+def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
+    """The progress of a job on the selected suite while there is one, for work whose results are looked for elsewhere:
+    when it has ended the page runs again, and how it failed is said.
+
+    Args:
+        start: put it in line now, whether or not it was done before.
+
+    Raises:
+        InputError: jobs cannot be kept on this machine.
+    """
+    queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
+    job = queue.submit(wanted, visitor()) if start else queue.find(wanted)
+    if job is not None and not job.over:
+        _followed(job.id)
+    elif job is not None and job.state != DONE:
+        _said(job)
 
 
 def _asked(wanted: Order, seconds: float, again: bool) -> bool:

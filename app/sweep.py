@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import streamlit as st
 
-from app import downloads, opening, options, runs, state, view
+from app import downloads, jobs, opening, options, runs, state, view
 from app.downloads import Numbers
-from app.selection import turned
+from app.selection import PARTIAL, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.jobs.lengths import is_long, seconds_to_calibrate
 from featcal.model_ids import ModelId, spelled
 from featcal.recording import hash_of, run_of
 from featcal.runs import History, Run
@@ -86,8 +89,12 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.expander("Command, Python", icon=":material/terminal:"):
-        st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
+        if not any(getattr(grid.options, name) for name in PARTIAL):  # the command line sweeps whole models
+            st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
         st.code(python(session, state.reference(), grid, on), language="python")
+    if new and is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options)):
+        jobs.follow("sweep", job_args(grid, on), wanted)
+        return []
     if not wanted:
         return []
     try:
@@ -99,6 +106,13 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
     if not history.problems:
         st.rerun()
     return points
+
+
+def job_args(grid: Grid, on: View) -> dict[str, Any]:
+    """What `featcal.jobs.kinds.sweep` takes."""
+    values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
+    options = {name: value for name, value in asdict(grid.options).items() if name not in values and value is not None}
+    return {**values, "options": options, "n": on.samples}
 
 
 def command(reference: str, grid: Grid, on: View, defaults: CalibrationConfig) -> str:

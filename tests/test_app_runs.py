@@ -15,12 +15,14 @@ from app_pages import button, charts, control, go, healthy, opened, shown_model
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from app import runs, state, sweep
+from app import jobs, runs, state, sweep
 from app.selection import HOME, Selection
 from featcal import session
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family import Family
+from featcal.jobs.kinds import KINDS, Work
+from featcal.progress import silent
 from featcal.recording import hash_of
 from featcal.runs import History, Looks, Measured, Run
 from featcal.session import Session
@@ -246,3 +248,28 @@ def test_command_and_python_give_the_points_of_the_page(
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
     exec(lines, {})
     assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+
+
+def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(sweep, "is_long", lambda *_: True)
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "runs", biases="false", blocks="block 1", **ONE_LAM, **FEW)
+    button(app, "Run the sweep").click().run()
+    assert [start for _, _, start in asked] == [False, True]
+    assert {run.model for run in History().runs()} == set()
+    kind, args, _ = asked[-1]
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(args)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+    assert drawn == {one["id"] for one in document["points"]}
+    assert {run.options["biases"] for run in recorded().values()} == {False}
+    control(app, "run").set_value(recorded()[1.5].id).run()
+    button(app, "Show it on every page").click().run()
+    assert healthy(app)
+    chosen = app.session_state["selection"]
+    assert (chosen.b, chosen.rho, chosen.biases) == ("calibrated", 1.5, False)

@@ -86,7 +86,30 @@ def scores(work: Work) -> dict[str, Any]:
     return {**found.to_json(), "answers": answers}
 
 
-KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores}
+def sweep(work: Work) -> dict[str, Any]:
+    """Calibrate with every combination of values and measure each; what the history has is not computed again, so a
+    sweep that was cancelled or died goes on where it stopped.
+
+    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples
+    per task to measure on.
+
+    Returns:
+        The document of `featcal sweep --json`.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.family import open_family
+    from featcal.session import Session
+    from featcal.suite import load_suite
+    from featcal.sweep import Grid, run_sweep, sweep_json
+    from featcal.views import View
+
+    session, on = Session(open_family(load_suite(work.suite)).resident()), View(work.args["n"])
+    values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
+    grid = Grid(**values, options=config_for(session.family, **work.args["options"]))
+    return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
+
+
+KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores, "sweep": sweep}
 """Name → what the worker calls."""
 
 
