@@ -76,6 +76,24 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
     return None
 
 
+def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
+    """The progress of a job on the selected suite while there is one, for work whose results are looked for elsewhere:
+    when it has ended the page runs again, and how it failed is said.
+
+    Args:
+        start: put it in line now, whether or not it was done before.
+
+    Raises:
+        InputError: jobs cannot be kept on this machine.
+    """
+    queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
+    job = queue.submit(wanted, visitor()) if start else queue.find(wanted)
+    if job is not None and not job.over:
+        _followed(job.id)
+    elif job is not None and job.state != DONE:
+        _said(job)
+
+
 def _asked(wanted: Order, seconds: float, again: bool) -> bool:
     """Whether the button that starts an order was pressed; it is gone then."""
     place = st.empty()
@@ -128,14 +146,6 @@ def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
 def asked_for(kind: str, args: Mapping[str, Any]) -> bool:
     """Whether there is a job for this on the selected suite, or was one, however it ended."""
     return Queue().find(order(kind, state.reference(), args, state.opened_files()[1])) is not None
-
-
-def forget(kind: str, args: Mapping[str, Any]) -> None:
-    """Let a job that has ended and its result be as if they never were, so that `ensure` starts it anew."""
-    queue = Queue()
-    job = queue.find(order(kind, state.reference(), args, state.opened_files()[1]))
-    if job is not None:
-        queue.forget(job.id)
 
 
 def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal import recording
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.paired import compared
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
@@ -74,13 +74,16 @@ def _as_b(run: Run) -> dict[str, Any]:
     if not run.options:
         return {"b": run.model}
     defaults = opening.defaults(state.session())
-    if any(run.options[name] != getattr(defaults, name) for name in run.options if name not in OPTIONS):
+    try:
+        config = CalibrationConfig(**run.options)
+    except TypeError:
+        raise InputError(f"run {run.id} has options of another version of featcal") from None
+    fixed = set(run.options) - {*OPTIONS}
+    if any(getattr(config, name) != getattr(defaults, name) for name in fixed):
         return {"b": run.model}
-    wanted = {name: run.options[name] for name in OPTIONS}
-    return {
-        "b": CALIBRATED,
-        **{name: None if wanted[name] == getattr(defaults, name) else wanted[name] for name in wanted},
-    }
+    wanted = {name: getattr(config, name) for name in OPTIONS}
+    own = {name: None if value == getattr(defaults, name) else value for name, value in wanted.items()}
+    return {"b": CALIBRATED, **own}
 
 
 def _choose_both(run_a: str, run_b: str) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import streamlit as st
 
 from app import downloads, jobs, opening, options, runs, state, view
 from app.downloads import Numbers
+from app.selection import PARTIAL, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.jobs.lengths import is_long, seconds_to_calibrate
-from featcal.model_ids import ModelId
+from featcal.model_ids import ModelId, spelled
 from featcal.recording import hash_of, run_of
 from featcal.runs import History, Run
 from featcal.session import Session
@@ -85,12 +88,12 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
-    args = {"lam": grid.lam, "rho": grid.rho, "alpha": grid.alpha, "options": asdict(grid.options), **asdict(on)}
-    seconds = new * seconds_to_calibrate(session, grid.options)
-    if wanted and new:
-        jobs.forget("sweep", args)
-    if jobs.asked_for("sweep", args) or (wanted and is_long(session, seconds)):
-        jobs.ensure("sweep", args, seconds, at_once=wanted)  # what it finds is in the history, point by point
+    with st.expander("Command, Python", icon=":material/terminal:"):
+        if not any(getattr(grid.options, name) for name in PARTIAL):  # the command line sweeps whole models
+            st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
+        st.code(python(session, state.reference(), grid, on), language="python")
+    if new and is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options)):
+        jobs.follow("sweep", job_args(grid, on), wanted)
         return []
     if not wanted:
         return []
@@ -103,6 +106,38 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
     if not history.problems:
         st.rerun()
     return points
+
+
+def job_args(grid: Grid, on: View) -> dict[str, Any]:
+    """What `featcal.jobs.kinds.sweep` takes."""
+    values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
+    options = {name: value for name, value in asdict(grid.options).items() if name not in values and value is not None}
+    return {**values, "options": options, "n": on.samples}
+
+
+def command(reference: str, grid: Grid, on: View, defaults: CalibrationConfig) -> str:
+    """The `featcal sweep` line that computes the same points; of switches and seed what differs from the suite's."""
+    listed = {name: ",".join(map(exactly, dict.fromkeys(getattr(grid, name)))) for name, *_ in AXES}
+    parts = [
+        f"featcal sweep {shlex.quote(reference)}",
+        *(f"--{name}={values}" for name, values in listed.items()),  # = for values that begin with a minus
+        f"--samples {grid.options.samples} --n {on.samples}",
+        *([f"--seed {grid.options.seed}"] if grid.options.seed != defaults.seed else []),
+        *(f"--{switch}" for switch in turned(grid.options, defaults)),
+    ]
+    return " ".join(parts)
+
+
+def python(session: Session, reference: str, grid: Grid, on: View) -> str:
+    """The same in Python."""
+    values = ", ".join(repr(getattr(grid, name)) for name, *_ in AXES)
+    return f"""import featcal
+
+session = featcal.open_session({reference!r})
+options = session.named({spelled(grid.options, session.family)!r})
+grid = featcal.Grid({values}, options)
+points = featcal.run_sweep(session, grid, on=featcal.View({on.samples}))
+print([(point.run.model, point.found.mean, point.found.worst) for point in points])"""
 
 
 def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from featcal.family import Family, open_family
     from featcal.measure import compare, evaluate, measure_drift
     from featcal.models.model import Model
+    from featcal.runs import History, Run
     from featcal.session import Session, open_session
     from featcal.suite import Suite, load_suite
+    from featcal.sweep import Grid, SweepPoint, run_sweep
     from featcal.views import DriftOptions, View
 
 __version__ = "0.1.0"
@@ -35,13 +37,17 @@ _HOME = {
     "DriftOptions": "views",
     "Family": "family",
     "FeatcalError": "errors",
+    "Grid": "sweep",
+    "History": "runs",
     "InputError": "errors",
     "LayerDrift": "drift.ledger",
     "Model": "models.model",
     "NumericalError": "errors",
+    "Run": "runs",
     "Scores": "evaluation.evaluate",
     "Session": "session",
     "Suite": "suite",
+    "SweepPoint": "sweep",
     "TaskDrift": "drift.ledger",
     "TaskScore": "evaluation.evaluate",
     "View": "views",
@@ -53,6 +59,7 @@ _HOME = {
     "measure_drift": "measure",
     "open_family": "family",
     "open_session": "session",
+    "run_sweep": "sweep",
     "task_vector_cosines": "drift.task_vectors",
 }
 
@@ -65,13 +72,17 @@ __all__ = [
     "DriftOptions",
     "Family",
     "FeatcalError",
+    "Grid",
+    "History",
     "InputError",
     "LayerDrift",
     "Model",
     "NumericalError",
+    "Run",
     "Scores",
     "Session",
     "Suite",
+    "SweepPoint",
     "TaskDrift",
     "TaskScore",
     "View",
@@ -83,6 +94,7 @@ __all__ = [
     "measure_drift",
     "open_family",
     "open_session",
+    "run_sweep",
     "task_vector_cosines",
 ]
 

@@ -403,6 +403,10 @@ def evaluate(
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
 @click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
 @click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
+@click.option("--biases/--no-biases", default=None, help="Calibrate biases (Eq. 55).  [on]")
+@click.option("--layernorms/--no-layernorms", default=None, help="Calibrate LayerNorms (Eq. 59).  [on]")
+@click.option("--rmsnorms/--no-rmsnorms", default=None, help="Calibrate RMSNorm scales, our extension.  [off]")
+@click.option("--completion-only/--no-completion-only", default=None, help="Llama: count the answer alone.  [off]")
 @DEVICE
 @JSON
 def sweep(
@@ -413,6 +417,10 @@ def sweep(
     samples: int | None,
     n: int,
     seed: int | None,
+    biases: bool | None,
+    layernorms: bool | None,
+    rmsnorms: bool | None,
+    completion_only: bool | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -431,7 +439,15 @@ def sweep(
 
     keep_memory()
     session, history = Session(open_family(_load(suite), device)), History()
-    config = config_for(session.family, samples=samples, seed=seed)
+    config = config_for(
+        session.family,
+        samples=samples,
+        seed=seed,
+        biases=biases,
+        layernorms=layernorms,
+        rmsnorms=rmsnorms,
+        completion_only=completion_only,
+    )
     given = {"lam": lam, "rho": rho, "alpha": alpha}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
     view = View(n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 import streamlit as st
 from app_pages import button, charts, control, go, healthy, opened, shown_model
+from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
-from app import runs, state, sweep
+from app import jobs, runs, state, sweep
 from app.selection import HOME, Selection
 from featcal import session
 from featcal.calibration.config import CalibrationConfig
+from featcal.cli import commands
 from featcal.family import Family
+from featcal.jobs.kinds import KINDS, Work
+from featcal.progress import silent
 from featcal.recording import hash_of
 from featcal.runs import History, Looks, Measured, Run
 from featcal.session import Session
@@ -26,7 +31,8 @@ from featcal.views import View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps", "own_history"), pytest.mark.filterwarnings("ignore")]
 FEW = {"n": "8", "samples": "8"}
-ONE_LAM = {"sweep_lam": "0.05", "sweep_rho": "1.5, 2", "sweep_alpha": "0.3"}
+ONE = {"sweep_lam": "0.05", "sweep_alpha": "0.3"}
+ONE_LAM = {**ONE, "sweep_rho": "1.5, 2"}
 
 
 @pytest.fixture
@@ -225,3 +231,45 @@ def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
 def test_another_suite_forgets_what_meant_something_here() -> None:
     chosen = Selection(sweep_lam="1", sweep_rho="1", sweep_alpha="1", run="a" * 16, against="b" * 16)
     assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
+
+
+def test_command_and_python_give_the_points_of_the_page(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = opened(tiny_suite_file, "runs", layernorms="false", seed="7", sweep_rho="-1, 1.5", **ONE, **FEW)
+    button(app, "Run the sweep").click().run()
+    expected = {run.id: run.measured[0].scores for run in History().runs()}
+    bash, lines = (one.value for one in app.code[:2])
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
+    done = CliRunner().invoke(commands, [*shlex.split(bash)[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    assert {one["id"] for one in json.loads(done.stdout)["points"]} == set(expected)
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
+    exec(lines, {})
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+
+
+def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(sweep, "is_long", lambda *_: True)
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "runs", biases="false", blocks="block 1", **ONE_LAM, **FEW)
+    button(app, "Run the sweep").click().run()
+    assert [start for _, _, start in asked] == [False, True]
+    assert {run.model for run in History().runs()} == set()
+    kind, args, _ = asked[-1]
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(args)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+    assert drawn == {one["id"] for one in document["points"]}
+    assert {run.options["biases"] for run in recorded().values()} == {False}
+    control(app, "run").set_value(recorded()[1.5].id).run()
+    button(app, "Show it on every page").click().run()
+    assert healthy(app)
+    chosen = app.session_state["selection"]
+    assert (chosen.b, chosen.rho, chosen.biases) == ("calibrated", 1.5, False)

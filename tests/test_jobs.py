@@ -348,7 +348,7 @@ def test_a_sweep_of_a_job_fills_the_history(
 ) -> None:
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
     line, options = Queue(), asdict(config_for(tiny, samples=4))
-    args = {"lam": [0.05], "rho": [1.0, 2.0], "alpha": [0.3], "options": options, "samples": 4, "split": "validation"}
+    args = {"lam": [0.05], "rho": [1.0, 2.0], "alpha": [0.3], "options": options, "n": 4}
     job = line.submit(order("sweep", str(tiny_suite_file), args), "ann")
     done(line, job)
     document = line.result(job.order)

@@ -87,11 +87,11 @@ def scores(work: Work) -> dict[str, Any]:
 
 
 def sweep(work: Work) -> dict[str, Any]:
-    """Calibrate with every combination of values; every point goes into the history when it is done, so that a sweep
-    that was ended goes on where it stopped.
+    """Calibrate with every combination of values and measure each; what the history has is not computed again, so a
+    sweep that was cancelled or died goes on where it stopped.
 
-    `args`: `lam`, `rho`, `alpha` (lists), `options` (the other fields of `CalibrationConfig`), and the samples to
-    measure on: `samples`, `split`, `seed`.
+    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples
+    per task to measure on.
 
     Returns:
         The document of `featcal sweep --json`.
@@ -103,10 +103,9 @@ def sweep(work: Work) -> dict[str, Any]:
     from featcal.sweep import Grid, run_sweep, sweep_json
     from featcal.views import View
 
-    session = Session(open_family(load_suite(work.suite)))
-    lam, rho, alpha = (tuple(work.args[name]) for name in ("lam", "rho", "alpha"))
-    grid = Grid(lam, rho, alpha, config_for(session.family, **work.args.get("options", {})))
-    on = View(**{name: work.args[name] for name in ("samples", "split", "seed") if name in work.args})
+    session, on = Session(open_family(load_suite(work.suite)).resident()), View(work.args["n"])
+    values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
+    grid = Grid(**values, options=config_for(session.family, **work.args["options"]))
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
 
 
