@@ -76,10 +76,11 @@ def decisions(frame: Any, found: Documents) -> Pairs:
 def margins(frame: Any, found: Documents) -> Pairs:
     for model, one in found.items():
         task = one["tasks"]["signs"]
-        for name in ("margin", "score_change", "certified", "correct"):
-            yield part(frame, model)[name], [row[name] for row in task["margins"]]
+        yield frame["expert margin"], [row["margin"] for row in task["margins"]]
+        for column, name in (("score change", "score_change"), ("certified", "certified"), ("agrees", "agrees")):
+            yield frame[f"{model} {column}"], [row[name] for row in task["margins"]]
         for name in ("drift", "cosine"):
-            yield part(frame, model)[name], [row[name] for row in task["per_sample"]]
+            yield frame[f"{model} {name}"], [row[name] for row in task["per_sample"]]
 
 
 def feature_sources(frame: Any, found: Documents) -> Pairs:
