@@ -20,7 +20,7 @@ from featcal.suite import SPLITS, Suite, Task
 from featcal.suite_files import Stamp
 from featcal.tasks.sources import Samples
 from featcal.views import View
-from featcal.words import readable
+from featcal.words import duration, readable
 
 EXAMPLES_PER_TASK = 6
 MOST_ANSWERS = 8
@@ -88,7 +88,7 @@ def expectations(found: Preflight) -> None:
         running = own.seconds - own.start_seconds
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
-            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {_duration(running)}."
+            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {duration(running)}."
         )
     if found.lineage is not None and found.lineage.models:
         with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):
@@ -108,10 +108,6 @@ def expectations(found: Preflight) -> None:
                 f"{found.diagonal.scored_on}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from textwrap import shorten, wrap
 
 import numpy as np
@@ -13,7 +14,7 @@ import streamlit as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from app import maps, state, view
+from app import maps, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
 from featcal.figures import cloud_charts, tables
@@ -142,7 +143,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
         axes = _axes(job, wanted)
         flat = job.result()[0] if axes == "UMAP" else shown.session.once("pca", key, lambda: maps.pca_map(cloud))
         points, depth = _at_layer(shown, flat, framed)
-        dots = _dots(shown.data, ids, by_answer)
+        dots = _dots(shown.data, ids, by_answer, samples.picked(shown.session, shown.on))
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
             _coordinates(points, axes, dots, answers),
@@ -182,7 +183,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
             points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
             data = shown.session.seen(task, shown.on)
-            dots[task] = _dots(data, ids, False, () if task != shown.task else state.selection().picked)
+            dots[task] = _dots(data, ids, False, () if task != shown.task else samples.picked(shown.session, shown.on))
             trust[task] = _trust(shown.session, shown.key(task, shown.layer, axes, "alone"), cloud, flat)
         rows = pd.concat([_coordinates(points[task], axes, dots[task], None).assign(task=task) for task in points])
         units = f"coordinates; every task has a {axes} map of its own"
@@ -190,7 +191,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         st.plotly_chart(
             cloud_charts.small_maps(points, dots, axes, shown.task),
             key=_SMALL,
-            on_select=_pick_task,
+            on_select=partial(_pick_task, shown.session.tasks),
             selection_mode="points",
             config=view.plotly(numbers.name),
             alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
@@ -208,7 +209,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
 
 def pick_section(shown: Shown) -> None:
     """Samples by name, for those who pick by keyboard; and one button that lets all go."""
-    picked, answers = state.selection().picked, answers_of(shown.data)
+    picked, answers = samples.picked(shown.session, shown.on), answers_of(shown.data)
     known = range(len(shown.data))
 
     def called(one: int) -> str:
@@ -255,35 +256,11 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
     )
 
 
-def sample_section(data: Samples, picked: Sequence[int]) -> None:
-    """Pictures or texts of the picked samples; a hint where there are none."""
-    if data.images is None and data.texts is None:
-        st.caption("This suite's samples are tensors: there is nothing to show of them.")
-        return
-    shown = [one for one in picked if one < len(data)][:6]
-    if not shown:
-        st.caption(f"Pick samples on the map to see their {'pictures' if data.images is not None else 'texts'}.")
-        return
-    answers = answers_of(data) or ["no label"] * len(data)
-    if data.texts is not None:
-        for i in shown:
-            st.caption(f"sample {i}, answer: {plain(answers[i])}")
-            st.text(data.texts[i])
-        return
-    assert data.images is not None
-    st.image(
-        [data.images[i] for i in shown],
-        caption=[f"sample {i}: {plain(answers[i])}" for i in shown],
-        width=110,
-        alt=[f"Picture of sample {i}, {answers[i]}" for i in shown],
-    )
-
-
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
     """Ids of the samples among points that streamlit says were clicked or drawn around, in order, `MOST_PICKED` at
     most; lines have none.
 
-    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": ["pets", 7]}, {"x": 0.5}])
+    >>> ids_of([{"customdata": 7}, {"customdata": [3]}, {"customdata": [1, 7]}, {"x": 0.5}])
     (3, 7)
     """
     found = (point.get("customdata") for point in points)
@@ -294,13 +271,13 @@ def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
 def _pick() -> None:
     """Keep what was picked: a map that is drawn anew has forgotten its own selection."""
     if ids := ids_of(st.session_state[_MAP].selection.points):
-        state.select(picked=ids)
+        samples.pick(ids)
 
 
-def _pick_task() -> None:
+def _pick_task(tasks: Sequence[str]) -> None:
     points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
     if points:
-        state.select(task=str(points[0]["customdata"][0]), picked=ids_of(points[:1]))
+        state.select(task=tasks[int(points[0]["customdata"][0])], picked=ids_of(points[:1]), picked_of=None)
 
 
 def _until_done(job: Job, draw: Callable[[], None]) -> None:
@@ -339,11 +316,10 @@ def _at_layer(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, 
     return points, Depth(layers, shown.layer, trails, (tuple(x), tuple(y)) if framed else None)
 
 
-def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int] | None = None) -> Dots:
+def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[int]) -> Dots:
     """What is drawn of the samples with these ids."""
     answers, hover = answers_of(data) if by_answer else None, _hover(data, ids)
-    lit = state.selection().picked if picked is None else picked
-    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], lit)
+    return Dots(ids, hover, None if answers is None else [answers[i] for i in ids], picked)
 
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app import options, state, view
+from app import jobs, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -105,14 +105,14 @@ def _made(session: Session, texts: list[str]) -> Compared:
         with state.progress() as report:
             for model in found.values():
                 if isinstance(model, CalibrationConfig):
-                    session.calibrated(model, report)
+                    jobs.calibrated(session, model, report)
                 else:
                     session.weights(model)
     except InputError as error:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}
         st.button("Back to the merged model", type="primary", on_click=state.select, kwargs=back)
-        st.stop()
+        stopped.end_page()
     compared = Compared(found)
     settings(session, compared)
     return compared

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import made_with, turned
+from app.selection import chosen_parts, made_with, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain
@@ -75,7 +75,9 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
         f"featcal calibrate {shlex.quote(suite)}",
         f"--lam {exactly(config.lam)} --rho {exactly(config.rho)} --alpha {exactly(config.alpha)}",
         f"--samples {config.samples}",
+        *([f"--seed {config.seed}"] if config.seed != defaults.seed else []),
         *(f"--{switch}" for switch in turned(config, defaults)),
+        *(f"--{part} {shlex.quote(','.join(names))}" for part, names in chosen_parts(config).items()),
         f"--out {shlex.quote(out)}",
     ]
     return " ".join(parts)

@@ -26,6 +26,7 @@ PAGES = {
     "runs": ("Runs", ":material/history:"),
     "suite": ("Suite", ":material/inventory_2:"),
     "bring": ("Your models", ":material/drive_folder_upload:"),
+    "jobs": ("Jobs", ":material/pending_actions:"),
 }
 FIRST, HOME_PAGE = "drift", "home"
 
@@ -62,21 +63,23 @@ if not is_warm():
             first_chart()
         st.caption("Loading torch and transformers …")
 wait_until_warm()
-from app import catalogue, state, view  # noqa: E402
+from app import catalogue, state, stopped, tour, view  # noqa: E402
 
 opening.empty()
 
 state.map_worker().wait()
 state.begin(page.url_path or HOME_PAGE)
 try:
-    with st.sidebar.container(gap=None):
-        view.suite_selector()
-        state.mirror_in_address()
-    view.left_out()
-    said = st.container()
-    page.run()
-    if name not in ("suite", "bring"):
-        catalogue.verdict(said)
+    with stopped.said_if_stopped():
+        with st.sidebar.container(gap=None):
+            view.suite_selector()
+            state.mirror_in_address()
+        view.left_out()
+        tour.box(name, FIRST)
+        said = st.container()
+        page.run()
+        if name not in ("suite", "bring", "jobs"):
+            catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)
 finally:

@@ -10,10 +10,11 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import opening, state, view
-from app.selection import CALIBRATED, OPTIONS, turned
-from featcal.calibration.config import CalibrationConfig
+from app import opening, state, stopped, view
+from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned
+from featcal.calibration.config import CalibrationConfig, settled
 from featcal.errors import InputError
+from featcal.figures.names import plain
 from featcal.session import Session
 from featcal.words import exactly
 
@@ -46,6 +47,7 @@ def on_page(session: Session) -> None:
     _controls(session, [*first, *second[: len(opening.switches(session))]])
     _offer_defaults(second[min(len(opening.switches(session)), 3)])
     _exactly(session, second[3])
+    _parts(session)
 
 
 def controls_in_sidebar(session: Session) -> None:
@@ -59,7 +61,8 @@ def described(config: CalibrationConfig, session: Session) -> str:
     symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha, "n": config.samples}
     numbers = [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
-    return " · ".join([*numbers, *(switch.replace("-", " ") for switch in turned(config, defaults))])
+    numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
+    return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])
 
 
 def offer(session: Session, what: str) -> None:
@@ -75,11 +78,12 @@ def chosen(session: Session) -> CalibrationConfig:
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
-        return replace(opening.defaults(session), **meant)
+        config = replace(opening.defaults(session), **meant)
+        return settled(config, session.family.adapter, session.tasks)
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
-        st.stop()
+        stopped.end_page()
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
@@ -100,6 +104,21 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
     return config
 
 
+def _parts(session: Session) -> None:
+    """What is calibrated, and on which tasks; nothing chosen is all."""
+    config, adapter = chosen(session), session.family.adapter
+    named = ", ".join(chosen_parts(config)) or "everything"
+    with st.expander(f"Calibrate a part (now: {named})", icon=":material/select_all:"):
+        offered = {
+            "blocks": ("Blocks", adapter.block_layers(), "What is not chosen stays as merged, to the last bit."),
+            "maps": ("Kinds of linear maps", adapter.parts(), "Norms have switches of their own."),
+            "tasks": ("Tasks", session.tasks, "Whose experts and samples count; drift and scores are of all tasks."),
+        }
+        for place, (name, (label, names, note)) in zip(st.columns(3), offered.items(), strict=True):
+            now = list(getattr(config, name) or ())
+            state.control(place.multiselect, name, now, [], label, names, placeholder="all", help=note)
+
+
 def _exactly(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
     config, defaults = chosen(session), opening.defaults(session)
@@ -117,6 +136,10 @@ def _exactly(session: Session, place: DeltaGenerator) -> None:
                 step=None,
                 variant="typed",
             )
+        note = "Decides which calibration samples are drawn, together with the task's name."
+        state.control(
+            st.number_input, "seed", config.seed, defaults.seed, "Seed", min_value=1, step=1, help=note, variant="typed"
+        )
 
 
 # select_slider: a slider with a range would be another widget, drawn at its end, as soon as a typed value widens it

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 import featcal
-from featcal.resources import cache_folder, data_path
+from featcal.resources import cache_folder, code_digest, data_path
 
 HOME_SUITE = "clip-mini"
 """What the app opens on."""
@@ -46,12 +46,10 @@ def kept() -> pd.DataFrame | None:
 
 def _file() -> Path:
     """Where the measurement of the suite and the code as they are now is kept."""
-    digest = hashlib.sha256(f"{featcal.__version__} {SAMPLES}".encode())
+    digest = hashlib.sha256(f"{featcal.__version__} {SAMPLES} {code_digest()}".encode())
     suite = data_path(HOME_SUITE)
-    code = Path(featcal.__file__).parent
-    sources = [path for path in suite.rglob("*") if path.suffix in (".safetensors", ".json", ".yaml", ".npz")]
-    sources += code.rglob("*.py")
-    for path in sorted(sources):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+    for path in sorted(suite.rglob("*")):
+        if path.suffix in (".safetensors", ".json", ".yaml", ".npz"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
     return cache_folder() / f"{HOME_SUITE}-{digest.hexdigest()[:24]}.json"

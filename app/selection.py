@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -17,7 +18,9 @@ TURNED = ("biases", "layernorms", "rmsnorms", "completion_only")
 """Options of a calibration that are on or off."""
 CALIBRATED = "calibrated"
 """Name of the model that is calibrated with the selection's own options."""
-OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED)
+PARTIAL = ("blocks", "maps", "tasks")
+"""Options of a calibration that choose a part; the names are in one text or in several."""
+OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
@@ -52,6 +55,9 @@ class Selection:
     layernorms: bool | None = None
     rmsnorms: bool | None = None
     completion_only: bool | None = None
+    blocks: tuple[str, ...] | None = None
+    maps: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
     picked_of: str | None = None
@@ -62,6 +68,11 @@ class Selection:
     parts: str | None = None
     tokens: str | None = None
     sources: bool = False
+    booked: bool = False
+    """Whether the change of attribution is shown."""
+    conditioning: bool = False
+    spread: bool = False
+    """Whether three calibration seeds are compared."""
     map: str | None = None
     colour: str | None = None
     frame: str | None = None
@@ -133,10 +144,19 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     >>> from featcal.calibration.config import CalibrationConfig
     >>> made_with(CalibrationConfig(rho=2.1, samples=64, biases=False), CalibrationConfig())
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
+    >>> made_with(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
+    'lam0.05-rho2-alpha0.3-n256-block-0-block-2-mlp'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
     numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}
-    return "-".join([*(f"{name}{exactly(value)}" for name, value in numbers.items()), *turned(config, defaults)])
+    parts = [re.sub(r"[^\w.]+", "-", ", ".join(names)).strip("-.") for names in chosen_parts(config).values()]
+    named = (f"{name}{exactly(value)}" for name, value in numbers.items())
+    return "-".join([*named, *turned(config, defaults), *(part[:60] for part in parts)])
+
+
+def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:
+    """The blocks, kinds of maps and tasks that were chosen, where not all are calibrated."""
+    return {name: tuple(getattr(config, name)) for name in PARTIAL if getattr(config, name) is not None}
 
 
 def turned(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
@@ -181,11 +201,19 @@ def _picked(text: str) -> tuple[int, ...]:
     return found
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """As they were written: what the commas between them are is for those to say who know the names."""
+    if not text.strip():
+        raise ValueError(text)
+    return (text,)
+
+
 _READ: Mapping[Any, Callable[[str], Any]] = {
     bool: _flag,
     int: _count,
     float: _finite,
     str: str,
     tuple[int, ...]: _picked,
+    tuple[str, ...]: _names,
 }
 """Kind of a field → its value from text; ValueError if the text is none."""

@@ -41,6 +41,11 @@ export default function ({ data }) {
   if (address.href !== window.location.href) {
     window.history.replaceState(window.history.state, "", address.href);
   }
+  const left = window.featcalPage;
+  window.featcalPage = address.pathname;
+  if (left && left !== address.pathname && window.innerWidth < 768) {  // a phone: the list of pages covers the next one
+    document.querySelector('[data-testid="stSidebarCollapseButton"] button')?.click();
+  }
 }
 """,
 )
@@ -95,8 +100,10 @@ def control(
 
 def _taken(key: str, field: str, default: Any) -> None:
     value = st.session_state[key]
-    if isinstance(default, int | float | tuple) and not isinstance(default, bool):
-        value = type(default)(value)  # a slider that offers other steps by now gives the name of one, a list is no key
+    if isinstance(value, list):  # which is no key; nothing chosen leaves it as it was at first
+        value = tuple(value) or getattr(HOME, field)
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        value = type(default)(value)  # a slider that offers other steps by now gives the name of one
     select(**{field: getattr(HOME, field) if value == default else value})
 
 

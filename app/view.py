@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import state, stopped
 from app.downloads import Numbers
 from app.preview import HOME_SUITE
 from app.selection import HOME
@@ -62,7 +62,7 @@ def open_or_explain() -> Session:
     except FeatcalError as error:
         problem(error)
         offer_home()
-        st.stop()
+        stopped.end_page()
 
 
 def offer_home() -> None:

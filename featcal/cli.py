@@ -263,6 +263,11 @@ def drift(
 @click.option(
     "--completion-only/--no-completion-only", default=None, help="Llama: count what predicts the answer alone.  [off]"
 )
+@click.option(
+    "--blocks", multiple=True, help="Calibrate these alone ('block 0,block 3'), leave others as merged.  [all]"
+)
+@click.option("--maps", multiple=True, help="Calibrate these alone: attention, mlp, cross-attention.  [all]")
+@click.option("--tasks", multiple=True, help="Calibrate on these tasks alone.  [all]")
 @click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
 @click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
 @MAX_MEMORY
@@ -281,6 +286,9 @@ def calibrate(
     layernorms: bool | None,
     rmsnorms: bool | None,
     completion_only: bool | None,
+    blocks: tuple[str, ...],
+    maps: tuple[str, ...],
+    tasks: tuple[str, ...],
     batch_size: int | None,
     precision: str | None,
     max_memory: int | None,
@@ -312,6 +320,9 @@ def calibrate(
         layernorms=layernorms,
         rmsnorms=rmsnorms,
         completion_only=completion_only,
+        blocks=blocks or None,
+        maps=maps or None,
+        tasks=tasks or None,
         batch_size=batch_size,
         precision=precision,
         seed=seed,
@@ -319,9 +330,9 @@ def calibrate(
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=_progress())
     _say_notes(document)
     rows = [
-        (block, *(f"{value:.4f}" for value in tasks.values())) for block, tasks in document["relative_drift"].items()
+        (block, *(f"{value:.4f}" for value in drift.values())) for block, drift in document["relative_drift"].items()
     ]
-    _show(document, as_json, rows, ("block, relative drift", *loaded.tasks))
+    _show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         _say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
 

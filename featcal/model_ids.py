@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -26,6 +27,8 @@ weights. "expert" is every expert on its own task, where models are scored or po
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
 _OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
 _RHO = "rho"
+_AND = "+"
+"""Between names of blocks, kinds of maps or tasks in the name of a model: commas are between its options."""
 
 
 def resolved(model: ModelId, family: Family) -> ModelId:
@@ -40,11 +43,14 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     name = _read(model)
     if name.kind != "calibrated":
         return model
-    options = {}
+    options: dict[str, Any] = {}
     for option, text in name.options:
         known_option(option, tuple(_OPTIONS), "calibrated")
+        if option in PARTIAL:
+            options[option] = tuple(text.split(_AND))
+            continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
-    return config_for(family, **options)  # type: ignore[arg-type]
+    return config_for(family, **options)
 
 
 def spelled(model: ModelId, family: Family) -> str:
@@ -58,12 +64,18 @@ def spelled(model: ModelId, family: Family) -> str:
         return label_of(model)
     own = config_for(family)
     said = [
-        f"{name}={exactly(value) if isinstance(value, float) else str(value).lower()}"
+        f"{name}={_said(value)}"
         for name in _OPTIONS
         if name != "batch_size"  # which changes nothing but time
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return _AND.join(value)
+    return exactly(value) if isinstance(value, float) else str(value).lower()
 
 
 def weights_of(model: str, family: Family) -> Weights:

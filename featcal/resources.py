@@ -1,8 +1,10 @@
-"""Where the files that travel with featcal are: the repository in a clone, `_bundle` in an installed wheel; and where
-the user's own are kept."""
+"""Where files are that nobody names: those that travel with featcal (the repository in a clone, `_bundle` in an
+installed wheel), and those that it keeps for later."""
 
+import hashlib
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 
@@ -40,3 +42,13 @@ def cache_folder() -> Path:
     homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
     home = homes.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "featcal"
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of featcal's own code: what another version computed is not taken for this one's."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).resolve().parent.rglob("*.py")):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

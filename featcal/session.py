@@ -12,12 +12,14 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
+from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import lead, output_drift
+from featcal.drift.preview import Preview, hold
 from featcal.drift.room import measuring_store
 from featcal.drift.source import SourceExcess, measure_sources
 from featcal.drift.task_vectors import task_vector_cosines
@@ -86,6 +88,7 @@ class Session:
         self._one_shot = one_shot or max_memory is not None
         self._passes = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self._first_block = None if self._one_shot else FirstBlock()
+        self._previewed: Hashable = None
         self._lock = threading.RLock()
 
     @property
@@ -210,6 +213,44 @@ class Session:
             return measure_sources(self.family, weights, config, passes, progress)
 
         return self.once("sources", model_key(model), make)
+
+    def conditioning(self, config: CalibrationConfig, progress: Progress = silent) -> list[Conditioning]:
+        """How well every linear system of a calibration is posed; takes a calibration and its decompositions."""
+
+        def make() -> list[Conditioning]:
+            passes = self._calibration_passes(config)
+            return measure_conditioning(self.family, config, passes, self._first_block, progress)
+
+        return self.once("conditioning", config, make)
+
+    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> Preview:
+        """What previews of one block of a calibration need; that of the last one alone is kept.
+
+        Args:
+            of: the exact run that everything in front of the block is left as.
+            layer: the block, as tables name it.
+            view: the samples that drift is measured on.
+
+        Raises:
+            InputError: no such block, or one that `of` leaves as merged.
+        """
+        key = (of, layer, *self._key(view))
+
+        def make() -> Preview:
+            run = self.family.run()
+            fitted = taking_part(of, self._calibration_passes(of))
+            weights = self._calibrated(of, lambda: fitted, silent).weights
+            return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
+
+        with self._lock:
+            if self._previewed != key:
+                self._results.drop(("preview", self._previewed))
+                self._previewed = key
+            return self.once("preview", key, make)
+
+    def has_preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> bool:
+        """Whether `preview` would cost nothing."""
+        return ("preview", (of, layer, *self._key(view))) in self._results
 
     def judges(self, model: ModelId, view: View) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
@@ -378,9 +419,9 @@ class Session:
 
     def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
         key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
-        family = as_family(self.family, precision=config.precision)
+        family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, config, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

@@ -45,6 +45,9 @@ class CalibrationDefaults(Strict):
     eps: FiniteFloat | None = None
     batch_size: int | None = None
     precision: Literal["exact", "fast"] | None = None
+    blocks: tuple[str, ...] | None = None
+    maps: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
 
     def given(self) -> dict[str, Any]:
         """The options that the suite sets, by name."""

@@ -27,6 +27,17 @@ def readable(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def duration(seconds: float) -> str:
+    """A time for reading.
+
+    >>> duration(3.2), duration(150), duration(8000)
+    ('3 s', '2 min', '2.2 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def percent(share: float) -> str:
     """A share of 1 in per cent with one decimal; halves are rounded up, whatever their binary form is.
 

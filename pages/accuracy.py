@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, flips, options, runs, state, view
+from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.errors import FeatcalError
 from featcal.figures import charts, sample_tables, tables, text
@@ -19,12 +19,15 @@ models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
 known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
 try:
     with runs.looking(session, known.values(), WHOLE), state.progress() as report:
-        scores = {shown: session.scores(model, WHOLE, report) for shown, model in known.items()}
+        found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
     st.page_link("../pages/drift.py", label="Drift needs no answers: go there", icon=":material/stacked_bar_chart:")
-    st.stop()
+    stopped.end_page()
 
+scores = {shown: one for shown, one in found.items() if one is not None}
+if len(scores) < len(known):
+    stopped.end_page()
 unscored = {shown: model for shown, model in models.items() if shown not in known}
 if compared.b is None:
     options.offer(session, f"Base, {compared.a} and experts are shown; a second model adds its own bars.")
@@ -36,7 +39,7 @@ if unscored and st.button(
 ):
     with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
-            session.scores(model, WHOLE, report)
+            jobs.scores(session, model, WHOLE, report, at_once=True)
     st.rerun()
 
 pair = compared.pair if compared.pair and not unscored else None

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compare, downloads, export, options, runs, state, view
+from app import compare, downloads, export, flips, options, repair, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -12,10 +12,12 @@ st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
 options.on_page(session)
+previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, config) = compared.models.items()
 with state.progress() as report:
     before, after = session.features(before_model, on, report), session.features(config, on, report)
+repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
 runs.keep(session, compared.models, on)
 numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
@@ -24,7 +26,7 @@ if scores:
     short = "first token" if session.is_text else "accuracy"
     numbers += [
         (f"{short}, {a}", f"{percent(first / 100)} %", None),
-        (f"{short}, {b}", f"{percent(calibrated / 100)} %", f"{calibrated - first:+.1f} points"),
+        (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
 numbers.append(("calibration took", f"{session.calibrated(config).record['seconds']['total']:.2f} s", None))
@@ -83,4 +85,11 @@ if scores and session.is_text:
         "generating text. The Accuracy page scores whole answers."
     )
 view.explain(text.CALIBRATE)
+
+features = {a: before, b: after}
+repair.where_it_helps(session, compared, features, on)
+repair.anchor_only(session, compared, features, on)
+repair.spread(session, compared, on)
+repair.conditioning(session, config)
 export.section(session, config)
+repair.keep(previewed, session, config, on)

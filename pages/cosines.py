@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
-from app import compare, downloads, options, runs, state, view
+from app import compare, downloads, options, runs, state, stopped, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -17,7 +17,7 @@ on = view.sample_selector(session)
 compared = compare.in_sidebar(session)
 if compared.pair is None:
     options.offer(session, f"These panels compare two models, and there is only one: {compared.a}.")
-    st.stop()
+    stopped.end_page()
 a, b = compared.pair
 
 with state.progress() as report:

@@ -36,7 +36,7 @@ drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
 first = next(iter(models))
 layers = list(dict.fromkeys(drift[first]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
-state.control(row.selectbox, "layer", layer, layers[-2], "Layer (or click a bar)", layers)
+state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", layers)
 
 frames = {shown: tables.per_layer(one, over, relative) for shown, one in drift.items()}
 measured = downloads.of_samples(session, on, models)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cloud, compare, downloads, options, state, view
+from app import cloud, compare, downloads, options, samples, state, view
 from featcal.figures import text
 
 st.header("Features, before and after")
@@ -26,8 +26,8 @@ with left:
     cloud.map_section(shown, origin)
 with right:
     cloud.pick_section(shown)
-    cloud.sample_section(shown.data, state.selection().picked)
     cloud.distance_section(features, origin, layer)
+samples.panel(session, compared.models, task, on, samples.picked(session, on))
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 
 st.subheader("Every task")

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import catalogue, report, state, view
+from app import catalogue, report, state, stopped, view
 from featcal.errors import FeatcalError
 from featcal.figures.names import plain
 from featcal.figures.tables import how_many
@@ -13,7 +13,7 @@ try:
 except FeatcalError as error:
     view.problem(error)
     view.offer_home()
-    st.stop()
+    stopped.end_page()
 
 st.subheader(plain(suite.name))
 st.text(suite.description)
@@ -21,7 +21,7 @@ found = catalogue.preflight()
 catalogue.findings(found)
 if found.problems:
     view.offer_home()
-    st.stop()
+    stopped.end_page()
 if found.description is not None:
     size = found.description
     view.metrics(
@@ -38,7 +38,7 @@ st.dataframe(catalogue.models(suite), hide_index=True, alt="Base, merged model a
 catalogue.expectations(found)
 if found.family is None:
     view.offer_home()
-    st.stop()
+    stopped.end_page()
 
 session = view.open_or_explain()
 st.subheader("Tasks")

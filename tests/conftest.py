@@ -131,16 +131,22 @@ def tiny_suite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_suite(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def instant_maps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The app without its process for maps; what it keeps is forgotten afterwards."""
+@pytest.fixture(scope="module")
+def instant_maps() -> Iterator[None]:
+    """The app without its process for maps; what it keeps of a suite lasts for a module, as it does for visitors."""
+    from functools import cache
+
     import streamlit
     from app_pages import InstantMaps
+    from streamlit.components.v2 import manifest_scanner
 
     from app import state
 
-    monkeypatch.setattr(state, "MapWorker", InstantMaps)
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(state, "MapWorker", InstantMaps)
+        # every AppTest would look through all installed packages again, which takes longer than most pages
+        patched.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
     streamlit.cache_resource.clear()
 
 

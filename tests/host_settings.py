@@ -1,10 +1,12 @@
-"""A host process that has made torch's precision settings before it calls featcal; prints what went wrong, if anything.
+"""A host process that calls featcal: what becomes of its memory allocator, and of the precisions it has set for torch.
 
-Every combination runs in a fork of its own: what torch starts with cannot be set again once it was changed.
+Every combination of those runs in a fork of its own: what torch starts with cannot be set again once it was changed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import sys
 import traceback
@@ -15,9 +17,11 @@ from typing import Any
 
 import torch
 
-from featcal import load_suite, open_family
+from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
 from featcal.models.compute import computing
 from featcal.models.features import final_features
+from featcal.progress import keep_memory
+from featcal.suite import Suite
 
 C: Any = torch._C
 B: Any = torch.backends
@@ -62,12 +66,12 @@ def settings() -> dict[str, Any]:
     return found
 
 
-def main(suite: str) -> None:
-    """Run every combination and print those that fail."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    family = open_family(load_suite(suite), device="cpu").resident()
-    inputs = family.samples(next(iter(family.suite.tasks)), "calibration", 4, 0).inputs
+def precision(suite: Suite) -> str | None:
+    """Run every combination and say which ones failed."""
+    if not hasattr(os, "fork"):
+        return None
+    family = open_family(suite, device="cpu").resident()
+    inputs = family.samples(next(iter(suite.tasks)), "calibration", 4, 0).inputs
 
     def features() -> torch.Tensor:
         return final_features(family.adapter, family.merged, family.head(), [inputs], family.compute)
@@ -91,20 +95,60 @@ def main(suite: str) -> None:
             pass
         assert settings() == later, "a later change of the host was not kept"
 
+    failed = []
     for old, new in product(OLD, NEW):
         for names, calls in (((old, new), (OLD[old], NEW[new])), ((new, old), (NEW[new], OLD[old]))):
-            if "nothing" in names[0]:
-                continue
-            child = os.fork()
-            if child == 0:
-                try:
-                    check(*calls)
-                except BaseException:
-                    print(", ".join(names), traceback.format_exc(limit=1), flush=True)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            if status:
-                print(", ".join(names), f"ended with status {status}")
+            if "nothing" not in names[0]:
+                failed.append(_in_a_fork(check, calls, ", ".join(names)))
+    return "".join(failed)
+
+
+def _in_a_fork(check: Callable[..., None], calls: tuple[Callable[[], Any], ...], names: str) -> str:
+    """What a check says in a process of its own; nothing where it holds."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            check(*calls)
+        except BaseException:
+            os.write(writer, f"{names} {traceback.format_exc(limit=1)}".encode())
+        os._exit(0)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reader) as said:
+        return said.read() + (f"{names} ended with status {status}\n" if status else "")
+
+
+def allocator(suite: Suite) -> str | None:
+    """Whether large blocks are still given back to the system after library calls (glibc alone)."""
+    fields = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    info = type("Info", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in fields]})
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallinfo2"):
+        return None
+    libc.malloc.restype, libc.mallinfo2.restype = ctypes.c_void_p, info
+
+    def mapped() -> bool:
+        before = libc.mallinfo2().hblks
+        libc.malloc(ctypes.c_size_t(2**27))
+        return bool(libc.mallinfo2().hblks > before)
+
+    if not mapped():
+        return "large blocks are not mapped to begin with"
+    result = calibrate(suite, CalibrationConfig(samples=4), device="cpu")
+    measure_drift(suite, result, samples=4, device="cpu")
+    if not mapped():
+        return "the library changed how the process gives memory back"
+    keep_memory()
+    return "this test would see no change" if mapped() else ""
+
+
+def main(file: str) -> None:
+    """Print what went wrong, by what was looked at."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    suite = load_suite(file)
+    print(json.dumps({"allocator": allocator(suite), "precision": precision(suite)}))
 
 
 if __name__ == "__main__":

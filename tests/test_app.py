@@ -28,6 +28,12 @@ from featcal.views import DriftOptions, View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
+AT_ONCE = """
+class UMAP:
+    def __init__(self, **options): pass
+    def fit_transform(self, features): return features[:, :2]
+"""
+
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
 def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,7 +55,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return file
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 2, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
     app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -77,12 +83,12 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     monkeypatch.setattr(downloads.Numbers, "csv", recorded)
     monkeypatch.setattr(st, "download_button", noted)
     assert healthy(opened(tiny_suite_file, "calibrate"))
-    assert (len(offered), written) == (2, [])
+    assert (len(offered), written) == (4, [])
     assert all(data().startswith(b"layer,") == name.startswith("drift") for name, data in offered.items())
-    assert written == ["drift before and after", "scores before and after"]
+    assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
 
 
-@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 2, 2, 4, 1, 1, 0), strict=True)))
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 3, 2, 4, 1, 1, 0), strict=True)))
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
@@ -94,7 +100,8 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
     assert (control(app, "rho").value, control(app, "alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
     assert control(app, "lam").value == 1e-5
-    assert fields(app, "toggle") == ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    shown = {"booked", "conditioning", "spread"}
+    assert fields(app, "toggle") == shown | ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
     control(app, "rmsnorms").set_value(True).run()
     assert healthy(app)
     assert "--lam 1e-05" in app.code[-1].value
@@ -102,7 +109,7 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
     control(app, "suite").set_value(str(tiny_suite_file)).run()
     assert healthy(app)
-    assert fields(app, "toggle") == {"biases", "layernorms"}
+    assert fields(app, "toggle") == shown | {"biases", "layernorms"}
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
 
 
@@ -163,7 +170,7 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
 
 
 def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
-    app = opened("clip-mini")
+    app = opened("clip-mini", n="16")
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
     assert control(app, "suite").options == ["clip-mini", "t5-mini"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import doctest
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -154,6 +156,13 @@ def test_a_lasso_gives_ids_whatever_traces_it_crosses(tiny_suite_file: Path) -> 
     tools = [one for group in json.loads(chart.config)["modeBarButtons"] for one in group]
     assert {"lasso2d", "select2d", "pan2d"} <= set(tools)
     assert figure(app)["layout"]["dragmode"] == "lasso"
+
+
+@pytest.mark.parametrize("module", [cloud, maps], ids=lambda module: module.__name__)
+def test_examples_are_right(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted
+    assert not found.failed
 
 
 def test_every_task_has_a_small_map(tiny_suite_file: Path) -> None:

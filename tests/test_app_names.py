@@ -77,7 +77,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 
 @pytest.mark.parametrize("page", ["drift", "calibrate", "features", "cosines", "accuracy", "suite"])
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
-    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class")
+    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true")
     if page == "accuracy":
         button(app, "test split").click().run()
     assert not app.error
@@ -97,7 +97,7 @@ def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue._show_pictures({hostile("t"): data})
     assert len(captions) == 5
     assert all(names.plain(MARKUP) in one for one in captions)
-    assert cloud._hover(data) == [names.label(one) for one in classes]
+    assert cloud._hover(data, [0, 1]) == [names.label(one) for one in classes]
 
 
 def test_a_failure_is_drawn_as_text() -> None:

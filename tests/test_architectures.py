@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from conftest import in_float64
 from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
-from featcal.calibration.calibrate import config_for, expert_passes
+from featcal.calibration.calibrate import CalibrationResult, config_for, expert_passes
 from featcal.drift.decomposition import decompose, follow
+from featcal.drift.ledger import DriftLedger
 from featcal.family import Family
 from featcal.models.adapter import Call
 from featcal.models.capture import capture_inputs
@@ -28,6 +29,30 @@ from featcal.models.lane import Kept
 @pytest.fixture(scope="module", params=KINDS)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return open_family(load_suite(write_text_suite(tmp_path_factory.mktemp(request.param), request.param)), "cpu")
+
+
+@pytest.fixture(scope="module")
+def exact(family: Family) -> Family:
+    """The same in float64."""
+    return in_float64(family)
+
+
+@pytest.fixture(scope="module")
+def drifted(exact: Family) -> DriftLedger:
+    """The merged model's drift on the test samples, in float64."""
+    return measure_drift(exact, split="test")
+
+
+@pytest.fixture(scope="module")
+def repaired(family: Family) -> CalibrationResult:
+    """A calibration with the defaults of the architecture."""
+    return calibrate(family)
+
+
+@pytest.fixture(scope="module")
+def plain(family: Family) -> CalibrationResult:
+    """A calibration of linear maps alone, with a ridge that is not tiny."""
+    return calibrate(family, config_for(family, lam=0.05))
 
 
 def adapted(family: Family) -> bool:
@@ -89,17 +114,15 @@ def test_number_of_linear_maps(family: Family) -> None:
 
 
 @pytest.mark.parametrize("rmsnorms", [False, True])
-def test_identical_models_are_a_fixed_point(family: Family, rmsnorms: bool) -> None:
-    same = in_float64(family)
-    same = Family(**{**vars(same), "merged": same.base, "experts": dict.fromkeys(same.experts, same.base)})
+def test_identical_models_are_a_fixed_point(exact: Family, rmsnorms: bool) -> None:
+    same = Family(**{**vars(exact), "merged": exact.base, "experts": dict.fromkeys(exact.experts, exact.base)})
     config = config_for(same, lam=0.05, eps=0.0, rmsnorms=rmsnorms)
     done = calibrate(same, config).weights
     for name, tensor in same.base.read(same.adapter.tower).items():
         torch.testing.assert_close(done.read([name])[name], tensor, rtol=1e-9, atol=1e-10)
 
 
-def test_drift_identity_and_shares(family: Family) -> None:
-    exact = in_float64(family)
+def test_drift_identity_and_shares(family: Family, exact: Family) -> None:
     ledger = measure_drift(exact, split="test", attribution=True, output=True) if family.adapter.family == "t5" else (
         measure_drift(exact, split="test", attribution=True)
     )  # fmt: skip
@@ -120,12 +143,11 @@ def test_drift_identity_and_shares(family: Family) -> None:
             assert not bool((task.output.certified & ~task.output.agrees).any())
 
 
-def test_sublayers_together_are_the_block(family: Family) -> None:
-    exact = in_float64(family)
-    whole, parts = (measure_drift(exact, split="test", sublayers=apart) for apart in (False, True))
+def test_sublayers_together_are_the_block(exact: Family, drifted: DriftLedger) -> None:
+    parts = measure_drift(exact, split="test", sublayers=True)
     for task in TASKS:
         last = {layer.layer: layer for layer in parts.tasks[task].layers}
-        for layer in whole.tasks[task].layers:
+        for layer in drifted.tasks[task].layers:
             same = last.get(f"{layer.layer} mlp", last.get(layer.layer))
             assert same is not None
             torch.testing.assert_close(same.drift, layer.drift, rtol=1e-9, atol=1e-12)
@@ -144,10 +166,9 @@ def test_features_followed_are_those_taken_apart(family: Family) -> None:
         assert followed[task].expert_features.equal(whole.expert_features)
 
 
-def test_padding_counts_for_nothing(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_counts_for_nothing(exact: Family, drifted: DriftLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tokens under the padding: the same calibrated weights and the same drift, to rounding."""
-    exact = in_float64(family)
-    before, ledger = calibrate(exact).weights, measure_drift(exact, split="test")
+    before = calibrate(exact).weights
     original = Family.samples
 
     def scribbled(self: Family, *args: Any, **kwargs: Any) -> Any:
@@ -158,11 +179,11 @@ def test_padding_counts_for_nothing(family: Family, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Family, "samples", scribbled)
     after, again = calibrate(exact).weights, measure_drift(exact, split="test")
-    names = [name for block in family.adapter.blocks() for name in block.names]
+    names = [name for block in exact.adapter.blocks() for name in block.names]
     for name, tensor in before.read(names).items():
         torch.testing.assert_close(after.read([name])[name], tensor, rtol=1e-9, atol=1e-9)
     for task in TASKS:
-        for one, other in zip(ledger.tasks[task].layers, again.tasks[task].layers, strict=True):
+        for one, other in zip(drifted.tasks[task].layers, again.tasks[task].layers, strict=True):
             torch.testing.assert_close(one.drift, other.drift, rtol=1e-9, atol=1e-12)
 
 
@@ -180,29 +201,29 @@ def test_calibration_lowers_the_final_drift_and_leaves_the_rest(family: Family, 
     )
 
 
-def test_the_export_reloads_in_transformers_with_equal_outputs(family: Family, tmp_path: Path) -> None:
-    result = calibrate(family)
-    result.save(tmp_path / "out")
+def test_the_export_reloads_in_transformers_with_equal_outputs(
+    family: Family, repaired: CalibrationResult, tmp_path: Path
+) -> None:
+    repaired.save(tmp_path / "out")
     inputs = family.adapter.probe()
-    features = final_features(family.adapter, result.weights, {}, [inputs], family.compute)
-    scores = family.adapter.output(result.weights.read(family.adapter.scoring), features)
+    features = final_features(family.adapter, repaired.weights, {}, [inputs], family.compute)
+    scores = family.adapter.output(repaired.weights.read(family.adapter.scoring), features)
     torch.testing.assert_close(family.adapter.reference(tmp_path / "out", inputs), scores, rtol=1e-5, atol=1e-5)
 
 
-def test_the_head_is_never_calibrated(family: Family) -> None:
-    done = calibrate(family).weights
+def test_the_head_is_never_calibrated(family: Family, repaired: CalibrationResult) -> None:
     adapter: Any = family.adapter
     names = [*adapter.vocabulary, *adapter.scoring]
     for name, tensor in family.merged.read(names).items():
-        assert done.read([name])[name].equal(tensor)
+        assert repaired.weights.read([name])[name].equal(tensor)
 
 
-def test_rmsnorms_are_left_alone_unless_asked_for(family: Family) -> None:
+def test_rmsnorms_are_left_alone_unless_asked_for(family: Family, plain: CalibrationResult) -> None:
     scales = [name for b in family.adapter.blocks() for name in b.names if "norm" in name and name.endswith("weight")]
     merged = family.merged.read(scales)
-    plain = calibrate(family, config_for(family, lam=0.05)).weights.read(scales)
+    left = plain.weights.read(scales)
     extended = calibrate(family, config_for(family, lam=0.05, rmsnorms=True)).weights.read(scales)
-    assert all(plain[name].equal(merged[name]) for name in scales)
+    assert all(left[name].equal(merged[name]) for name in scales)
     if adapted(family):  # all models have the same scales, which are therefore the solution
         assert all(torch.allclose(extended[name], merged[name], rtol=1e-6) for name in scales)
     else:
@@ -233,16 +254,15 @@ def test_defaults_are_the_papers_for_the_architecture(family: Family) -> None:
     ]
 
 
-def test_expert_passes_can_be_used_again(family: Family) -> None:
+def test_expert_passes_can_be_used_again(family: Family, plain: CalibrationResult) -> None:
     config = config_for(family, lam=0.05)
     passes = expert_passes(family, config, kept=Kept(2**30))
     names = [name for block in family.adapter.blocks() for name in block.names]
-    first, second, plain = (
-        calibrate(family, config, experts=kept).weights.read(names) for kept in (passes, passes, None)
-    )
+    first, second = (calibrate(family, config, experts=passes).weights.read(names) for _ in range(2))
+    alone = plain.weights.read(names)
     for name in names:
         assert first[name].equal(second[name])
-        torch.testing.assert_close(first[name], plain[name], rtol=0, atol=0)
+        assert first[name].equal(alone[name])
 
 
 def test_a_wider_recipe_is_said_in_the_config(tmp_path: Path) -> None:

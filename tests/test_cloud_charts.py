@@ -84,7 +84,7 @@ def test_small_maps_have_a_panel_per_task_and_one_legend() -> None:
     assert [trace.name for trace in figure.data if trace.showlegend] == list(MODELS)
     lit = {trace.xaxis: trace.selectedpoints for trace in figure.data}
     assert lit == {"x": None, "x2": (2,), "x3": None, "x4": None, "x5": None}
-    assert [list(one) for one in figure.data[3].customdata] == [["<i>1</i>", 3], ["<i>1</i>", 5], ["<i>1</i>", 8]]
+    assert [list(one) for one in figure.data[3].customdata] == [[1, 3], [1, 5], [1, 8]]
     panels = {trace.xaxis: [one.name for one in figure.data if one.xaxis == trace.xaxis] for trace in figure.data}
     assert panels == {axis: list(MODELS) for axis in ("x", "x2", "x3", "x4", "x5")}
     anchors = {axis.anchor: axis.scaleanchor for axis in figure.select_yaxes() if axis.anchor in panels}

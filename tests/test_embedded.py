@@ -12,6 +12,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.family import Family, open_family
 from featcal.measure import evaluate, measure_drift
 from featcal.resources import data_path
+from featcal.session import Session
 from featcal.suite import load_suite
 from featcal.tasks import embedded_images as embedded
 from featcal.tasks.embedded_images.glyphs import digit_rows
@@ -64,13 +65,17 @@ def clip_mini() -> Family:
 @pytest.mark.slow
 def test_the_story_of_the_card(clip_mini: Family) -> None:
     """Mediocre base, experts above 90 %, Task Arithmetic damaged, calibration worth 9 points and more."""
-    calibrated = calibrate(clip_mini, CalibrationConfig(samples=64)).weights
-    base, merged, expert, ours = (evaluate(clip_mini, m).average for m in ("base", "merged", "expert", calibrated))
+    session = Session(clip_mini)
+    config = CalibrationConfig(samples=64)
+    base, merged, expert, ours = (
+        evaluate(session, m, samples=200).average
+        for m in ("base", "merged", "expert", session.calibrated(config).weights)
+    )
     assert 0.5 < base < 0.7
     assert expert > 0.9
     assert merged < expert - 0.2
     assert ours >= merged + 0.09
-    before, after = measure_drift(clip_mini), measure_drift(clip_mini, calibrated)
+    before, after = measure_drift(session), measure_drift(session, session.calibrated(config))
     for task in TASKS:
         old, new = before.tasks[task], after.tasks[task]
         assert old.identity_residual <= 1e-5

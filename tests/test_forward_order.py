@@ -46,12 +46,24 @@ def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], tolera
         assert float((ours[name] - tensor).norm()) / scale <= tolerance, name
 
 
-def test_float32_features_stay_close_to_float64(tiny: Family, tiny64: Family) -> None:
-    assert_same(calibrated(tiny), {n: t.float() for n, t in calibrated(tiny64).items()}, 2e-5)
+@pytest.fixture(scope="module")
+def usual(tiny: Family) -> dict[str, Tensor]:
+    """The tower that `CONFIG` gives, in float32."""
+    return calibrated(tiny)
 
 
-def test_only_linears_and_layernorms_of_blocks_change(tiny: Family) -> None:
-    merged, ours = tower(tiny, tiny.merged), calibrated(tiny)
+@pytest.fixture(scope="module")
+def usual64(tiny64: Family) -> dict[str, Tensor]:
+    """The tower that `CONFIG` gives, in float64."""
+    return calibrated(tiny64)
+
+
+def test_float32_features_stay_close_to_float64(usual: dict[str, Tensor], usual64: dict[str, Tensor]) -> None:
+    assert_same(usual, {n: t.float() for n, t in usual64.items()}, 2e-5)
+
+
+def test_only_linears_and_layernorms_of_blocks_change(tiny: Family, usual: dict[str, Tensor]) -> None:
+    merged, ours = tower(tiny, tiny.merged), usual
     for name in merged:
         changed = not torch.equal(merged[name], ours[name])
         assert changed == ("encoder.layers" in name), name
@@ -65,19 +77,20 @@ def test_switches_leave_biases_and_layernorms_as_merged(tiny: Family) -> None:
     assert all(name.endswith(("proj.weight", "fc1.weight", "fc2.weight")) for name in changed)
 
 
-def test_batch_split_changes_nothing(tiny64: Family) -> None:
-    assert_same(calibrated(tiny64, replace(CONFIG, batch_size=12)), calibrated(tiny64), 1e-11)
+def test_batch_split_changes_nothing(tiny64: Family, usual64: dict[str, Tensor]) -> None:
+    assert_same(calibrated(tiny64, replace(CONFIG, batch_size=12)), usual64, 1e-11)
 
 
-def test_task_order_changes_nothing(tiny64: Family) -> None:
+def test_task_order_changes_nothing(tiny64: Family, usual64: dict[str, Tensor]) -> None:
     turned = replace(tiny64, experts=dict(reversed(tiny64.experts.items())))
     passes = dict(reversed(expert_passes(tiny64, CONFIG).items()))
     ours = tower(turned, calibrate(turned, CONFIG, experts=passes).weights)
-    assert_same(ours, calibrated(tiny64), 1e-11)
+    assert_same(ours, usual64, 1e-11)
 
 
-def test_scale_of_token_weights_changes_nothing(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = calibrated(tiny64)
+def test_scale_of_token_weights_changes_nothing(
+    tiny64: Family, usual64: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = type(tiny64.adapter.stages[0])
     original = stage.token_weights
 
@@ -86,11 +99,11 @@ def test_scale_of_token_weights_changes_nothing(tiny64: Family, monkeypatch: pyt
         return 7.0 * (torch.ones(call.hidden.shape[:2], dtype=torch.float64) if weights is None else weights)
 
     monkeypatch.setattr(stage, "token_weights", scaled)
-    assert_same(calibrated(tiny64), before, 1e-10)
+    assert_same(calibrated(tiny64), usual64, 1e-10)
 
 
-def test_patch_weight_matters_in_the_last_block_only(tiny: Family) -> None:
-    ours, other = calibrated(tiny), calibrated(tiny, replace(CONFIG, patch_weight=1.0))
+def test_patch_weight_matters_in_the_last_block_only(tiny: Family, usual: dict[str, Tensor]) -> None:
+    ours, other = usual, calibrated(tiny, replace(CONFIG, patch_weight=1.0))
     changed = {name for name in ours if not torch.equal(ours[name], other[name])}
     assert changed
     assert all("layers.2." in name for name in changed)
@@ -225,16 +238,16 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
     assert all(one is not other for one, other in pairs)
 
 
-def test_kept_expert_passes_give_the_same_weights_again(tiny: Family) -> None:
+def test_kept_expert_passes_give_the_same_weights_again(tiny: Family, usual: dict[str, Tensor]) -> None:
     passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
     first = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
     calibrate(tiny, replace(CONFIG, lam=1.0), experts=passes)
     again = tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights)
     assert_same(again, first, 0.0)
-    assert_same(first, calibrated(tiny), 0.0)
+    assert_same(first, usual, 0.0)
 
 
-def test_kept_pass_survives_an_interruption(tiny: Family) -> None:
+def test_kept_pass_survives_an_interruption(tiny: Family, usual: dict[str, Tensor]) -> None:
     passes = expert_passes(tiny, CONFIG, kept=Kept(2**30))
 
     def stop_at(block: int) -> Any:
@@ -247,10 +260,10 @@ def test_kept_pass_survives_an_interruption(tiny: Family) -> None:
     for block in (1, 2):
         with pytest.raises(KeyboardInterrupt):
             calibrate(tiny, CONFIG, experts=passes, progress=stop_at(block))
-    assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), calibrated(tiny), 0.0)
+    assert_same(tower(tiny, calibrate(tiny, CONFIG, experts=passes).weights), usual, 0.0)
 
 
-def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, tmp_path: Path) -> None:
+def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, usual: dict[str, Tensor], tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     def stop(label: str, done: int, total: int) -> None:
@@ -265,7 +278,7 @@ def test_interrupted_run_resumes_to_the_same_weights(tiny: Family, tmp_path: Pat
     document = calibrate_to_folder(tiny, CONFIG, out, resume=True)
     assert list(document["relative_drift"]) == [block.name for block in tiny.adapter.blocks()]
     written = load_file(out / "model.safetensors")
-    assert_same({n: written[n] for n in tiny.adapter.tower}, calibrated(tiny), 0.0)
+    assert_same({n: written[n] for n in tiny.adapter.tower}, usual, 0.0)
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -325,12 +338,11 @@ def test_an_option_that_means_nothing_here_is_refused(tiny: Family, option: str)
 
 
 @pytest.mark.parametrize("room", [0, 200_000, 2**30])
-def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, room: int) -> None:
-    expected = calibrated(tiny)
+def test_whatever_room_is_kept_the_weights_are_the_same(tiny: Family, usual: dict[str, Tensor], room: int) -> None:
     held, kept = tiny.resident(), Kept(room)
     passes = expert_passes(held, CONFIG, kept)
     for _ in range(2):
-        assert_same(tower(held, calibrate(held, CONFIG, experts=passes).weights), expected, 0.0)
+        assert_same(tower(held, calibrate(held, CONFIG, experts=passes).weights), usual, 0.0)
     walked = sum(len(key) == 2 for key in kept._entries)  # blocks; first calls have a longer key
     blocks = len(TASKS) * len(tiny.adapter.blocks())
     assert {0: walked == 0, 2**30: walked == blocks}.get(room, 0 < walked < blocks)

@@ -86,7 +86,9 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     control(app, "suite").options.append(str(other))  # what is typed into the field
     control(app, "suite").set_value(str(other)).run()
     assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 9"
-    walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets", layer="block 2")
+    walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+    for page, layer in (("drift", "block 2"), ("features", "head")):  # what each of them begins with
+        assert control(go(app, page), "layer").value == layer
 
 
 def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
@@ -342,10 +344,10 @@ def test_output_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
         export.output_folder("")
 
 
-def test_pages_say_what_a_check_has_against_the_suite(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_say_what_a_check_has_against_the_suite(own_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Preflight("tiny", ("expert 'pets' does the task of 'signs' better than its own",), None)
     monkeypatch.setattr(catalogue, "check", lambda suite: found)
-    app = opened(tiny_suite_file)
+    app = opened(own_suite_file)
     for page in ("calibrate", "accuracy", "drift"):
         go(app, page)
         assert healthy(app)

@@ -86,7 +86,8 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
 def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
     own = config_for(tiny)
     value = getattr(own, name)
-    other = replace(own, **{name: {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]})
+    parts = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",)}
+    other = replace(own, **{name: parts.get(name) or {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]})
     assert resolved(spelled(other, tiny), tiny) == other != own
 
 

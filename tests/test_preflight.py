@@ -554,21 +554,21 @@ def test_another_declared_base_is_noted(tmp_path: Path, hub: Callable[..., FakeH
 # --------------------------------------------------------------------------------------------------------- estimates
 def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
     content = yaml.safe_load(data_path("clip-mini", "suite.yaml").read_text())
-    content["calibration"] = {"samples": 32}
+    content["calibration"] = {"samples": 8}
     for entry in (content, *content["tasks"].values()):
         for key in {"base", "expert"} & entry.keys():
             entry[key] = str(data_path("clip-mini", entry[key]))
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
     found = check(load_suite(tmp_path / "suite.yaml"), probe=False).estimates
     assert found is not None
-    run = ["calibrate", str(tmp_path / "suite.yaml"), "--samples", "32", "--out", str(tmp_path / "out"), "--json"]
+    run = ["calibrate", str(tmp_path / "suite.yaml"), "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "featcal", *run], check=True, capture_output=True, text=True, env=alone
     )
     assert 0.5 < found.memory_bytes / json.loads(done.stdout)["peak_rss_bytes"] < 2
     assert found.disk_bytes == pytest.approx((tmp_path / "out" / "model.safetensors").stat().st_size, rel=0.1)
-    assert found.samples == 32
+    assert found.samples == 8
 
 
 def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

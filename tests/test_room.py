@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,15 +21,28 @@ from featcal.models.activations import ActivationStore
 from featcal.models.lane import ExpertPass
 
 
-def passes(family: Family, split: str, tasks: tuple[str, ...]) -> dict[str, ExpertPass]:
-    return {task: family.expert_pass(family.samples(task, split, 7, 0), 5) for task in tasks}
+def passes(
+    family: Family, split: str, tasks: tuple[str, ...], samples: int = 7, batch: int = 5
+) -> dict[str, ExpertPass]:
+    return {task: family.expert_pass(family.samples(task, split, samples, 0), batch) for task in tasks}
 
 
-@pytest.fixture(params=["clip", "t5"])
-def measured(request: pytest.FixtureRequest, tiny64: Family, tmp_path: Path) -> tuple[Family, str, tuple[str, ...]]:
+Measured = tuple[Family, str, tuple[str, ...]]
+
+
+@pytest.fixture(scope="module", params=["clip", "t5"])
+def measured(request: pytest.FixtureRequest, tiny64: Family, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     if request.param == "clip":
         return tiny64, "validation", TASKS
-    return open_family(load_suite(write_text_suite(tmp_path / "suite", "t5")), "cpu"), "test", TEXTS
+    suite = write_text_suite(tmp_path_factory.mktemp("room") / "suite", "t5")
+    return open_family(load_suite(suite), "cpu").resident(), "test", TEXTS
+
+
+@pytest.fixture(scope="module")
+def whole(measured: Measured) -> dict[str, TaskDrift]:
+    """Everything at once, as the parts have to give it: three samples per task, in batches of two."""
+    family, split, tasks = measured
+    return decompose(family.run(), family.merged, passes(family, split, tasks, 3, 2), attribution=True)
 
 
 def numbers(task: TaskDrift) -> Iterator[Tensor]:
@@ -43,10 +55,9 @@ def numbers(task: TaskDrift) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("budget", [0, 300_000])
 def test_parts_give_the_numbers_of_the_whole(
-    measured: tuple[Family, str, tuple[str, ...]], budget: int, monkeypatch: pytest.MonkeyPatch
+    measured: Measured, whole: dict[str, TaskDrift], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, split, tasks = measured
-    whole = decompose(family.run(), family.merged, passes(family, split, tasks), attribution=True)
     beside: list[int] = []
     average = propagation._path_average
 
@@ -56,7 +67,7 @@ def test_parts_give_the_numbers_of_the_whole(
 
     monkeypatch.setattr(propagation, "_path_average", counted)
     store = ActivationStore(budget)
-    parts = decompose(family.run(store=store), family.merged, passes(family, split, tasks), attribution=True)
+    parts = decompose(family.run(store=store), family.merged, passes(family, split, tasks, 3, 2), attribution=True)
     exact = family.compute.dtype is torch.float64
     for task in tasks:
         assert parts[task].indices == whole[task].indices
@@ -66,7 +77,7 @@ def test_parts_give_the_numbers_of_the_whole(
     assert max(beside) == 1 if budget == 0 else max(beside) > 1
 
 
-def test_states_beyond_the_budget_change_no_bit(measured: tuple[Family, str, tuple[str, ...]]) -> None:
+def test_states_beyond_the_budget_change_no_bit(measured: Measured) -> None:
     family, split, tasks = measured
     free = follow(family.run(), family.merged, passes(family, split, tasks))
     store = ActivationStore(0)

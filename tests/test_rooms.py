@@ -35,6 +35,7 @@ FLOORS = (
     ("sweep",),
     ("figures",),
     ("report",),
+    ("jobs",),
     ("featcal", "launch"),
     ("cli",),
     ("__main__",),

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
-from featcal.calibration.config import CalibrationConfig, Options, config_of
-from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
+from featcal.calibration.config import CalibrationConfig, Options, config_of, settled
+from featcal.calibration.forward_order import Account, InMemoryBlocks, Watch, calibrate_blocks, unwatched
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
@@ -30,6 +30,7 @@ from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
+T = TypeVar("T")
 _PACKAGES = (
     "featcal",
     "torch",
@@ -51,7 +52,7 @@ def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
         InputError: a value outside its range, or an option asked for that means nothing to the architecture.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return config_of(family.adapter, family.suite.calibration.given() | given)
+    return config_of(family.adapter, family.suite.tasks, family.suite.calibration.given() | given)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def calibrate(
     *,
     experts: Mapping[str, ExpertPass] | None = None,
     first: FirstBlock | None = None,
+    watch: Watch = unwatched,
     device: str = "auto",
     progress: Progress = silent,
 ) -> CalibrationResult:
@@ -100,22 +102,24 @@ def calibrate(
 
     Args:
         config: left out, the options that the suite recommends, else the paper's for the architecture.
-        experts: expert passes to use again, from `expert_passes` with the same samples and precision.
+        experts: expert passes to use again, from `expert_passes` with the same samples and precision; those of tasks
+            that the options leave out are not used.
         first: keeps the statistics of the first block for the next run with the same `experts`, as far as they hold.
+        watch: as `calibrate_blocks` has it.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     opened = as_family(suite, device)
-    config = config or config_for(opened)
+    config = settled(config or config_for(opened), opened.adapter, opened.suite.tasks)
     family = as_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
-    passes = expert_passes(family, config) if experts is None else experts
+    passes = expert_passes(family, config) if experts is None else taking_part(config, experts)
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     run, blocks = family.run(progress), InMemoryBlocks()
-    account = calibrate_blocks(run, passes, config, blocks, first if again else None, warn=not again)
+    account = calibrate_blocks(run, passes, config, blocks, first if again else None, not again, watch)
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, passes, account, run), "seconds": seconds}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
@@ -146,6 +150,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family = as_family(suite, device, config.precision)
+    config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
     hashes, notes = input_hashes(family), _notes(family)
     passes = expert_passes(family, config)
@@ -177,9 +182,9 @@ def calibrate_to_folder(
 
 
 def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None = None) -> dict[str, ExpertPass]:
-    """The calibration samples of every task with its expert; `kept` as `Family.expert_pass` has it.
+    """The calibration samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
 
-    They depend on samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+    They depend on tasks, samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
     """
 
     def one(task: str) -> ExpertPass:
@@ -187,7 +192,12 @@ def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None =
             family.samples(task, "calibration", config.samples, config.seed), config.batch_size, kept
         )
 
-    return {task: one(task) for task in family.suite.tasks}
+    return {task: one(task) for task in taking_part(config, family.suite.tasks)}
+
+
+def taking_part(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
+    """Of what there is of every task, what the options calibrate on, in the order of the tasks."""
+    return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
 
 
 def input_hashes(family: Family) -> dict[str, dict[str, str]]:
@@ -282,7 +292,7 @@ def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) ->
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules."
         + "".join(f"\n\n**Warning:** {one}." for one in warnings),
-        asdict(config),
+        config.settings(),
         family.adapter.library,
     )
 

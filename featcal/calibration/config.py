@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict
 
+from torch import nn
+
 from featcal.errors import InputError
-from featcal.models.adapter import Adapter
+from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import PRECISIONS
+from featcal.words import did_you_mean
+
+PARTIAL = ("blocks", "maps", "tasks")
+"""Options that choose a part of what is calibrated, or of what it is calibrated on."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,22 @@ class CalibrationConfig:
     """"exact" (float32 features and products, float64 solve) or "fast" (bfloat16 features and products, float32
     solve; below lam = 1e-3 float32 products and float64 solve)."""
 
+    blocks: Sequence[str] | None = None
+    """Blocks that are calibrated, named as in tables ("block 0", "encoder block 3"); None is all of them. Whatever is
+    not chosen stays as merged to the last bit, and later blocks see it as it is."""
+    maps: Sequence[str] | None = None
+    """Kinds of linear maps that are calibrated, with their biases, by the residual part they belong to ("attention",
+    "mlp", "cross-attention"); None is all of them. Norms have their own switches."""
+    tasks: Sequence[str] | None = None
+    """Tasks whose expert and samples count; None is all of them."""
+
     def __post_init__(self) -> None:
+        for name in PARTIAL:
+            chosen = getattr(self, name)
+            if chosen is not None:  # a tuple, so that options can be hashed
+                object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
+                if not getattr(self, name):
+                    raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
         for name in ("lam", "rho", "alpha", "patch_weight", "eps"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
@@ -68,6 +89,13 @@ class CalibrationConfig:
         if self.precision not in PRECISIONS:
             raise InputError(f"precision is '{self.precision}'; choose {' or '.join(PRECISIONS)}")
 
+    def settings(self) -> dict[str, Any]:
+        """Every option by name as tables and model cards show it: chosen parts as one text, and none that were not
+        chosen."""
+        own = asdict(self)
+        parts = {name: ", ".join(own.pop(name) or ()) for name in PARTIAL}
+        return own | {name: chosen for name, chosen in parts.items() if chosen}
+
 
 class Options(TypedDict, total=False):
     """The fields of `CalibrationConfig`, each of which may be left to the suite and the paper by None."""
@@ -85,18 +113,73 @@ class Options(TypedDict, total=False):
     eps: float | None
     batch_size: int | None
     precision: str | None
+    blocks: Sequence[str] | None
+    maps: Sequence[str] | None
+    tasks: Sequence[str] | None
 
 
-def config_of(adapter: Adapter, asked: Mapping[str, Any]) -> CalibrationConfig:
+def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]) -> CalibrationConfig:
     """The options that were asked for over the paper's for an architecture.
 
+    Args:
+        tasks: of the suite.
+
     Raises:
-        InputError: a value outside its range, or an option switched on that means nothing to the architecture.
+        InputError: a value outside its range, an option switched on that means nothing to the architecture, or a
+            block, kind of map or task that there is not.
     """
     idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
     if idle:
         raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
-    return CalibrationConfig(**{**adapter.defaults, **asked})
+    return settled(CalibrationConfig(**{**adapter.defaults, **asked}), adapter, tasks)
+
+
+def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
+    """The same options with every part by its own name and in its own order; all parts are None.
+
+    Several names may be one text with commas between, and a block may be named by the prefix of its tensors.
+
+    Raises:
+        InputError: unknown names, all of them.
+    """
+    layers = adapter.block_layers()
+    prefixes = dict(zip((block.name for block in adapter.blocks()), layers, strict=True))
+    known: Mapping[str, Mapping[str, str]] = {
+        "blocks": dict(zip(layers, layers, strict=True)) | prefixes,
+        "maps": {part: part for part in adapter.parts()},
+        "tasks": {task: task for task in tasks},
+    }
+    problems: list[str] = []
+    found: dict[str, tuple[str, ...] | None] = {}
+    for option, names in known.items():
+        asked = getattr(config, option)
+        chosen = set() if asked is None else {names.get(one, one) for one in _apart(asked, names)}
+        unknown = sorted(chosen - set(names.values()))
+        own = tuple(dict.fromkeys(names.values()))
+        listed = ", ".join(own) if len(own) <= 8 else f"{own[0]} … {own[-1]}"
+        problems += [f"{option}: no '{one}', only {listed}.{did_you_mean(one, own)}" for one in unknown]
+        found[option] = None if chosen in (set(), set(own)) else tuple(one for one in own if one in chosen)
+    if problems:
+        raise InputError(*problems)
+    return replace(config, **found)  # type: ignore[arg-type]
+
+
+def _apart(asked: Sequence[str], known: Collection[str]) -> list[str]:
+    """Names one by one; what is not a name itself is taken apart at its commas."""
+    return [part.strip() for one in asked for part in ([one] if one in known else one.split(","))]
+
+
+def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
+    """Prefixes of the tensors of every block that is calibrated."""
+    named = zip(adapter.blocks(), adapter.block_layers(), strict=True)
+    return {block.name for block, layer in named if config.blocks is None or layer in config.blocks}
+
+
+def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Linear]:
+    """Linear maps of a kind that is calibrated, by name inside the block."""
+    return {
+        name: linear for name, linear in block.linears.items() if config.maps is None or stage.part(name) in config.maps
+    }
 
 
 def idle_options(adapter: Adapter) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import CalibrationConfig, calibrated_blocks
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.token_rows import TaskRows, task_rows
@@ -23,8 +23,14 @@ from featcal.models.walk import Walk
 from featcal.progress import Seconds
 
 T = TypeVar("T")
+Watch = Callable[[BlockMoments], None]
+"""Sees the finished statistics of a block; what it keeps of them it takes by `BlockMoments.again`."""
 STUDENT = "student"
 """The model under calibration, as its lanes are called."""
+
+
+def unwatched(moments: BlockMoments) -> None:
+    """Looks at nothing."""
 
 
 @runtime_checkable
@@ -71,6 +77,7 @@ def calibrate_blocks(
     blocks: Blocks,
     first: FirstBlock | None = None,
     warn: bool = True,
+    watch: Watch = unwatched,
 ) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -81,19 +88,21 @@ def calibrate_blocks(
        b. solve all modules of the block in closed form (Eqs. 17, 55, 59);
        c. load them at once, in the dtype they will be stored in, and hand them to `blocks`;
        d. rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
+    Of blocks that the options leave out d. alone is done.
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
         blocks: a block that they have finished is only replayed.
-        first: keeps the first block's statistics from run to run.
+        first: keeps the statistics of the first block that is calibrated from run to run.
         warn: run the merged model beside it on a few samples, to see whether its final drift was lower.
+        watch: called with the finished statistics of every block before it is solved.
 
     Raises:
         NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
             that cannot be run block by block; names the block.
     """
     drift: dict[str, dict[str, float]] = {}
-    tokens: dict[str, int] = {}
+    tokens, chosen = dict[str, int](), calibrated_blocks(run.adapter, config)
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
         outset = Outset(run, experts if warn else {})
@@ -102,19 +111,18 @@ def calibrate_blocks(
                 rows = _enter(walk, stage, experts, config, outset)
                 tokens = tokens or _tokens(walk.experts, experts)
             for index, block in walk.blocks(stage):
-                with run.seconds("load"):
-                    merged = run.merged.read(block.names)
+                merged = _read(run, block)
                 outset.step(stage, block, merged)
                 stored = blocks.finished(block)
                 if stored is None:
-                    moments, keeper = BlockMoments(stage, index, config), None if drift else first
-                    moments = _counted(run, walk, moments, merged, rows, keeper, experts)
+                    moments = BlockMoments(stage, index, config, block.name in chosen)
+                    moments = _counted(run, walk, moments, merged, rows, first, experts)
+                    first = None if moments.groups else first
+                    watch(moments)
                     with run.seconds("solve"), _named(block):
                         own, base = (block.local(run.compute.move(t)) for t in (merged, run.base.read(block.names)))
-                        solved: dict[str, Tensor] = {}
-                        for group in moments.groups:
-                            solved |= group.solve(own, base, config)
-                        stored = merged | _as_stored(block.canonical(solved), merged)
+                        solved = {n: t for group in moments.groups for n, t in group.solve(own, base, config).items()}
+                        stored = merged | as_stored(block.canonical(solved), merged)
                     blocks.put(block, stored)
                 else:
                     _replay(walk, stage, block)
@@ -122,6 +130,11 @@ def calibrate_blocks(
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
     return Account(tokens, drift, final)
+
+
+def _read(run: Run, block: Block) -> dict[str, Tensor]:
+    with run.seconds("load"):
+        return run.merged.read(block.names)
 
 
 def _enter(
@@ -152,13 +165,17 @@ def _counted(
     first: FirstBlock | None,
     experts: Mapping[str, ExpertPass],
 ) -> BlockMoments:
-    """The statistics of a block: those of the last run, if `first` has them and they hold, or counted now."""
+    """The statistics of a block: those of the last run, if `first` has them and they hold, or counted now; none of a
+    block in which nothing is calibrated."""
     config, block = moments.config, moments.block
+    if not moments.modules:
+        _replay(walk, moments.stage, block)
+        return moments
     known = None if first is None else first.take(run.merged, experts, config)
     if known is not None:
         _replay(walk, moments.stage, block)
         return known
-    _count(run, walk, moments, merged, rows)
+    count_block(run, walk, [moments], merged, rows)
     if first is not None:
         first.keep(run.merged, experts, config, moments)
     return moments
@@ -171,38 +188,49 @@ def _replay(walk: Walk, stage: Stage, block: Block) -> None:
             pass
 
 
-def _count(
-    run: Run, walk: Walk, moments: BlockMoments, merged: Mapping[str, Tensor], rows: Mapping[str, TaskRows]
+def count_block(
+    run: Run, walk: Walk, moments: Sequence[BlockMoments], merged: Mapping[str, Tensor], rows: Mapping[str, TaskRows]
 ) -> None:
-    """Run all tasks through a block on both streams and count them, one expert in memory at a time."""
-    student = moments.block.local(run.compute.place(merged))
-    for task, tensors in walk.experts_at(moments.block):
+    """Run all tasks through a block on both streams and count them, one expert in memory at a time.
+
+    The experts are behind the block then, the student is in front of it.
+
+    Args:
+        moments: of one block; several differ in alpha alone.
+        merged: what the student's block is made of, by canonical name.
+    """
+    block = moments[0].block
+    student = block.local(run.compute.place(merged))
+    for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
         with run.seconds("moments"):
-            moments.end_task(tensors)
+            for one in moments:
+                one.end_task(tensors)
         run.store.settle()
 
 
 def _count_task(
     seconds: Seconds,
-    moments: BlockMoments,
+    moments: Sequence[BlockMoments],
     lanes: tuple[Lane, Lane],
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     rows: TaskRows,
 ) -> None:
     """Args: `lanes` and `tensors` are the student's and the expert's."""
     (student, expert), (placed, stored) = lanes, tensors
-    block, steps = moments.block, None
-    given = student.inputs(block, placed, moments.modules, whole=not moments.started)
+    first, steps = moments[0], None
+    given = student.inputs(first.block, placed, first.modules, whole=not first.started)
     for position, inputs in enumerate(_timed(seconds, "student forward", given)):
-        moments.see(inputs)
+        for one in moments:
+            one.see(inputs)
         if steps is None:
-            asked = moments.asked_of_expert(rows)
-            steps = _timed(seconds, "expert forward", expert.walk(moments.stage, block, stored, *asked))
+            asked = first.asked_of_expert(rows)
+            steps = _timed(seconds, "expert forward", expert.walk(first.stage, first.block, stored, *asked))
         step = next(steps)
         with seconds("moments"):
-            moments.update(rows, position, inputs, step, stored)
+            for one in moments:
+                one.update(rows, position, inputs, step, stored)
     for _ in steps or ():  # runs the walk to its end
         pass
 
@@ -261,7 +289,7 @@ def _named(block: Block) -> Iterator[None]:
         raise NumericalError(f"{block.name}: {error}") from error
 
 
-def _as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The solution in the dtype and place of the tensors it replaces; NumericalError if it does not fit."""
     stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
     for name, tensor in stored.items():

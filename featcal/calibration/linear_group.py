@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -79,6 +79,8 @@ class LinearSums:
     target: Float[Tensor, "m d"]
     mean: Float[Tensor, " d"]
     target_mean: Float[Tensor, " m"]
+    tokens: int = 0
+    """Tokens that count, of all tasks."""
 
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"]) -> LinearSums:
@@ -103,6 +105,12 @@ class LinearSums:
         add_alike(self.target, other.target)
         add_alike(self.mean, other.mean)
         add_alike(self.target_mean, other.target_mean)
+        self.tokens += other.tokens
+
+    def toward(self, other: LinearSums, share: float) -> LinearSums:
+        """These sums with targets that are `share` of the way to those of `other`."""
+        targets = (torch.lerp(self.target, other.target, share), torch.lerp(self.target_mean, other.target_mean, share))
+        return replace(self, target=targets[0], target_mean=targets[1])
 
 
 @dataclass
@@ -234,6 +242,7 @@ class LinearGroup:
             self._sums = LinearSums.zeros(target)
         omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
         self._sums.add(omega, task, target, target_mean)
+        self._sums.tokens += current.tokens
 
     def merge(self, other: LinearGroup) -> None:
         """Take over what another group of the same maps counted: other tasks, or other samples of the current one.
@@ -274,9 +283,7 @@ class LinearGroup:
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """Calibrated weights and, where asked for, biases; this group gives up its sums."""
-        if self._sums is None:
-            raise NumericalError(f"no task was counted for {self}")
-        sums, self._sums = self._sums, None
+        sums, self._sums = self.sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
         dtype = solved_in(self._products)
@@ -291,6 +298,21 @@ class LinearGroup:
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
             solved |= self._split(bias, "bias")
         return solved
+
+    @property
+    def sums(self) -> LinearSums:
+        """The sums over all finished tasks, until they are solved.
+
+        Raises:
+            NumericalError: there are none.
+        """
+        if self._sums is None:
+            raise NumericalError(f"no task was counted for {self}")
+        return self._sums
+
+    def toward(self, other: LinearGroup, share: float) -> None:
+        """Take targets that are `share` of the way to those of another group of the same maps and tokens."""
+        self._sums = self.sums.toward(other.sums, share)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """The group's weights or biases, rows stacked."""

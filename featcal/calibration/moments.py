@@ -14,7 +14,7 @@ from weakref import ref
 from torch import nn
 
 from featcal.calibration.alike import require_alike
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import CalibrationConfig, calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.token_rows import Named, TaskRows
@@ -25,12 +25,19 @@ from featcal.models.lane import ExpertPass, Step
 
 
 class BlockMoments:
-    """The statistics of every calibrated module of one block, from one snapshot of features."""
+    """The statistics of every calibrated module of one block, from one snapshot of features.
 
-    def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
+    Args:
+        chosen: False for a block that is left as merged: nothing is counted.
+    """
+
+    def __init__(self, stage: Stage, index: int, config: CalibrationConfig, chosen: bool = True) -> None:
         self.stage, self.block = stage, stage.blocks[index]
         self._index, self.config = index, config
-        self.modules: dict[str, nn.Module] = {**self.block.linears, **_calibrated_norms(stage, self.block, config)}
+        self.modules: dict[str, nn.Module] = {
+            **(calibrated_maps(stage, self.block, config) if chosen else {}),
+            **(_calibrated_norms(stage, self.block, config) if chosen else {}),
+        }
         """Modules whose inputs are counted."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
@@ -44,7 +51,7 @@ class BlockMoments:
     @property
     def started(self) -> bool:
         """Whether a batch was seen already."""
-        return bool(self._linears)
+        return bool(self.groups)
 
     def see(self, inputs: Named) -> None:
         """Find out from the first inputs which linear maps share theirs.
@@ -108,7 +115,7 @@ class BlockMoments:
             InputError: another block, other options, or parts that are not of one task; names what differs.
         """
         name = self.block.name
-        mine, theirs = ({"blocks": one.block.name, **_counted(one.config)} for one in (self, other))
+        mine, theirs = ({**_counted(one.config), "blocks": one.block.name} for one in (self, other))
         require_alike(name, mine, theirs)
         if self.started and other.started:
             if None not in (self._task, other._task):
@@ -132,6 +139,14 @@ class BlockMoments:
         same = copy(self)
         same.config = config
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
+        return same
+
+    def between(self, other: BlockMoments, config: CalibrationConfig) -> BlockMoments:
+        """The finished statistics with the targets of `config`, where these were counted with alpha = 0 and `other`'s
+        on the same tokens with alpha = 1: targets are affine in alpha (Eq. 10). Both stay as they are."""
+        same = self.again(config)
+        for group, twin in zip(same._linears, other._linears, strict=True):
+            group.toward(twin, config.alpha)
         return same
 
 
@@ -175,7 +190,8 @@ def _counted(config: CalibrationConfig) -> dict[str, object]:
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
-    """Linear maps of a block that share a statistic: the same captured input under the same token weighting.
+    """Linear maps of a block among `inputs` that share a statistic: the same captured input under the same token
+    weighting.
 
     Maps with a bias and maps without are apart: their targets differ.
 
@@ -202,12 +218,13 @@ def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _grouped(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
-    """Linear maps by what they are fed, how its tokens are weighted, and whether they have biases."""
+    """Linear maps that are fed something, by what that is, how tokens are weighted, and whether they have biases."""
     modules = stage.blocks[index].linears
     shared: dict[tuple[Hashable, str, bool], list[str]] = {}
     for name, module in modules.items():
-        key = fed[name], stage.weighting(index, name), module.bias is not None
-        shared.setdefault(key, []).append(name)
+        if name in fed:
+            key = fed[name], stage.weighting(index, name), module.bias is not None
+            shared.setdefault(key, []).append(name)
     return [LinearGroup(names, weighting, modules) for (_, weighting, _), names in shared.items()]
 
 

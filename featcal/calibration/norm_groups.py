@@ -115,6 +115,11 @@ class NormGroup:
         )
         return {f"{name}.weight": scale, f"{name}.bias": shift}
 
+    @property
+    def sums(self) -> NormSums:
+        """The sums over all finished tasks."""
+        return self._sums
+
     def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """z in float32 at least."""
         features = features.to(torch.promote_types(features.dtype, torch.float32))

@@ -8,7 +8,7 @@ minimiser; the excess is what that minimiser loses under the deployed objective.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.calibrate import taking_part
+from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps, settled
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TokenRows, task_rows
@@ -106,7 +107,7 @@ def measure_sources(
     passes: Mapping[str, ExpertPass],
     progress: Progress = silent,
 ) -> list[SourceExcess]:
-    """Excess of every source for every group of linear maps, blocks in forward order.
+    """Excess of every source for every group of linear maps that is calibrated, blocks in forward order.
 
     Args:
         calibrated: what Algorithm 1 gave with `config` on the samples of `passes`, in whose precision is measured.
@@ -115,8 +116,10 @@ def measure_sources(
         InputError: the passes were made on another device or in another precision than `config` has.
     """
     family = as_family(family, precision=config.precision)
+    config = settled(config, family.adapter, family.suite.tasks)
+    passes = taking_part(config, passes)
     require_same_compute(passes, family.compute)
-    run = family.run(progress)
+    run, chosen = family.run(progress), calibrated_blocks(family.adapter, config)
     with walking(run.adapter):
         walk = Walk(run, "comparing sources", passes, dict.fromkeys((DEPLOYED, "stale", "merged"), run.merged))
         found: list[SourceExcess] = []
@@ -129,7 +132,7 @@ def measure_sources(
                 books: list[_Book] = []
                 for task, own in walk.experts_at(block):
                     for position, (seen, outputs) in enumerate(_sources(walk, task, stage, block, own, models)):
-                        books = books or [_Book(group, config) for group in linear_groups(stage, index, seen[DEPLOYED])]
+                        books = books or _books(stage, index, seen[DEPLOYED], config, chosen)
                         for book in books:
                             book.update(seen, outputs, own, rows[task].batches[position][book.group.weighting])
                     for book in books:
@@ -139,6 +142,15 @@ def measure_sources(
                     found += book.close(block, *anchors)
         walk.finish()
     return found
+
+
+def _books(
+    stage: Stage, index: int, given: Mapping[str, Tensor], config: CalibrationConfig, chosen: Collection[str]
+) -> list[_Book]:
+    """One for every group of linear maps of a block that is calibrated, from their inputs; none where no map is."""
+    block = stage.blocks[index]
+    fitted = calibrated_maps(stage, block, config) if block.name in chosen else {}
+    return [_Book(group, config) for group in linear_groups(stage, index, {name: given[name] for name in fitted})]
 
 
 def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def small_maps(
 ) -> go.Figure:
     """One small map per task, each of its own, as in the paper's Fig. 6; the chosen task's title is bold.
 
-    A click gives the task and the sample's id as `customdata`.
+    A click gives the task's position and the sample's id as `customdata`.
 
     Args:
         maps: `[n, 2]` by task and model.
@@ -117,7 +117,7 @@ def small_maps(
                 showlegend=place == 0,
                 marker_size=4,
                 selected_marker_size=8,
-                customdata=[[task, one] for one in dots[task].ids],
+                customdata=[[place, one] for one in dots[task].ids],
                 hovertemplate=f"{label(task)}, {model}, sample %{{customdata[1]}}<br>%{{text}}<extra></extra>",
             )
             figure.add_trace(trace, row=place // COLUMNS + 1, col=place % COLUMNS + 1)

@@ -38,7 +38,7 @@ large drift even where the answer is still right.
 CALIBRATE = r"""
 **What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
 tasks, on **validation** samples, which calibration never sees. Every calibration is the exact closed form in forward
-order, no preview:
+order; what is called a preview above is replaced by it:
 
 $$
 W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
@@ -213,4 +213,56 @@ single calibration with its options.
 **When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
 looks better than it is: choose here, and look at the test split once. The worst task may be the one that is hardest
 for its own expert too.
+"""
+
+PREVIEW = r"""
+**What this shows.** One block, solved anew with the options as they are now, while every block in front of it stays as
+the last exact run left it; the exact run follows and replaces it.
+
+**Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
+$\alpha$, so sums with $\alpha = 0$ and $1$ give them for every $\alpha$; $\lambda$ and $\rho$ enter the solve alone.
+
+**When it misleads.** With the new options the blocks in front change too, and this block would see other features:
+only of the first calibrated block the preview is the exact result. Nothing behind the block is computed.
+"""
+
+WHERE_IT_HELPS = r"""
+**What this shows.** For every task and layer, what calibration changed: blue is less than before, orange is more.
+
+**Formula.** *Drift*: change of $\|e\| / \|h_\text{expert}\|$, means over samples. *Booked to the layer*: change of the
+layer's share of the final drift (Prop. 2) times the final relative drift, so that a row sums to the change of the
+final drift.
+
+**When it misleads.** A layer whose drift falls need not be where the repair happened: less drift comes in from the
+layers before it. What is booked to a layer is its own; yet large contributions can cancel (see the Drift page).
+"""
+
+ANCHOR_ONLY = r"""
+**What this shows.** The same numbers for the anchor alone: base + ρ (merged − base), which needs no samples. Of Task
+Arithmetic with scale $s$ it is Task Arithmetic with scale $\rho s$. What calibration is worth is what it adds to this
+row, not to the merged model's.
+
+**Formula.** Eq. (11), in every tensor; calibration pulls to it with strength $\lambda$.
+
+**When it misleads.** The anchor moves embeddings and final norm as well, which calibration leaves as merged.
+"""
+
+CONDITIONING = r"""
+**What this shows.** Every linear system of the calibration. The smallest eigenvalue stays near $\lambda$ where the
+samples miss a direction, and there the solution is the anchor; a large ratio magnifies rounding and noise.
+
+**Formula.** Eigenvalues of $\sum_i \omega_i G_i + (\lambda + \varepsilon) I$ (Eq. 17). *Effective rank*
+$= \sum_j \mu_j / (\mu_j + \lambda + \varepsilon)$, $\mu_j$ the eigenvalues without $\lambda$: how many directions
+the samples decide. *Tokens* are those of all tasks that count; fewer than the width cannot fill it.
+
+**When it misleads.** Many tokens of few pictures are alike: the effective rank says more than their number. A low rank
+is not bad where the model uses no other directions.
+"""
+
+SPREAD = r"""
+**What this shows.** The scores of three calibrations with the same options on other samples: the seed decides which
+are drawn. Symbols are means, lines reach from the lowest to the highest.
+
+**When it misleads.** Three seeds show that a difference may be chance, not that it is none. Where a task has no more
+samples than are asked for, every seed draws the same ones in another order.
 """

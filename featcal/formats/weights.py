@@ -63,8 +63,33 @@ class Stored(Weights, Protocol):
         """Whether a tensor that was left out holds the very values of the tensor `name`."""
 
 
+class Over:
+    """A model that lies over another one and is like it, but for what a subclass says."""
+
+    under: Weights
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        return self.under.info
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Those of the model below, if it lies in files."""
+        files: Sequence[Path] = getattr(self.under, "files", ())
+        return files
+
+    @property
+    def changes(self) -> Mapping[str, object]:
+        """What the model below changes of its base, where it is an adapter; every tensor where it is not."""
+        changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
+        return changes
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return self.under.read(names)
+
+
 @dataclass(frozen=True)
-class FirstRows:
+class FirstRows(Over):
     """A model whose vocabulary goes beyond the suite's: of the tensors named in `rows`, the first rows alone."""
 
     under: Stored
@@ -80,10 +105,6 @@ class FirstRows:
         for name, rows in self.rows.items():
             found[name] = TensorInfo((rows, *found[name].shape[1:]), found[name].dtype)
         return found
-
-    @property
-    def files(self) -> Sequence[Path]:
-        return self.under.files
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: t[: self.rows[name]] if name in self.rows else t for name, t in self.under.read(names).items()}
@@ -105,29 +126,13 @@ class InMemory:
 
 
 @dataclass(frozen=True)
-class Overlay:
+class Overlay(Over):
     """`under` with some tensors replaced by others of the same shape and dtype: as calibration leaves them, or read
     once and kept in memory."""
 
     label: str
     under: Weights
     replaced: Mapping[str, Tensor]
-
-    @property
-    def info(self) -> Mapping[str, TensorInfo]:
-        return self.under.info
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Those of the model below, if it lies in files."""
-        files: Sequence[Path] = getattr(self.under, "files", ())
-        return files
-
-    @property
-    def changes(self) -> Mapping[str, object]:
-        """What the model below changes of its base, where it is an adapter; every tensor where it is not."""
-        changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
-        return changes
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         wanted = list(names)

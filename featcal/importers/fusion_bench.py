@@ -170,7 +170,8 @@ def _source(value: Any, split: str) -> dict[str, str] | None:
         return {"hub": value, "split": split}
     arguments = {name: one for name, one in _mapping(value).items() if one is not None}
     positional = arguments.pop("_args_", [])
-    arguments = {"split": split, **dict(zip(("path", "name"), positional, strict=False)), **arguments}
+    leading = dict(zip(("path", "name")[: len(positional)], positional[:2], strict=True))
+    arguments = {"split": split, **leading, **arguments}
     names = {"path": "hub", "name": "config", "split": "split", "revision": "revision"}
     unknown = set(arguments) - {*names, "_target_", "_recursive_", "trust_remote_code"} or positional[2:]
     if arguments.get("_target_") != LOAD_DATASET or unknown or "path" not in arguments:

@@ -129,6 +129,11 @@ class Stage(ABC):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token out."""
 
+    def part(self, module: str) -> str:
+        """The residual part (named as in `sublayers`) that a linear map of a block belongs to, by its name inside the
+        block; "block" where an architecture's block does not fall apart."""
+        return "block"
+
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden
@@ -315,6 +320,11 @@ class Adapter(ABC):
     def first_layer(self, stage: Stage) -> str:
         """Name of what stands in front of a stage, as charts and tables show it."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+
+    def parts(self) -> list[str]:
+        """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
+        found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)
+        return list(dict.fromkeys(found))
 
 
 @contextmanager

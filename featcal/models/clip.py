@@ -68,6 +68,9 @@ class VisionStage(Stage):
         weights[:, 0] = 1.0
         return weights
 
+    def part(self, module: str) -> str:
+        return "attention" if module.startswith("self_attn.") else "mlp"
+
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:

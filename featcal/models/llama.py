@@ -75,6 +75,9 @@ class DecoderStage(Stage):
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
 
+    def part(self, module: str) -> str:
+        return "attention" if module.startswith("self_attn.") else "mlp"
+
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.formats.weights import FirstRows, Overlay, TensorInfo, Weights
+from featcal.formats.weights import Over, Weights
 
 FeatureMap = Callable[[Float[Tensor, "n k"]], Float[Tensor, "n k2"]]
 """What a task's own module makes of final features, such as h + W_up relu(W_down h); on any device, in any dtype."""
@@ -32,7 +31,7 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Over):
     """Weights with what belongs to single tasks. It is `Weights` itself: everything that takes those takes it."""
 
     under: Weights
@@ -44,25 +43,6 @@ class Model:
     @property
     def label(self) -> str:
         return self.under.label
-
-    @property
-    def info(self) -> Mapping[str, TensorInfo]:
-        return self.under.info
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Those of the weights, if they lie in files."""
-        files: Sequence[Path] = getattr(self.under, "files", ())
-        return files
-
-    @property
-    def changes(self) -> Mapping[str, object]:
-        """What the weights change of their base, where they are an adapter; every tensor where they are not."""
-        changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
-        return changes
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return self.under.read(names)
 
 
 def mapped(model: Weights, task: str, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k2"]:
@@ -86,7 +66,8 @@ def brings(model: Weights) -> set[str]:
 def _models(weights: Weights) -> Iterator[Model]:
     """Every `Model` among the weights and what they lie over, the outermost first: a calibrated or resident model
     keeps the maps and heads of the one below."""
-    while isinstance(weights, Model | Overlay | FirstRows):
-        if isinstance(weights, Model):
-            yield weights
-        weights = weights.under
+    below: object = weights
+    while isinstance(below, Over):
+        if isinstance(below, Model):
+            yield below
+        below = below.under

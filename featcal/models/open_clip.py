@@ -195,6 +195,9 @@ class ImageStage(VisionStage):
         last = index == len(self.blocks) - 1
         return "class-token" if last and module not in ("attn.k_proj", "attn.v_proj") else "all"
 
+    def part(self, module: str) -> str:
+        return "attention" if module.startswith("attn.") else "mlp"
+
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:

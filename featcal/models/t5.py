@@ -35,6 +35,8 @@ _SETTINGS = (
 )  # fmt: skip
 HIDDEN, BIAS, ENCODER, CROSS_BIAS = 0, 2, 3, 5
 """Positions of a block's arguments: state, position bias, encoder output, position bias of cross-attention."""
+_ENCODER_PARTS, _DECODER_PARTS = ("attention", "mlp"), ("attention", "cross-attention", "mlp")
+"""Residual parts of a block, which holds them as `layer.0`, `layer.1` and so on."""
 
 
 class EncoderStage(Stage):
@@ -69,10 +71,13 @@ class EncoderStage(Stage):
         """The block's output, and the position bias that block 0 computed for all."""
         return _with(call, {HIDDEN: output[0], BIAS: output[1]})
 
+    def part(self, module: str) -> str:
+        return _ENCODER_PARTS[int(module.split(".")[1])]
+
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        return _sublayers(self, block, tensors, call, ("attention", "mlp"))
+        return _sublayers(self, block, tensors, call, _ENCODER_PARTS)
 
 
 class DecoderStage(Stage):
@@ -127,10 +132,13 @@ class DecoderStage(Stage):
     def advance(self, call: Call, output: Any) -> Call:
         return _with(call, {HIDDEN: output[0], BIAS: output[1], CROSS_BIAS: output[2]})
 
+    def part(self, module: str) -> str:
+        return _DECODER_PARTS[int(module.split(".")[1])]
+
     def sublayers(
         self, block: Block, tensors: Mapping[str, Tensor], call: Call
     ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        return _sublayers(self, block, tensors, call, ("attention", "cross-attention", "mlp"))
+        return _sublayers(self, block, tensors, call, _DECODER_PARTS)
 
 
 class T5(LanguageModel):
@@ -222,7 +230,7 @@ def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
 def _sublayers(
     stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call, names: tuple[str, ...]
 ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-    """T5 blocks hold their residual parts as `layer.0`, `layer.1` and so on."""
+    """Every residual part by its name."""
     mask, bias, cross_mask, cross_bias = (call.args[i] for i in (1, BIAS, 4, CROSS_BIAS))
 
     def part(position: int, name: str) -> Callable[[Tensor], Tensor]:

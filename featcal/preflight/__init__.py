@@ -151,7 +151,7 @@ def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, R
     defaults = {} if adapter is None else adapter.defaults
     asked = suite.calibration.given()
     try:
-        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, asked), Report()
+        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked), Report()
     except InputError as error:
         problems = [f"calibration options of the suite: {problem}" for problem in error.problems]
         return CalibrationConfig(**defaults), Report(problems)

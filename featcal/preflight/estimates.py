@@ -85,7 +85,7 @@ def estimate(
         available_bytes(),
         stored,
         shutil.disk_usage(out).free,
-        START + _seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
+        START + calibration_seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
         START,
         max((one.samples for one in drawn.values()), default=0),
     )
@@ -111,7 +111,20 @@ def gemm_rate(dtype: torch.dtype, side: int = 512) -> float:
     return float(2 * side**3 / min(times[1:]))
 
 
-def _seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
+def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: int, answers: Mapping[str, int]) -> float:
+    """Seconds of one model's forward passes over `drawn`, in a process that has the model at hand.
+
+    Args:
+        answers: by task, tokens of the longest answer that is generated; a task whose answers are not is left out.
+    """
+    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
+    tokens = sum(one.samples * one.tokens for one in drawn.values())
+    steps = sum(-(-one.samples // batch_size) * (1 + answers.get(task, 0)) for task, one in drawn.items())
+    return 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + steps * len(adapter.blocks()) * CALL
+
+
+def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
+    """Seconds of a calibration in a process that has the models at hand, and nothing of the experts."""
     tokens = [int(one.samples * one.tokens) for one in drawn.values()]
     batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
     single = double = 0.0

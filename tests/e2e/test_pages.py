@@ -8,7 +8,7 @@ from browser import PAGES
 from e2e.visitor import Model, Visitor
 
 pytestmark = pytest.mark.e2e
-WIDTHS = (800, 960, 1024, 1280)
+WIDTHS = (390, 800, 960, 1024, 1280, 1920)
 QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated"
 
 

@@ -1,0 +1,260 @@
+"""Long work on pages: started or found, its progress drawn, its result taken over. The queue is `featcal.jobs`."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import state, stopped
+from featcal.calibration.calibrate import CalibrationResult
+from featcal.calibration.config import CalibrationConfig
+from featcal.evaluation.evaluate import Scores
+from featcal.figures.names import plain, plain_lines
+from featcal.jobs import kinds
+from featcal.jobs.lengths import is_long, seconds_to_calibrate, seconds_to_score
+from featcal.jobs.manager import ensure_manager
+from featcal.jobs.orders import order
+from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
+from featcal.model_ids import ModelId, label_of, model_key, spelled
+from featcal.progress import Progress
+from featcal.resources import embedded_suites
+from featcal.session import Session
+from featcal.views import View
+from featcal.words import duration, shortened
+
+LINES = 60
+"""Of a log, its last."""
+ENDED = 20
+"""Jobs that have ended on the page, the last ones."""
+NAMES = {"calibrate": "Calibrate", "scores": "Score"}
+"""What a kind does, for people; others by their own name."""
+ICONS = {
+    QUEUED: ":material/hourglass_empty:",
+    RUNNING: ":material/progress_activity:",
+    DONE: ":material/check_circle:",
+    FAILED: ":material/error:",
+    CANCELLED: ":material/cancel:",
+    DIED: ":material/skull:",
+}
+_VISITOR = "visitor"
+
+
+def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool = False) -> dict[str, Any] | None:
+    """The document of a job on the selected suite, if there is one; else its progress, or a button that starts it.
+
+    A page that gets None has nothing to show yet: it runs again by itself when the job has ended.
+
+    Args:
+        kind, args: as `featcal.jobs.kinds` has them.
+        seconds: what it is estimated to take.
+        at_once: the visitor has asked for it already: start without a button.
+
+    Raises:
+        InputError: jobs cannot be kept on this machine.
+    """
+    queue = Queue()
+    wanted = order(kind, state.reference(), args, state.opened_files()[1])
+    document = queue.result(wanted)
+    if document is not None:
+        return document
+    job = queue.find(wanted)
+    if job is None or job.over:
+        again = job is not None and job.state != DONE  # done, and its result taken off the disk: as if it never was
+        if job is not None and again:
+            _said(job)
+        if (again or not at_once) and not _asked(wanted, seconds, again):
+            return None
+        job = queue.submit(wanted, visitor())
+    _followed(job.id)
+    return None
+
+
+def _asked(wanted: Order, seconds: float, again: bool) -> bool:
+    """Whether the button that starts an order was pressed; it is gone then."""
+    place = st.empty()
+    label = "Start again" if again else "Start"
+    note = "Runs in a process of its own: pages stay free meanwhile, and it goes on when you close this one."
+    with place.container():
+        st.markdown(f"**{title(wanted)}** takes about {duration(seconds)} on this machine.")
+        pressed = st.button(
+            label, type="primary", icon=":material/play_arrow:", help=note, key=f"start-{wanted.key[:12]}"
+        )
+    if pressed:
+        place.empty()
+    return pressed
+
+
+def calibrated(session: Session, config: CalibrationConfig, progress: Progress) -> None:
+    """The session has this calibrated model when this returns. Where it takes long a job makes it, and the page ends
+    with that job's progress meanwhile."""
+
+    def make() -> CalibrationResult:
+        document = ensure("calibrate", {"options": asdict(config)}, seconds)
+        if document is None:
+            stopped.end_page()
+        return kinds.calibration_from(session.family, config, document)
+
+    seconds = seconds_to_calibrate(session, config)
+    if is_long(session, seconds):
+        session.once("calibrated", config, make)
+    else:
+        session.calibrated(config, progress)
+
+
+def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
+    """Scores of a model on a split; where they take long a job makes them, and this is None until it has ended."""
+    seconds = seconds_to_score(session, view)
+    if session.has_scores(model, view) or not is_long(session, seconds):
+        return session.scores(model, view, progress)
+    document = ensure("scores", _score_args(session, model, view), seconds, at_once=at_once)
+    if document is None:
+        return None
+    key = model_key(model), view.samples, view.split or session.split, view.seed
+    return session.once("scores", key, lambda: replace(kinds.scores_from(document), model=label_of(model)))
+
+
+def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
+    """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
+    if session.has_scores(model, view):
+        return True
+    wanted = order("scores", state.reference(), _score_args(session, model, view), state.opened_files()[1])
+    return Queue().find(wanted) is not None
+
+
+def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
+    return {"model": _named(session, model), **asdict(view), "split": view.split or session.split}
+
+
+def _named(session: Session, model: ModelId) -> str:
+    """A model as a job takes it; of one that a job has calibrated, the folder that it left."""
+    if isinstance(model, CalibrationConfig):
+        made = Queue().result(
+            order("calibrate", state.reference(), {"options": asdict(model)}, state.opened_files()[1])
+        )
+        return spelled(model, session.family) if made is None else str(made["out"])
+    return spelled(model, session.family)
+
+
+def visitor() -> str:
+    """Who looks, for turns in the queue: the same after a reload where the browser has streamlit's cookie."""
+    cookie = st.context.cookies.get("_streamlit_xsrf")
+    if isinstance(cookie, str):
+        return hashlib.sha256(cookie.encode()).hexdigest()[:16]
+    return str(st.session_state.setdefault(_VISITOR, uuid.uuid4().hex[:16]))
+
+
+@st.fragment(run_every="1s")
+def _followed(identity: int) -> None:
+    """A job's card, drawn anew every second until it has ended; then the page."""
+    queue = Queue()
+    job = queue.get(identity)
+    if job is None or job.over:
+        st.rerun()
+    ensure_manager(queue)
+    _card(queue, job)
+
+
+def _card(queue: Queue, job: Job) -> None:
+    """What it is, how far, how long still, its end at a click, its log."""
+    with st.container(border=True, key=f"job-{job.id}"):
+        st.markdown(f"**{title(job.order)}**")
+        share = job.done / job.total if job.total else 0.0
+        st.progress(share, text=progress_line(job, time.time(), queue))
+        left, right = st.columns([1, 4], vertical_alignment="top")
+        left.button("Cancel", key=f"cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,))
+        with right:
+            _log(job)
+
+
+def progress_line(job: Job, now: float, queue: Queue) -> str:
+    """Where a job is, in one line."""
+    if job.state == QUEUED:
+        others = sum(not one.over for one in queue.jobs()) - 1
+        return f"in line; {others} other {'job' if others == 1 else 'jobs'} unfinished, visitors take turns"
+    if queue.to_cancel(job.id):
+        return "ending …"
+    so_far = duration(now - (job.started or now))
+    if not job.total:
+        return f"starting: libraries and models are being read, {so_far} so far"
+    left = job.seconds_left(now)
+    rest = "" if left is None or job.done == job.total else f", about {duration(left)} left"
+    step = "block " if job.order.kind == "calibrate" else ""
+    here = f"{step}{min(job.done + 1, job.total)} of {job.total}" if job.done < job.total else "writing the result"
+    return f"{plain(job.label)}: {here}, {so_far} so far{rest}"
+
+
+def title(order: Order) -> str:
+    """What is computed, for Markdown."""
+    suite = order.suite if order.suite in embedded_suites() else Path(order.suite).parent.name
+    options = order.args.get("options", order.args)
+    numbers = {"lam": "λ", "rho": "ρ", "alpha": "α", "samples": "n", "model": "model", "split": "split"}
+    said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
+    return plain(" · ".join(shortened(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
+
+
+def _said(job: Job) -> None:
+    """How a job ended that left no result, in the library's own words, and its log."""
+    words = plain_lines(job.message)
+    if job.state == CANCELLED:
+        st.info("This was cancelled; nothing of it was kept.", icon=ICONS[CANCELLED])
+    elif job.state == DIED:
+        st.warning(f"This died: {words}", icon=ICONS[DIED])
+    else:
+        st.error(words, icon=ICONS[FAILED])
+    _log(job)
+
+
+def _log(job: Job) -> None:
+    with st.expander("Log", icon=":material/terminal:"):
+        _tail(job)
+
+
+def _tail(job: Job) -> None:
+    """The end of what a job's process said."""
+    if not job.log.is_file():
+        st.caption("Nothing yet.")
+        return
+    lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    st.code("\n".join(lines[-LINES:]), language=None, wrap_lines=True)
+
+
+def listing() -> None:
+    """The queue, and what has ended."""
+    busy = Queue().busy()
+    st.fragment(_listing, run_every="1s" if busy else None)(busy)
+
+
+def _listing(busy: bool) -> None:
+    queue = Queue()
+    ensure_manager(queue)
+    jobs = queue.jobs()
+    if busy and all(job.over for job in jobs):
+        st.rerun()  # nothing will change any more: no drawing every second
+    for job in jobs:
+        if not job.over:
+            _card(queue, job)
+    if not busy:
+        st.info("Nothing is running or in line.", icon=":material/bedtime:")
+    ended = [job for job in jobs if job.over]
+    if ended:
+        st.subheader("Ended")
+    for job in ended[:ENDED]:
+        took = "" if job.started is None else f" · {duration((job.ended or job.started) - job.started)}"
+        with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):
+            if job.message:
+                st.text(job.message)
+            st.caption(plain(f"Asked for {when(job.asked)}; files in {job.folder}"))
+            _tail(job)
+            st.button("Remove with its result", key=f"remove-{job.id}", on_click=queue.forget, args=(job.id,))
+
+
+def when(moment: float) -> str:
+    """A moment on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,203 @@
+"""The Calibrate page around its exact result: one block's preview before it, and what the result is worth after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import downloads, options, state, view
+from app.compare import Compared
+from app.downloads import Numbers
+from featcal.calibration.config import CalibrationConfig
+from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.preview import BlockPreview
+from featcal.errors import FeatcalError, InputError
+from featcal.figures import repair_charts, repair_tables, tables, text
+from featcal.figures.names import plain
+from featcal.figures.theme import Shown
+from featcal.model_ids import ModelId
+from featcal.session import Session
+from featcal.views import DriftOptions, View
+from featcal.words import exactly, percent
+
+SEEDS = 3
+"""Calibrations whose spread is shown: with the chosen seed and the next ones."""
+QUICK = 20.0
+"""Seconds of an exact run beyond which nothing is kept for previews: that costs up to as much again."""
+_EXACT = "exact run"
+_CHANGE = "before, after, change: drift / norm of the expert's feature"
+
+
+@dataclass(frozen=True)
+class Previewed:
+    """What was shown of one block before the exact run."""
+
+    place: DeltaGenerator
+    layer: str
+    found: BlockPreview | None = None
+    last: float = 0.0
+    """Relative drift behind the block after the last exact run, mean over tasks."""
+
+
+def preview(session: Session, on: View) -> Previewed:
+    """At once: the chosen block with the options as they are now, everything in front as the last exact run left it."""
+    blocks = session.family.adapter.block_layers()
+    layer = view.one_of(blocks, state.selection().layer, -1)
+    left, right = st.columns([1, 3], vertical_alignment="bottom")
+    state.control(left.selectbox, "layer", layer, blocks[-1], "Block that is previewed", blocks)
+    shown, config = Previewed(right.empty(), layer), options.chosen(session)
+    suite, last = st.session_state.get(_EXACT, ("", config))
+    if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
+        return shown
+    try:
+        held = session.preview(last, layer, on)
+        found = held.solve(config)
+    except FeatcalError:  # other samples or switches: the exact run alone can tell
+        return shown
+    before = _mean(held.drift(session.calibrated(last).weights.read(held.block.names)))
+    shown.place.info(
+        f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → "
+        f"{_mean(found.drift):.4f}. The exact run is on its way.",
+        icon=":material/bolt:",
+    )
+    return replace(shown, found=found, last=before)
+
+
+def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after: Features) -> None:
+    """The exact run is there: in place of the preview, how far that was off."""
+    if shown.found is None:
+        shown.place.caption("Move λ, ρ or α: this block answers first, alone; then the exact run takes its place.")
+        return
+    drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
+    reached = sum(one.relative_drift for one in drifts) / len(drifts)
+    off = shown.found.apart(session.calibrated(config).weights)
+    shown.place.success(
+        f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
+        f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %.",
+        icon=":material/done_all:",
+    )
+
+
+def keep(shown: Previewed, session: Session, config: CalibrationConfig, on: View) -> None:
+    """For the next move of a slider: what a preview of the block needs, while the page stands complete already."""
+    if session.calibrated(config).record["seconds"]["total"] > QUICK:
+        return
+    with suppress(InputError):  # these options leave the block as merged
+        session.preview(config, shown.layer, on)
+    st.session_state[_EXACT] = state.reference(), config
+
+
+def where_it_helps(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
+    """Change of drift by block and task and, when asked for, of what is booked to each layer."""
+    st.subheader("Where does it help?")
+    (a, before), (b, after) = features.items()
+    origin = downloads.of_samples(session, on, compared.models)
+    _changes(repair_tables.drift_change(before, after), "change of drift", f"drift, {b} − {a}", origin)
+    booked = state.selection().booked
+    label = "Also the change of what is booked to each layer (Prop. 2; takes several times as long)"
+    state.control(st.toggle, "booked", booked, False, label)
+    if booked:
+        asked = DriftOptions(on.samples, on.split, on.seed, attribution=True)
+        with state.progress() as report:
+            ledgers: list[DriftLedger] = [session.ledger(model, asked, report) for model in compared.models.values()]
+        frame = repair_tables.contribution_change(ledgers[0], ledgers[1])
+        _changes(frame, "change of attribution", f"booked drift, {b} − {a}", origin)
+    view.explain(text.WHERE_IT_HELPS)
+
+
+def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
+    """The anchor without any samples beside the result, so that nobody takes its effect for the method's."""
+    config = compared.calibration
+    assert config is not None
+    name = f"anchor:rho={exactly(config.rho)}"
+    if name in compared.models.values():
+        return
+    st.subheader("What of it is the anchor alone?")
+    (a, first), (b, second) = compared.models.items()
+    shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
+    models: dict[str, ModelId] = {a: first, shown: name, b: second}
+    with state.progress() as report:
+        measured = {a: features[a], shown: session.features(name, on, report), b: features[b]}
+    scores, _ = state.quick_scores(session, models, on)
+    frame = repair_tables.model_summary(measured, scores)
+    metric = tables.metric_name(scores) if scores else ""
+    if scores:
+        gain = 100 * (scores[b].average - scores[shown].average)
+        st.caption(f"Beyond the anchor, calibration changes the average {metric} by {gain:+.1f} points.")
+    units = (
+        f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"
+    )
+    view.table(Numbers("anchor only", frame, units, downloads.of_samples(session, on, models)))
+    view.explain(text.ANCHOR_ONLY)
+
+
+def spread(session: Session, compared: Compared, on: View) -> None:
+    """Mean and range of every score over calibrations that differ in their seed alone, when asked for."""
+    config = compared.calibration
+    assert config is not None
+    st.subheader("How much is the draw of samples?")
+    wanted = state.selection().spread
+    state.control(st.toggle, "spread", wanted, False, f"Calibrate with {SEEDS} seeds and show the spread")
+    if not wanted:
+        return
+    seeds = {config.seed + more: replace(config, seed=config.seed + more) for more in range(SEEDS)}
+    with state.progress() as report:
+        for one in seeds.values():
+            session.calibrated(one, report)
+            session.features(one, on, report)
+    scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
+    if not scores:
+        st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
+        return
+    frame = repair_tables.spread({int(seed): one for seed, one in scores.items()})
+    metric = tables.metric_name(scores)
+    average = frame.set_index("task").loc["average"]
+    models: dict[str, ModelId] = {f"seed {seed}": one for seed, one in seeds.items()}
+    view.chart(
+        repair_charts.spread_bars(frame, f"{metric}, %"),
+        "spread-chart",
+        f"{metric.capitalize()} over {SEEDS} seeds: average {average['lowest']:.1f} to {average['highest']:.1f}",
+        Numbers(
+            "spread over seeds", frame, f"{metric} in %; range in points", downloads.of_samples(session, on, models), 1
+        ),
+        text.SPREAD,
+    )
+
+
+def conditioning(session: Session, config: CalibrationConfig) -> None:
+    """How well every linear system is posed, folded and measured when asked for."""
+    wanted = state.selection().conditioning
+    with st.expander("Conditioning of every solve", icon=":material/speed:", expanded=wanted):
+        state.control(st.toggle, "conditioning", wanted, False, "Measure the eigenvalues of every left matrix")
+        if not wanted:
+            return
+        with state.progress() as report:
+            found = session.conditioning(config, report)
+        frame = repair_tables.conditioning(found)
+        worst = frame.loc[frame["condition"].idxmax()]
+        st.caption(
+            f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
+        )
+        origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), {"calibrated": config})
+        view.table(Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4))
+        st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
+
+
+def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin) -> None:
+    ends = [frame.loc[frame["change"].idxmin()], frame.loc[frame["change"].idxmax()]]
+    said = " to ".join(f"{one['change']:+.3f} ({one['task']}, {one['layer']})" for one in ends)
+    view.chart(
+        repair_charts.change_map(frame, unit),
+        what.replace(" ", "-"),
+        f"{what.capitalize()} by task and layer, {said}",
+        Numbers(what, frame, _CHANGE, origin),
+    )
+
+
+def _mean(drift: Mapping[str, float]) -> float:
+    return sum(drift.values()) / len(drift)

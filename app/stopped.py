@@ -1,0 +1,41 @@
+"""What a page says that was not drawn to its end: streamlit's Stop ends a run wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import streamlit as st
+
+_UNLESS_STOPPED = """<style>
+.st-key-stopped { display: none; }
+[data-testid="stApp"][data-test-script-state="notRunning"] .st-key-stopped { display: flex; }
+</style>"""
+_NOTICE = "notice that the page is not whole"
+
+
+@contextmanager
+def said_if_stopped() -> Iterator[None]:
+    """Around everything that a page draws. Its first element says that the page is not whole, and is hidden while the
+    page runs; the end of the run takes it away. A run that was stopped can draw nothing any more, so there it stays.
+    """
+    place = st.session_state[_NOTICE] = st.empty()
+    with place.container(key="stopped"):
+        st.html(_UNLESS_STOPPED)
+        st.warning(
+            "This page was stopped before it was whole: what is below may be missing or of an earlier run.",
+            icon=":material/front_hand:",
+        )
+        st.button("Run the page again", key="run-again", icon=":material/refresh:")
+    try:
+        yield
+    finally:
+        place.empty()
+
+
+def end_page() -> NoReturn:
+    """End the page here, as it is meant to be: there is nothing more to show. `st.stop` alone would look like Stop."""
+    if _NOTICE in st.session_state:
+        st.session_state[_NOTICE].empty()
+    st.stop()

@@ -1,0 +1,79 @@
+"""How well the linear systems of a calibration are posed: eigenvalues of every left matrix, measured when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from featcal.calibration.calibrate import calibrate
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.moments import BlockMoments, FirstBlock
+from featcal.family import Family
+from featcal.models.lane import ExpertPass
+from featcal.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved together.
+
+    Norms are not here: theirs are systems of two unknowns.
+    """
+
+    layer: str
+    """The block, as tables name it."""
+    maps: str
+    """The linear maps, by their names inside the block."""
+    width: int
+    """Features of their input: the side of the matrix."""
+    tokens: int
+    """Tokens of all tasks that count; with fewer than `width` some directions are the anchor's alone."""
+    smallest: float
+    """Eigenvalue of the left matrix, `lam + eps` where the samples miss a direction."""
+    largest: float
+    effective_rank: float
+    """sum_j mu_j / (mu_j + lam + eps) over the eigenvalues mu of the sum without lam: how many directions the samples
+    decide and not the anchor; the rank as lam goes to 0."""
+
+    @property
+    def condition(self) -> float:
+        """Largest over smallest eigenvalue; at most 1 + N / lam for N tasks."""
+        return self.largest / self.smallest if self.smallest > 0 else float("inf")
+
+
+def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:
+    """One system, before it is solved; costs a decomposition of the matrix in float64."""
+    sums, ridge = group.sums, config.lam + config.eps
+    found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
+    decided = found.clamp_min(0)
+    rank = float((decided / (decided + ridge)).nan_to_num(0.0).sum())
+    names = ", ".join(group.names)
+    return Conditioning(
+        layer, names, group.inputs, sums.tokens, float(found[0]) + ridge, float(found[-1]) + ridge, rank
+    )
+
+
+def measure_conditioning(
+    family: Family,
+    config: CalibrationConfig,
+    experts: Mapping[str, ExpertPass] | None = None,
+    first: FirstBlock | None = None,
+    progress: Progress = silent,
+) -> list[Conditioning]:
+    """Every system that a calibration solves, in forward order; takes a calibration and the decompositions.
+
+    Raises:
+        InputError, NumericalError: as `calibrate`.
+    """
+    adapter, found = family.adapter, list[Conditioning]()
+    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
+
+    def look(moments: BlockMoments) -> None:
+        linears = (group for group in moments.groups if isinstance(group, LinearGroup))
+        found.extend(conditioning_of(layers[moments.block.name], group, config) for group in linears)
+
+    calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)
+    return found

@@ -1,0 +1,170 @@
+"""One block solved with other options while everything in front of it stays: what a slider shows before the exact run.
+
+What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
+from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
+see other features; and nothing behind it is computed. The preview of the first calibrated block is therefore exact, and
+of others the better the less the options moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.forward_order import STUDENT, as_stored, count_block
+from featcal.calibration.moments import BlockMoments
+from featcal.calibration.token_rows import task_rows
+from featcal.errors import InputError
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Stage, walking
+from featcal.models.lane import ExpertPass, through
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+from featcal.words import did_you_mean
+
+FREE = ("lam", "rho", "alpha", "biases")
+"""The options that a preview may have others of."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """One batch of a task in front of the block, on the samples that drift is measured on."""
+
+    call: Call
+    """How the exact run's model calls the block."""
+    target: Tensor
+    """The expert's state behind it."""
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class BlockPreview:
+    """A block as other options would leave it."""
+
+    config: CalibrationConfig
+    layer: str
+    tensors: Mapping[str, Tensor]
+    """All of the block, by canonical name, as they would be stored."""
+    drift: Mapping[str, float]
+    """By task: mean over samples of ||h_model - h_expert|| behind the block over the mean of ||h_expert||."""
+
+    def apart(self, model: Weights) -> float:
+        """||preview - model|| / ||model|| over the tensors of the block: its error, if `model` is the exact run."""
+        theirs = model.read(self.tensors)
+        gap = sum(float((own.double() - theirs[n].double()).square().sum()) for n, own in self.tensors.items())
+        size = sum(float(tensor.double().square().sum()) for tensor in theirs.values())
+        return float((gap / size) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is kept of one block of an exact run: its statistics with alpha = 0 and 1, between which targets are
+    affine, in float64 products, and the states in front of it of the samples that drift is measured on."""
+
+    config: CalibrationConfig
+    """Options of the exact run."""
+    layer: str
+    run: Run
+    stage: Stage
+    block: Block
+    moments: tuple[BlockMoments, BlockMoments]
+    sums: Sequence[object]
+    """What the statistics hold, where `featcal.results.nbytes` sees it."""
+    before: Mapping[str, Sequence[Before]]
+
+    def solve(self, config: CalibrationConfig) -> BlockPreview:
+        """The block with other lam, rho, alpha or biases, by the closed form alone.
+
+        Raises:
+            InputError: another option differs; only an exact run can tell.
+            NumericalError: a system that cannot be solved with these options.
+        """
+        if replace(config, **{name: getattr(self.config, name) for name in FREE}) != self.config:
+            raise InputError(f"a preview can have other {', '.join(FREE)} than its exact run, and no other option")
+        run, block = self.run, self.block
+        with walking(run.adapter):
+            merged, base = run.merged.read(block.names), run.base.read(block.names)
+            moments = self.moments[0].between(self.moments[1], config)
+            own, under = (block.local(run.compute.move(tensors)) for tensors in (merged, base))
+            solved = {n: t for group in moments.groups for n, t in group.solve(own, under, config).items()}
+            tensors = merged | as_stored(block.canonical(solved), merged)
+            return BlockPreview(config, self.layer, tensors, self.drift(tensors))
+
+    def drift(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+        """Relative drift by task behind the block, made of `tensors`, on what stands in front of it."""
+        found = {}
+        with walking(self.run.adapter):
+            placed = self.block.local(self.run.compute.place(tensors))
+            for task, batches in self.before.items():
+                drift = norm = 0.0
+                for one in batches:
+                    after = self.stage.state(through(self.stage, self.block, placed, one.call), one.batch)
+                    drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
+                    norm += float(one.target.double().flatten(1).norm(dim=1).sum())
+                found[task] = drift / norm
+        return found
+
+
+def hold(
+    run: Run,
+    config: CalibrationConfig,
+    model: Weights,
+    layer: str,
+    fitted: Mapping[str, ExpertPass],
+    measured: Mapping[str, ExpertPass],
+) -> Preview:
+    """Walk to one block of an exact run and keep what its previews need.
+
+    Args:
+        config, model: options of the exact run and what it gave.
+        layer: the block, as tables name it.
+        fitted: the samples that it was calibrated on.
+        measured: the samples that drift is measured on.
+
+    Raises:
+        InputError: no such block, or nothing of it is calibrated.
+    """
+    adapter = run.adapter
+    names = dict(zip(adapter.block_layers(), (block.name for block in adapter.blocks()), strict=True))
+    if layer not in names:
+        raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
+    chosen = config.blocks is None or layer in config.blocks
+    with walking(adapter):
+        walk, stage, index = _walk_to(run, fitted, model, names[layer])
+        careful = replace(config, lam=0.0)  # products in float64, as good for any lam
+        zero, whole = (BlockMoments(stage, index, replace(careful, alpha=alpha), chosen) for alpha in (0.0, 1.0))
+        if not zero.modules:
+            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
+        block, lanes = stage.blocks[index], walk.lanes[STUDENT]
+        rows = {task: task_rows(stage, lanes[task].calls, one.batches, config) for task, one in fitted.items()}
+        count_block(run, walk, (zero, whole), run.merged.read(block.names), rows)
+        walk, _, _ = _walk_to(run, measured, model, names[layer])
+        before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
+    sums = [group.sums for moments in (zero, whole) for group in moments.groups]
+    return Preview(config, layer, run, stage, block, (zero, whole), sums, before)
+
+
+def _walk_to(run: Run, experts: Mapping[str, ExpertPass], model: Weights, block: str) -> tuple[Walk, Stage, int]:
+    """All lanes in front of a block, named by the prefix of its tensors, with its stage and index."""
+    walk = Walk(run, "walking to a block", experts, {STUDENT: model})
+    for stage in run.adapter.stages:
+        walk.enter(stage)
+        for index, here in walk.blocks(stage):
+            if here.name == block:
+                return walk, stage, index
+            tensors = here.local(run.compute.place(model.read(here.names)))
+            for task, stored in walk.experts_at(here):
+                for lane, own in ((walk.experts[task], stored), (walk.lanes[STUDENT][task], tensors)):
+                    for _ in lane.walk(stage, here, own):
+                        pass
+    raise AssertionError(block)
+
+
+def _before(walk: Walk, task: str, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> list[Before]:
+    """Every batch of a task: the student's call, and where the expert (its tensors are `stored`) goes from there."""
+    lane = walk.lanes[STUDENT][task]
+    steps = zip(lane.calls, walk.experts[task].walk(stage, block, stored), lane.batches, strict=True)
+    return [Before(call, stage.state(step.after, batch), batch) for call, step, batch in steps]

@@ -1,0 +1,91 @@
+"""Where a calibration helped → plotly figures."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from featcal.figures.names import label, shorten
+from featcal.figures.theme import COLOUR, finish, layer_axis
+
+_BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
+"""Blue and orange are told apart by every kind of colour vision; no colour depends on the ground."""
+_INK = "#14171C"
+"""Numbers in cells: at least 4.5 to 1 on every colour of the scale."""
+_WRITTEN = 120
+"""Cells up to which every one has its number in it."""
+
+
+def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
+    """A heat map of `change` by layer (across, in forward order) and task (down); blue is less, orange is more.
+
+    Args:
+        frame: columns task, layer, before, after and change.
+        unit: of the change.
+    """
+    layers, tasks = (list(dict.fromkeys(frame[name])) for name in ("layer", "task"))
+    table = {name: frame.pivot(index="task", columns="layer", values=name) for name in ("before", "after", "change")}
+    ordered = {name: one.reindex(index=tasks, columns=layers).to_numpy() for name, one in table.items()}
+    change = ordered["change"]
+    most = float(abs(change).max()) or 1.0
+    figure = go.Figure(
+        go.Heatmap(
+            x=layers,
+            y=[label(task) for task in tasks],
+            z=change,
+            customdata=pd.DataFrame({name: ordered[name].ravel() for name in ("before", "after")})
+            .to_numpy()
+            .reshape(*change.shape, 2),
+            zmin=-most,
+            zmax=most,
+            colorscale=_BETTER_TO_WORSE,
+            xgap=2,
+            ygap=2,
+            texttemplate="%{z:+.2f}" if change.size <= _WRITTEN else None,
+            textfont={"color": _INK},
+            colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12},
+            hovertemplate="%{y}, %{x}: %{customdata[0]:.3f} → %{customdata[1]:.3f} (%{z:+.3f})<extra></extra>",
+        )
+    )
+    layer_axis(figure, layers)
+    figure.update_yaxes(
+        tickvals=[label(task) for task in tasks],
+        ticktext=[label(shorten(task, 18)) for task in tasks],
+        autorange="reversed",
+        title=None,
+    )
+    finish(figure, 130 + 34 * len(tasks)).update_layout(margin={"t": 24})
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False)
+    return figure
+
+
+def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
+    """Mean score per task as a symbol, from the lowest to the highest as a line.
+
+    Args:
+        frame: columns task, mean, lowest and highest.
+    """
+    figure = go.Figure()
+    figure.add_scatter(
+        x=frame["task"].map(label),
+        y=frame["mean"],
+        mode="markers",
+        name="mean over seeds, from the lowest to the highest",
+        marker={"color": COLOUR["calibrated"], "size": 10},
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": frame["highest"] - frame["mean"],
+            "arrayminus": frame["mean"] - frame["lowest"],
+            "thickness": 2,
+            "width": 8,
+        },
+        customdata=frame[["lowest", "highest"]].to_numpy(),
+        hovertemplate="%{x}: %{y:.1f} (%{customdata[0]:.1f} to %{customdata[1]:.1f})<extra></extra>",
+        showlegend=True,
+    )
+    figure.update_yaxes(title=unit)
+    names = {label(task): label(shorten(task, 24)) for task in frame["task"]}
+    figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
+    return finish(figure, 340)

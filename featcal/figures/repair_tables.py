@@ -1,0 +1,79 @@
+"""What a calibration changed, where, and how well posed it was → data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from featcal.calibration.conditioning import Conditioning
+    from featcal.drift.ledger import DriftLedger, Features
+    from featcal.evaluation.evaluate import Scores
+
+
+def drift_change(before: Features, after: Features) -> pd.DataFrame:
+    """One row per task and layer: relative drift of two models, and what the second changed; below 0 it helped."""
+    pairs = (
+        (task, old, new)
+        for task, one in before.tasks.items()
+        for old, new in zip(one.layers, after.tasks[task].layers, strict=True)
+    )
+    return _changed([(task, old.layer, old.relative_drift, new.relative_drift) for task, old, new in pairs])
+
+
+def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame:
+    """One row per task and layer: what of the final relative drift is booked to the layer (its share of Prop. 2 times
+    that drift), of two models, and what the second changed; below 0 it helped."""
+    return _changed(
+        [
+            (task, layer, old, new)
+            for task in before.tasks
+            for (layer, old), new in zip(_booked(before, task).items(), _booked(after, task).values(), strict=True)
+        ]
+    )
+
+
+def conditioning(found: Sequence[Conditioning]) -> pd.DataFrame:
+    """One row per system: layer, maps, width, tokens, smallest and largest eigenvalue, their ratio, effective rank and
+    its share of the width."""
+    frame = pd.DataFrame([{**asdict(one), "condition": one.condition} for one in found])
+    return frame.assign(**{"rank / width": frame["effective_rank"] / frame["width"]})
+
+
+def model_summary(features: Mapping[str, Features], scores: Mapping[str, Scores]) -> pd.DataFrame:
+    """One row per model: mean over tasks of the final relative drift and, where there are scores, of these in %."""
+    rows = []
+    for model, one in features.items():
+        drifts = [task.layers[-1].relative_drift for task in one.tasks.values()]
+        row = {"model": model, "final drift": sum(drifts) / len(drifts), "cosine": one.macro_cosine}
+        rows.append({**row, "score, %": 100 * scores[model].average} if scores else row)
+    return pd.DataFrame(rows)
+
+
+def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
+    """One row per task and one for the average: mean, lowest and highest score in % over calibrations with several
+    seeds, their range in points, and the score with every seed."""
+    columns = {f"seed {seed}": [*(s.value for s in one.tasks.values()), one.average] for seed, one in scores.items()}
+    tasks = list(next(iter(scores.values())).tasks)
+    own = 100 * pd.DataFrame(columns, index=pd.Index([*tasks, "average"], name="task"))
+    summed = pd.DataFrame({"mean": own.mean(axis=1), "lowest": own.min(axis=1), "highest": own.max(axis=1)})
+    summed["range"] = summed["highest"] - summed["lowest"]
+    return summed.join(own).reset_index()
+
+
+def _booked(ledger: DriftLedger, task: str) -> dict[str, float]:
+    """By layer: share of the final drift times the final relative drift; 0 where nothing drifted."""
+    one = ledger.tasks[task]
+    assert one.attribution is not None
+    if not bool(one.attribution.final_square.sum() > 0):
+        return {layer.layer: 0.0 for layer in one.layers}
+    final, shares = one.layers[-1].relative_drift, one.attribution.shares.tolist()
+    return {layer.layer: share * final for layer, share in zip(one.layers, shares, strict=True)}
+
+
+def _changed(rows: list[tuple[str, str, float, float]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=["task", "layer", "before", "after"])
+    return frame.assign(change=frame["after"] - frame["before"])

@@ -1,0 +1,124 @@
+"""What a job can do: kinds by name, each a function that runs in the worker and gives a document.
+
+Whatever needs torch is imported where it runs: pages and the manager read this table too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featcal.progress import Progress
+
+if TYPE_CHECKING:
+    from featcal.calibration.calibrate import CalibrationResult
+    from featcal.calibration.config import CalibrationConfig
+    from featcal.evaluation.evaluate import Scores
+    from featcal.family import Family
+
+CHECKPOINT = "checkpoint"
+"""What a calibrated folder is called in the folder of its job."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kind gets."""
+
+    suite: str
+    args: Mapping[str, Any]
+    folder: Path
+    """The job's own: what is written there is kept with its document."""
+    progress: Progress
+
+
+def calibrate(work: Work) -> dict[str, Any]:
+    """Calibrate to a folder, going on from the blocks that a process which died had finished.
+
+    `args`: `options`, fields of `CalibrationConfig` (what is not given is the suite's, else the paper's), and `out`,
+    a folder to write; without it the checkpoint stays with the job.
+
+    Returns:
+        The document of `featcal calibrate --json`.
+    """
+    from featcal.calibration.calibrate import calibrate_to_folder, config_for
+    from featcal.family import open_family
+    from featcal.suite import load_suite
+
+    family = open_family(load_suite(work.suite))
+    config = config_for(family, **work.args.get("options", {}))
+    kept = work.folder / CHECKPOINT
+    out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
+    if out == kept:
+        shutil.rmtree(kept, ignore_errors=True)  # without a document it is not known to be whole
+    partial = out.with_name(f"{out.name}.partial")
+    begun = partial.exists()
+    try:
+        return calibrate_to_folder(family, config, out, resume=begun, progress=work.progress)
+    except BaseException:  # cancelled too
+        if out == kept or not begun:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def scores(work: Work) -> dict[str, Any]:
+    """Score a model on a split.
+
+    `args`: `model` (a name, a folder or a Hub id), `split`, `samples` per task (None: all), `seed`.
+
+    Returns:
+        The document of `featcal evaluate --json`, with the model's and the right answer to every sample.
+    """
+    from featcal.family import open_family
+    from featcal.session import Session
+    from featcal.suite import load_suite
+    from featcal.views import View
+
+    session = Session(open_family(load_suite(work.suite)), one_shot=True)
+    view = View(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
+    found = session.scores(work.args["model"], view, work.progress)
+    answers = {
+        task: {"predictions": list(_listed(one.predictions)), "labels": list(_listed(one.labels))}
+        for task, one in found.tasks.items()
+    }
+    return {**found.to_json(), "answers": answers}
+
+
+KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores}
+"""Name → what the worker calls."""
+
+
+def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
+    """What a "calibrate" job has left, as `calibrate` gives it; its blocks are read into memory.
+
+    Raises:
+        InputError: the folder is not there any more, or not of this suite.
+    """
+    from featcal.calibration.calibrate import CalibrationResult
+    from featcal.formats.weights import Overlay
+
+    written = family.model(str(document["out"]))
+    blocks = written.read(name for block in family.adapter.blocks() for name in block.names)
+    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks), dict(document))
+
+
+def scores_from(document: Mapping[str, Any]) -> Scores:
+    """What a "scores" job has left, as `Session.scores` gives it."""
+    import torch
+
+    from featcal.evaluation.evaluate import Scores, TaskScore
+
+    def read(values: list[Any]) -> Any:
+        return tuple(values) if values and isinstance(values[0], str) else torch.tensor(values)
+
+    tasks = {}
+    for task, one in document["tasks"].items():
+        said = document["answers"][task]
+        tasks[task] = TaskScore(one["metric"], one["value"], read(said["predictions"]), read(said["labels"]))
+    return Scores(document["suite"], document["model"], document["split"], tasks)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, tuple) else list(values.tolist())

@@ -1,0 +1,72 @@
+"""What is worth a process of its own: by the estimates of the preflight and the size of the models."""
+
+from __future__ import annotations
+
+import torch
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.evaluation.evaluate import BATCH_SIZE
+from featcal.preflight.estimates import calibration_seconds, scoring_seconds
+from featcal.preflight.samples import Drawn
+from featcal.session import Session
+from featcal.views import View
+
+LONG = 2.0
+"""Seconds of work that a page does itself."""
+SMALL = 64 * 2**20
+"""Bytes of a model that is read in a moment."""
+LONG_IF_SMALL = 60.0
+"""The same of small models: estimates of them are mostly of how busy the machine is, and a process of its own takes
+some ten seconds to begin."""
+LOOKED_AT = 2
+"""Samples of a task that tell how many tokens one has; of text, which is cheap and varies, more."""
+LOOKED_AT_OF_TEXT = 16
+
+
+def is_long(session: Session, seconds: float) -> bool:
+    """Whether work on a session's suite that takes so long belongs into a process of its own."""
+    info = session.family.merged.info
+    stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
+    return seconds > (LONG if stored > SMALL else LONG_IF_SMALL)
+
+
+def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
+    """Of the processor of this machine; estimated once for all options that cost the same.
+
+    Raises:
+        InputError: samples that cannot be drawn.
+    """
+
+    def make() -> float:
+        drawn = _drawn(session, View(config.samples, "calibration", config.seed))
+        return calibration_seconds(session.family.adapter, drawn, config)
+
+    alike = config.samples, config.batch_size, config.precision, config.lam < 1e-3
+    return session.once("seconds to calibrate", alike, make)
+
+
+def seconds_to_score(session: Session, view: View) -> float:
+    """Of scoring one model.
+
+    Raises:
+        InputError: samples that cannot be drawn.
+    """
+
+    def make() -> float:
+        family = session.family
+        answers = {task: spec.max_target_length for task, spec in family.suite.tasks.items()} if session.is_text else {}
+        return scoring_seconds(family.adapter, _drawn(session, view), BATCH_SIZE, answers)
+
+    return session.once("seconds to score", (view.samples, view.split, view.seed), make)
+
+
+def _drawn(session: Session, view: View) -> dict[str, Drawn]:
+    """The size of what a view draws of every task, told by its first samples."""
+    family, split = session.family, view.split or session.split
+    first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
+    found = {}
+    for task in session.tasks:
+        few = family.samples(task, split, view.samples, view.seed, first)
+        size = sum(one.numel() * one.element_size() for one in few.inputs.values())
+        found[task] = Drawn(few.total, family.adapter.tokens(few.inputs) / len(few), size / len(few))
+    return found

@@ -1,0 +1,43 @@
+"""What a visitor of a suite wants done, as an order that tells it from everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.jobs.kinds import KINDS
+from featcal.jobs.queue import Order
+from featcal.resources import code_digest, embedded_suites
+from featcal.schema.model_name import REFERENCE, model_name
+from featcal.suite import load_suite
+from featcal.suite_files import Stamp, model_stamp, suite_stamp
+
+
+def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
+    """The order of some work on a suite.
+
+    Its key has the suite's text, all its files as they are now, those of `args["model"]` and featcal's code in it:
+    where any of these changes, an earlier result is not taken for this one's.
+
+    Args:
+        suite: an embedded name or the path of a suite file.
+        args: as `KINDS` has them for the kind.
+        stamp: of the suite, where it is known.
+
+    Raises:
+        InputError: no such kind, or what `load_suite` says of the suite.
+    """
+    if kind not in KINDS:
+        raise InputError(f"no kind of job is called '{kind}'; there are {', '.join(KINDS)}")
+    place = suite if suite in embedded_suites() else str(Path(suite).expanduser().absolute())
+    files = suite_stamp(load_suite(place)) if stamp is None else stamp
+    here = Path.cwd()
+    model = str(args.get("model", "merged"))
+    read = model_stamp(model, here) if model_name(model).kind == REFERENCE else ()
+    told_by = [kind, files, dict(args), str(here), read, code_digest()]
+    key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
+    return Order(kind, place, args, str(here), key)

@@ -1,0 +1,12 @@
+"""`featcal` whose pages give every calibration to a job, however little it takes: `python app_of_jobs.py app`."""
+
+if __name__ == "__main__":
+    from featcal import launch
+    from featcal.cli import main
+
+    launch.FIRST_NEEDED = (*launch.FIRST_NEEDED, "app_of_jobs")  # when torch is there: the server is to come up before
+    main()
+else:
+    from featcal.jobs import lengths
+
+    lengths.LONG = lengths.START = 0.0

@@ -1,0 +1,63 @@
+"""How well the linear systems of a calibration are posed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import BLOCKS, TASKS
+from featcal.calibration.calibrate import calibrate
+from featcal.calibration.conditioning import conditioning_of, measure_conditioning
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.gram import Gram
+from featcal.calibration.linear_group import LinearGroup, LinearSums
+from featcal.family import Family
+from featcal.session import Session
+
+CONFIG = CalibrationConfig(samples=12, batch_size=5)
+PATCHES = 10  # 3 x 3 and the class token
+
+
+def test_numbers_of_a_known_matrix() -> None:
+    group = LinearGroup(["q"], "all", {"q": torch.nn.Linear(4, 2)})
+    gram = Gram.zeros(4, torch.device("cpu"), torch.float64)
+    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0]
+    gram.add_rows(torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.0], dtype=torch.float64).sqrt()) @ turn)
+    sums = LinearSums.zeros(torch.zeros(2, 4, dtype=torch.float64))
+    sums.gram, sums.tokens, group._sums = gram, 3, sums
+    found = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0))
+    assert (found.layer, found.maps, found.width, found.tokens) == ("block 7", "q", 4, 3)
+    assert found.smallest == pytest.approx(0.5, abs=1e-12)
+    assert found.largest == pytest.approx(3.5, rel=1e-12)
+    assert found.condition == pytest.approx(7.0, rel=1e-12)
+    assert found.effective_rank == pytest.approx(3 / 3.5 + 1 / 1.5 + 0.5, rel=1e-12)
+    assert group.sums is sums  # nothing was used up
+
+
+def test_every_system_is_there_and_bounded(tiny: Family) -> None:
+    found = measure_conditioning(tiny, CONFIG)
+    assert len(found) == 4 * (BLOCKS - 1) + 5
+    assert [one.layer for one in found[::4]][:BLOCKS] == ["block 0", "block 1", "block 2"]
+    for one in found:
+        assert CONFIG.lam <= one.smallest * (1 + 1e-6) <= one.largest
+        assert one.condition <= 1 + len(TASKS) / CONFIG.lam  # Frobenius norms of the parts are 1
+        assert one.tokens == len(TASKS) * 12 * PATCHES
+        assert 0 < one.effective_rank < one.width
+    strong = measure_conditioning(tiny, replace(CONFIG, lam=10.0))
+    assert all(weak.effective_rank > one.effective_rank for weak, one in zip(found[:4], strong[:4], strict=True))
+
+
+def test_parts_have_systems_of_their_own(tiny: Family) -> None:
+    found = measure_conditioning(tiny, replace(CONFIG, blocks=("block 1",), maps=("mlp",), tasks=("pets",)))
+    assert [(one.layer, one.maps) for one in found] == [("block 1", "mlp.fc1"), ("block 1", "mlp.fc2")]
+    assert {one.tokens for one in found} == {12 * PATCHES}
+
+
+def test_a_session_measures_it_once_and_calibrates_alike(tiny: Family) -> None:
+    own = Session(tiny)
+    assert own.conditioning(CONFIG) is own.conditioning(CONFIG)
+    assert own.conditioning(CONFIG) == measure_conditioning(tiny, CONFIG)
+    ours, theirs = (one.weights.read(tiny.adapter.tower) for one in (own.calibrated(CONFIG), calibrate(tiny, CONFIG)))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
