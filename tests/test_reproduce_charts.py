@@ -112,6 +112,13 @@ def cosines(frame: Any, found: Documents) -> Pairs:
         yield frame[model], [row["cosine"] for row in one["tasks"]["signs"]["per_sample"]]
 
 
+def distances(frame: Any, found: Documents) -> Pairs:
+    for model, one in found.items():
+        rows = one["tasks"]["signs"]["per_sample"]
+        yield part(frame, model)["cosine"], [row["cosine"] for row in rows]
+        yield part(frame, model)["L2 distance"], [row["distance"] for row in rows]
+
+
 def gains(frame: Any, found: Documents) -> Pairs:
     before, after = (list(one["tasks"].values()) for one in found.values())
     gained = [(a["final"]["cosine"], b["final"]["cosine"]) for a, b in zip(before, after, strict=True)]
@@ -153,6 +160,7 @@ CHARTS: dict[str, tuple[str, Callable[[Any, Documents], Pairs]]] = {
     "mean cosines": ("cosines", mean_cosines),
     "cosines signs": ("cosines", cosines),
     "gains": ("cosines", gains),
+    "distances signs head": ("features", distances),
     "task vector cosines": ("cosines", task_vectors),
     "accuracy": ("accuracy", accuracy),
     "flips signs": ("accuracy", flips),
@@ -174,7 +182,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Numbers]:
     return found
 
 
-@pytest.mark.parametrize("page", ["drift", "calibrate", "cosines", "accuracy"])
+@pytest.mark.parametrize("page", ["drift", "calibrate", "cosines", "accuracy", "features"])
 def test_commands_give_the_numbers_of_charts(page: str, tiny_suite_file: Path, shown: dict[str, Numbers]) -> None:
     app = opened(tiny_suite_file, page, **MODELS, sources="true", task="signs", layer="head")
     if page == "accuracy":
@@ -190,7 +198,8 @@ def test_commands_give_the_numbers_of_charts(page: str, tiny_suite_file: Path, s
         assert "\n".join(lines) in on_page
         for line in set(lines) - ran.keys():
             ran[line] = document(line)
-        found = {label: ran[line] for label, line in zip(numbers.origin.models, lines, strict=True)}
+        models = [label for label, name in numbers.origin.models.items() if name in measured.models]
+        found = {label: ran[line] for label, line in zip(models, lines, strict=True)}
         pairs = list(CHARTS[what][1](numbers.frame, found))
         assert pairs
         for said, again in pairs:
