@@ -252,7 +252,13 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
         cloud_charts.histograms(values, axis),
         "distances",
         f"Histogram of the {axis}, {layer}; means: {means}",
-        numbers=Numbers(f"distances {next(iter(origin.counts))} {layer}", tables.stacked(frames), units, origin),
+        numbers=Numbers(
+            f"distances {next(iter(origin.counts))} {layer}",
+            tables.stacked(frames),
+            units,
+            origin,
+            kind="samples" if layer == LAST_LAYER else "",  # of the layers before no command says them
+        ),
     )
 
 

@@ -73,7 +73,9 @@ class Numbers:
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
-        models, drawn = tuple(dict.fromkeys(origin.models.values())), View(on.samples, origin.split, on.seed)
+        every = self.kind in ("scores", "answers")  # drift is from the experts, so of one it is none
+        models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
+        drawn = View(on.samples, origin.split, on.seed)
         measured = Measured(self.kind, reference, models, drawn)
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 

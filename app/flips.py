@@ -82,7 +82,7 @@ def section(session: Session, models: Mapping[str, ModelId], task: str, on: View
         st.info(f"None of {plain(task)} is {show}.", icon=":material/info:")
     else:
         name = "flips" if show == "flipped" else f"samples {show}"
-        samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin), split)
+        samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split)
     samples.offer_measurements(session, everyone, on)
     picked = samples.picked(session, on)
     if not picked and data.images is not None and not kept.empty:

@@ -72,7 +72,8 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
     st.markdown(_summary(frame, ids, models, task))
     gallery(data, frame.iloc[ids])
     origin = downloads.of_samples(session, on, everyone).of_task(task)
-    numbers = Numbers(f"selected samples {task}", frame.iloc[ids], sample_tables.UNITS, origin)
+    kind = "answers" if on.samples is None else "samples"
+    numbers = Numbers(f"selected samples {task}", frame.iloc[ids], sample_tables.UNITS, origin, kind=kind)
     view.table(numbers)
     with st.container(horizontal=True):
         st.button("Clear the selection", on_click=pick, args=([],), icon=":material/close:", key="clear-picked")

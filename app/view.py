@@ -157,20 +157,20 @@ def formats(numbers: Numbers) -> dict[str, Any]:
 
 def csv(numbers: Numbers) -> None:
     """The whole table as CSV, which is written when it is asked for, and how to get its numbers again."""
-    row = st.container(horizontal=True)
-    row.download_button(
-        "Download CSV",
-        numbers.csv,
-        f"{numbers.name}.csv",
-        "text/csv",
-        key=f"csv-{numbers.name}",
-        on_click="ignore",
-        icon=":material/download:",
-    )
     measured = numbers.measured(state.reference())
-    if measured is not None:
-        with row.popover("Command and Python", icon=":material/terminal:"):
-            again(measured)
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download CSV",
+            numbers.csv,
+            f"{numbers.name}.csv",
+            "text/csv",
+            key=f"csv-{numbers.name}",
+            on_click="ignore",
+            icon=":material/download:",
+        )
+        if measured is not None:
+            with st.popover("Command and Python", icon=":material/terminal:"):
+                again(measured)
 
 
 def again(measured: Measured) -> None:

@@ -32,6 +32,8 @@ class _Kind:
 
 
 _LAYERS = "tasks.TASK.layers[]"
+_PAIR = "differences"
+"""The kind that is of two models at once."""
 _KINDS = {
     "drift": _Kind("drift", (), (), _LAYERS, "ledger.to_frame()"),
     "attribution": _Kind("drift", ("--attribution",), ("attribution",), _LAYERS, "ledger.to_frame()"),
@@ -73,6 +75,7 @@ _KINDS = {
         "tasks.TASK.answers[]",
         "{task: one.answers() for task, one in scores.tasks.items()}",
     ),
+    _PAIR: _Kind("compare", (), (), "tasks.TASK", "compare(session, *models, view=view).to_frame()"),
 }
 KINDS = tuple(_KINDS)
 
@@ -104,17 +107,20 @@ class Measured:
 
 
 def commands(measured: Measured) -> tuple[str, ...]:
-    """The command lines, one per model.
+    """The command lines, one per model; of a pair of models one.
 
     >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), View(64, "validation")))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
     """
+    if measured.what == _PAIR:
+        return (_command(measured, *measured.models),)
     return tuple(_command(measured, model) for model in measured.models)
 
 
-def _command(measured: Measured, model: str) -> str:
+def _command(measured: Measured, *models: str) -> str:
     kind, on = _KINDS[measured.what], measured.on
-    parts = ["featcal", kind.command, measured.suite, "--model", model, *kind.flags]
+    named = [word for model in models for word in ("--model", model)]
+    parts = ["featcal", kind.command, measured.suite, *named, *kind.flags]
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
     for name, given in (("samples", on.samples), ("split", on.split), ("seed", on.seed)):
@@ -134,6 +140,8 @@ def python(measured: Measured) -> str:
         print(model, scores.to_frame(), sep="\\n")
     """
     kind = _KINDS[measured.what]
+    if measured.what == _PAIR:
+        return _python_of_pair(measured)
     made = [
         *_arguments(measured.on, kind.command == "evaluate"),
         *([] if measured.tokens == "all" else [f"tokens={measured.tokens!r}"]),
@@ -149,6 +157,18 @@ def python(measured: Measured) -> str:
         f"for model in {measured.models!r}:",
         *([f"    {name} = {function}(session, model, {', '.join(made)})"] if needs else []),
         f'    print(model, {kind.read}, sep="\\n")',
+    ]
+    return "\n".join(lines)
+
+
+def _python_of_pair(measured: Measured) -> str:
+    lines = [
+        "from featcal import View, compare, open_session",
+        "",
+        f"session = open_session({measured.suite!r})",
+        f"view = View({', '.join(_arguments(measured.on, True))})",
+        f"models = {measured.models!r}",
+        f'print(models, {_KINDS[_PAIR].read}, sep="\\n")',
     ]
     return "\n".join(lines)
 

@@ -76,10 +76,11 @@ def decisions(frame: Any, found: Documents) -> Pairs:
 def margins(frame: Any, found: Documents) -> Pairs:
     for model, one in found.items():
         task = one["tasks"]["signs"]
-        for name in ("margin", "score_change", "certified", "correct"):
-            yield part(frame, model)[name], [row[name] for row in task["margins"]]
+        yield frame["expert margin"], [row["margin"] for row in task["margins"]]
+        for column, name in (("score change", "score_change"), ("certified", "certified"), ("agrees", "agrees")):
+            yield frame[f"{model} {column}"], [row[name] for row in task["margins"]]
         for name in ("drift", "cosine"):
-            yield part(frame, model)[name], [row[name] for row in task["per_sample"]]
+            yield frame[f"{model} {name}"], [row[name] for row in task["per_sample"]]
 
 
 def feature_sources(frame: Any, found: Documents) -> Pairs:
@@ -109,6 +110,13 @@ def mean_cosines(frame: Any, found: Documents) -> Pairs:
 def cosines(frame: Any, found: Documents) -> Pairs:
     for model, one in found.items():
         yield frame[model], [row["cosine"] for row in one["tasks"]["signs"]["per_sample"]]
+
+
+def distances(frame: Any, found: Documents) -> Pairs:
+    for model, one in found.items():
+        rows = one["tasks"]["signs"]["per_sample"]
+        yield part(frame, model)["cosine"], [row["cosine"] for row in rows]
+        yield part(frame, model)["L2 distance"], [row["distance"] for row in rows]
 
 
 def gains(frame: Any, found: Documents) -> Pairs:
@@ -152,6 +160,7 @@ CHARTS: dict[str, tuple[str, Callable[[Any, Documents], Pairs]]] = {
     "mean cosines": ("cosines", mean_cosines),
     "cosines signs": ("cosines", cosines),
     "gains": ("cosines", gains),
+    "distances signs head": ("features", distances),
     "task vector cosines": ("cosines", task_vectors),
     "accuracy": ("accuracy", accuracy),
     "flips signs": ("accuracy", flips),
@@ -173,7 +182,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Numbers]:
     return found
 
 
-@pytest.mark.parametrize("page", ["drift", "calibrate", "cosines", "accuracy"])
+@pytest.mark.parametrize("page", ["drift", "calibrate", "cosines", "accuracy", "features"])
 def test_commands_give_the_numbers_of_charts(page: str, tiny_suite_file: Path, shown: dict[str, Numbers]) -> None:
     app = opened(tiny_suite_file, page, **MODELS, sources="true", task="signs", layer="head")
     if page == "accuracy":
@@ -189,7 +198,8 @@ def test_commands_give_the_numbers_of_charts(page: str, tiny_suite_file: Path, s
         assert "\n".join(lines) in on_page
         for line in set(lines) - ran.keys():
             ran[line] = document(line)
-        found = {label: ran[line] for label, line in zip(numbers.origin.models, lines, strict=True)}
+        models = [label for label, name in numbers.origin.models.items() if name in measured.models]
+        found = {label: ran[line] for label, line in zip(models, lines, strict=True)}
         pairs = list(CHARTS[what][1](numbers.frame, found))
         assert pairs
         for said, again in pairs:

@@ -166,7 +166,7 @@ def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str],
         "shown; a sample's number is its place in the source."
     )
     title = f"What turned from {first} to {second}"
-    measured = replace(asked.measured("answers", on), models=(asked.names[first], asked.names[second]))
+    measured = replace(asked.measured("differences", on), models=(asked.names[first], asked.names[second]))
     return Part(
         title,
         said,
