@@ -132,7 +132,8 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     units = (
         f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"
     )
-    view.table(Numbers("anchor only", frame, units, downloads.of_samples(session, on, models)))
+    origin = downloads.of_samples(session, on, models)
+    view.table(Numbers("anchor only", frame, units, origin, kind="gains" if scores else "drift"))
     view.explain(text.ANCHOR_ONLY)
 
 
@@ -163,7 +164,12 @@ def spread(session: Session, compared: Compared, on: View) -> None:
         "spread-chart",
         f"{metric.capitalize()} over {SEEDS} seeds: average {average['lowest']:.1f} to {average['highest']:.1f}",
         Numbers(
-            "spread over seeds", frame, f"{metric} in %; range in points", downloads.of_samples(session, on, models), 1
+            "spread over seeds",
+            frame,
+            f"{metric} in %; range in points",
+            downloads.of_samples(session, on, models),
+            1,
+            "decisions",
         ),
         text.SPREAD,
     )
@@ -195,7 +201,7 @@ def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin
         repair_charts.change_map(frame, unit),
         what.replace(" ", "-"),
         f"{what.capitalize()} by task and layer, {said}",
-        Numbers(what, frame, _CHANGE, origin),
+        Numbers(what, frame, _CHANGE, origin, kind="attribution"),
     )
 
 
