@@ -123,7 +123,7 @@ def test_first_tokens_are_not_called_accuracy(sentences: Path) -> None:
 
 
 def test_text_flips_show_both_answers(sentences: Path) -> None:
-    app = opened(sentences, "accuracy", b="calibrated", lam="0.05")
+    app = opened(sentences, "accuracy", b="calibrated", lam="0.06")  # a model that no other test has scored
     button(app, "test split").click().run()
     assert healthy(app)
     assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
@@ -234,7 +234,7 @@ def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> No
 
 
 def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "accuracy", b="calibrated")
+    app = opened(tiny_suite_file, "accuracy", b="calibrated", rho="1.7")  # which no other test has scored
     assert len(app.metric) == 3
     button(app, "test split").click().run()
     assert healthy(app)

@@ -17,8 +17,8 @@ import torch
 from app_pages import button, opened
 from streamlit.testing.v1 import AppTest
 
-from app import catalogue, cloud, downloads, selection
-from featcal.figures import names, tables, theme
+from app import catalogue, cloud, downloads, samples, selection
+from featcal.figures import names, sample_tables, tables, theme
 from featcal.tasks.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
@@ -93,7 +93,7 @@ def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     captions: list[str] = []
     monkeypatch.setattr(st, "image", lambda *_, caption=(), **__: captions.extend(caption))
     monkeypatch.setattr(st, "caption", captions.append)
-    cloud.sample_section(data, [0, 1])
+    samples.gallery(data, sample_tables.sample_table(data, {}))
     catalogue._show_pictures({hostile("t"): data})
     assert len(captions) == 5
     assert all(names.plain(MARKUP) in one for one in captions)

@@ -462,10 +462,10 @@ def test_a_page_asks_waits_and_shows_the_result(tiny_suite_file: Path, slow: Que
     done(slow, job)
     app.run()
     assert healthy(app)
-    assert charts(app) == 2
+    assert charts(app) == 3
     assert not [one for one in app.button if one.label == "Cancel"]
     other = opened(tiny_suite_file, "calibrate", rho="1.3", samples="8")  # another visitor finds it
-    assert charts(other) == 2
+    assert charts(other) == 3
     assert len(slow.jobs()) == 1
 
 
