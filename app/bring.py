@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from featcal.suite import Suite, task_catalogue
 from featcal.suite_files import Stamp, suite_stamp
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
+_WRITTEN = "draft written"
 CHECKPOINT = "a checkpoint"
 FIELDS = [field.name for field in fields(DraftTask)]
 HELP = {
@@ -69,9 +71,15 @@ def form() -> None:
     known = ", ".join(task_catalogue())
     st.caption(f"One line per task. Entries of the catalogue: {plain(known)}.")
     if st.button("Make the suite file", icon=":material/edit_document:"):
-        rows = [{name: str(row.get(name) or "") for name in FIELDS} for row in edited.to_dict("records")]
+        rows = rows_of(edited)
         st.session_state[_ROWS] = rows
         _put(draft(name, base, merged, [DraftTask(**row) for row in rows]), [])
+
+
+def rows_of(table: pd.DataFrame) -> list[dict[str, str]]:
+    """Lines of the form as text; cells that were never filled in are empty."""
+    filled = table.astype(object).where(table.notna(), "")
+    return [{name: str(row.get(name, "")).strip() for name in FIELDS} for row in filled.to_dict("records")]
 
 
 def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +108,7 @@ def suite_text() -> str:
 def verdict(text: str) -> Suite | None:
     """What is wrong with the draft and what it would take; the suite where it can be opened."""
     try:
-        suite = read_draft(text, Path.cwd())
+        suite = read_draft(text, Path.cwd())  # where it will lie unless a folder is typed
         with st.spinner("Checking models and samples …"):
             found = _checked(suite_stamp(suite), suite)
     except FeatcalError as error:
@@ -128,8 +136,13 @@ def write(text: str, suite: Suite) -> None:
             view.problem(error)
             return
         state.select(suite=str(file))
-        st.success(plain_lines(f"Written: {file}. It is the suite of every page now."), icon=":material/check_circle:")
-    st.code(f"featcal check {name}\nfeatcal calibrate {name} --out calibrated", language="bash")
+        st.session_state[_WRITTEN] = str(file)
+        st.rerun()  # the sidebar was drawn with the suite before
+    if st.session_state.get(_WRITTEN) == state.reference():
+        said = f"Written: {state.reference()}. It is the suite of every page now."
+        st.success(plain_lines(said), icon=":material/check_circle:")
+    quoted = shlex.quote(name)
+    st.code(f"featcal check {quoted}\nfeatcal calibrate {quoted} --out calibrated", language="bash")
 
 
 def _put(text: str, notes: list[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from app import jobs, options, state, stopped, view
+from app import jobs, opening, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
@@ -96,7 +96,7 @@ def named(session: Session) -> dict[str, ModelId]:
 
 def _selected() -> list[str]:
     selection = state.selection()
-    return list(dict.fromkeys(filter(None, (selection.a, selection.b))))
+    return list(dict.fromkeys(filter(None, (selection.a or HOME.a, selection.b))))
 
 
 def _made(session: Session, texts: list[str]) -> Compared:
@@ -120,7 +120,7 @@ def _made(session: Session, texts: list[str]) -> Compared:
 
 def names(session: Session) -> list[str]:
     """Names of models that any suite has."""
-    rho = exactly(options.chosen(session).rho)
+    rho = exactly(opening.defaults(session).rho)
     experts = [f"expert:{task}" for task in session.tasks]
     return ["merged", CALIBRATED, "base", f"anchor:rho={rho}", *MERGES, *experts]
 

@@ -114,7 +114,7 @@ def calibrated(session: Session, config: CalibrationConfig, progress: Progress) 
     with that job's progress meanwhile."""
 
     def make() -> CalibrationResult:
-        document = ensure("calibrate", {"options": asdict(config)}, seconds)
+        document = ensure("calibrate", {"options": kinds.options_of(config)}, seconds)
         if document is None:
             stopped.end_page()
         return kinds.calibration_from(session.family, config, document)
@@ -156,7 +156,7 @@ def _named(session: Session, model: ModelId) -> str:
     """A model as a job takes it; of one that a job has calibrated, the folder that it left."""
     if isinstance(model, CalibrationConfig):
         made = Queue().result(
-            order("calibrate", state.reference(), {"options": asdict(model)}, state.opened_files()[1])
+            order("calibrate", state.reference(), {"options": kinds.options_of(model)}, state.opened_files()[1])
         )
         return spelled(model, session.family) if made is None else str(made["out"])
     return spelled(model, session.family)

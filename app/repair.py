@@ -49,7 +49,7 @@ def preview(session: Session, on: View) -> Previewed:
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
     left, right = st.columns([1, 3], vertical_alignment="bottom")
-    state.control(left.selectbox, "layer", layer, blocks[-1], "Block that is previewed", blocks)
+    state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
     shown, config = Previewed(right.empty(), layer), options.chosen(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
     if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
@@ -201,7 +201,7 @@ def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin
         repair_charts.change_map(frame, unit),
         what.replace(" ", "-"),
         f"{what.capitalize()} by task and layer, {said}",
-        Numbers(what, frame, _CHANGE, origin, kind="attribution"),
+        Numbers(what, frame, _CHANGE, origin, kind="attribution" if "booked" in what else "drift"),
     )
 
 

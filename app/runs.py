@@ -71,6 +71,8 @@ def choose(run_id: str) -> None:
 def _as_b(run: Run) -> dict[str, Any]:
     """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
     else its name."""
+    if run.model == "expert":  # every page has them beside its models already
+        return {}
     if not run.options:
         return {"b": run.model}
     defaults = opening.defaults(state.session())

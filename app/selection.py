@@ -25,7 +25,24 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED, *PARTIAL)
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
-OF_A_SUITE = ("task", "layer", "a", "b", "picked", "picked_of", "sort", *OPTIONS, *SWEEP, "run", "against")
+OF_A_SUITE = (
+    "task",
+    "layer",
+    "a",
+    "b",
+    "picked",
+    "picked_of",
+    "sort",
+    "booked",
+    "conditioning",
+    "spread",
+    "sources",
+    "every",
+    *OPTIONS,
+    *SWEEP,
+    "run",
+    "against",
+)
 """The fields that mean nothing in another suite."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import streamlit as st
@@ -15,6 +14,7 @@ from app.selection import PARTIAL, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
+from featcal.jobs.kinds import options_of
 from featcal.jobs.lengths import is_long, seconds_to_calibrate
 from featcal.model_ids import ModelId, spelled
 from featcal.recording import hash_of, run_of
@@ -92,8 +92,10 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         if not any(getattr(grid.options, name) for name in PARTIAL):  # the command line sweeps whole models
             st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
         st.code(python(session, state.reference(), grid, on), language="python")
-    if new and is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options)):
-        jobs.follow("sweep", job_args(grid, on), wanted)
+    args = job_args(grid, on)
+    long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
+    if new and (long or jobs.asked_for("sweep", args)):  # what is left of a sweep that runs is short in the end
+        jobs.follow("sweep", args, wanted)
         return []
     if not wanted:
         return []
@@ -111,7 +113,7 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
 def job_args(grid: Grid, on: View) -> dict[str, Any]:
     """What `featcal.jobs.kinds.sweep` takes."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
-    options = {name: value for name, value in asdict(grid.options).items() if name not in values and value is not None}
+    options = {name: value for name, value in options_of(grid.options).items() if name not in values}
     return {**values, "options": options, "n": on.samples}
 
 

@@ -534,13 +534,23 @@ def compare(
     The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing
     of other calibration seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
     """
-    from featcal.measure import compare as compared
+    from featcal.family import open_family
+    from featcal.recording import looking
+    from featcal.runs import History
+    from featcal.session import Session
     from featcal.views import View
 
     if len(models) != 2:
         raise click.UsageError("give --model twice: first A, then B")
-    view = View(samples, split, seed)
-    found = compared(_load(suite), *models, view=view, device=device, progress=_progress()).to_json()
+    session, view, history = (
+        Session(open_family(_load(suite), device), one_shot=True),
+        View(samples, split, seed),
+        History(),
+    )
+    a, b = map(session.named, models)
+    with looking(session, (a, b), view, "featcal compare", history):
+        found = session.compared(a, b, view, _progress()).to_json()
+    _say_problems(history)
     rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
     header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
     _show(found, as_json, rows, header)

@@ -13,6 +13,7 @@ from featcal.errors import InputError
 from featcal.importers import import_recipe
 from featcal.importers.common import write_new
 from featcal.suite import SPLITS, Suite, parse_yaml, read_yaml, suite_from_dict
+from featcal.words import some
 
 SPLIT_BY_NAME = ("hub", "arrays")
 """Kinds of samples whose one place holds all splits; of the others every split has a place of its own."""
@@ -59,8 +60,15 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
 
     Args:
         merged: a checkpoint, or a merge recipe's options.
+
+    Raises:
+        InputError: two lines of one task.
     """
-    filled = {one.task: one.content() for one in tasks if one.task}
+    lines = [one for one in tasks if one.task]
+    twice = {one.task for one in lines if [other.task for other in lines].count(one.task) > 1}
+    if twice:
+        raise InputError(f"two lines have the task {some(sorted(twice))}; give every task a name of its own")
+    filled = {one.task: one.content() for one in lines}
     return written({"name": name, "base": base, "merged": merged, "tasks": filled})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from weakref import ref
 
 from featcal.calibration.anchor import AnchorWeights
@@ -27,8 +28,11 @@ weights. "expert" is every expert on its own task, where models are scored or po
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
 _OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
 _RHO = "rho"
-_AND = "+"
-"""Between names of blocks, kinds of maps or tasks in the name of a model: commas are between its options."""
+_AND, ALL = "+", "all"
+"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
+word for all of them, where a suite recommends some."""
+_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:="}
+"""Signs of the grammar in the name of a task."""
 
 
 def resolved(model: ModelId, family: Family) -> ModelId:
@@ -47,7 +51,7 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     for option, text in name.options:
         known_option(option, tuple(_OPTIONS), "calibrated")
         if option in PARTIAL:
-            options[option] = tuple(text.split(_AND))
+            options[option] = () if text == ALL else tuple(unquote(one) for one in text.split(_AND))
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)
@@ -73,8 +77,10 @@ def spelled(model: ModelId, family: Family) -> str:
 
 
 def _said(value: Any) -> str:
+    if value is None:
+        return ALL
     if isinstance(value, tuple):
-        return _AND.join(value)
+        return _AND.join(one.translate(_ESCAPED) for one in value)
     return exactly(value) if isinstance(value, float) else str(value).lower()
 
 

@@ -232,9 +232,11 @@ class Session:
             view: the samples that drift is measured on.
 
         Raises:
-            InputError: no such block, or one that `of` leaves as merged.
+            InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
         """
         key = (of, layer, *self._key(view))
+        if of.precision != "exact":
+            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
 
         def make() -> Preview:
             run = self.family.run()

@@ -16,7 +16,9 @@ session = view.open_or_explain()
 task = view.task_selector(session)
 compared = compare.in_sidebar(session)
 models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
-known = {shown: model for shown, model in models.items() if model in USUAL or session.has_scores(model, WHOLE)}
+known = {
+    shown: model for shown, model in models.items() if model in USUAL or jobs.asked_for_scores(session, model, WHOLE)
+}
 try:
     with runs.looking(session, known.values(), WHOLE), state.progress() as report:
         found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}

@@ -7,7 +7,7 @@ from app import bring
 st.header("Bring your own models")
 st.caption(
     "A suite names a base, a merged model or how to merge, one expert per task and where samples lie. What is "
-    "made here is a file that `featcal` takes on the command line as well. Relative paths start where the app was "
+    "made here is a file that the command line takes as well. Relative paths start where the app was "
     "started."
 )
 started, uploaded = st.tabs(["Fill in", "Upload a file"])

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, finish, layer_axis
+from featcal.figures.theme import COLOUR, finish, layer_axis, task_axis
 
 _BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
 """Blue and orange are told apart by every kind of colour vision; no colour depends on the ground."""
@@ -86,6 +86,5 @@ def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
         showlegend=True,
     )
     figure.update_yaxes(title=unit)
-    names = {label(task): label(shorten(task, 24)) for task in frame["task"]}
-    figure.update_xaxes(title="task", tickvals=list(names), ticktext=list(names.values()))
+    task_axis(figure, frame["task"])
     return finish(figure, 340)

@@ -108,12 +108,11 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
     return "#" + "".join(f"{round(255 * min(1.0, max(0.0, c))):02X}" for c in shown)
 
 
-def finish(figure: go.Figure, height: int, title: str = "") -> go.Figure:
+def finish(figure: go.Figure, height: int) -> go.Figure:
     """Transparent ground, legend in a row above the panels, grid and margins as everywhere."""
     figure.update_layout(
         height=height,
-        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 15}} if title else None,
-        margin={"l": 64, "r": 16, "t": 78 if title else 52, "b": 56},
+        margin={"l": 64, "r": 16, "t": 52, "b": 56},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "x": 0, "xanchor": "left", "title": None},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

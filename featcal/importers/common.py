@@ -69,9 +69,12 @@ def write_new(out: Path, text: str) -> None:
         InputError: it is there, or cannot be written.
     """
     try:
-        with out.open("x", encoding="utf-8") as target:
-            target.write(text)
+        content = text.encode()
+        with out.open("xb") as target:
+            target.write(content)
     except FileExistsError as error:
         raise InputError(f"{out} is there already; choose another name or remove it") from error
+    except UnicodeEncodeError as error:
+        raise InputError(f"cannot write {out}: character {error.start} is no text") from error
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,11 @@ def calibrate(work: Work) -> dict[str, Any]:
         raise
 
 
+def options_of(config: CalibrationConfig) -> dict[str, Any]:
+    """The options of a calibration as a job takes them: all of them, so that none is left to the suite."""
+    return {name: [] if value is None else value for name, value in asdict(config).items()}
+
+
 def scores(work: Work) -> dict[str, Any]:
     """Score a model on a split.
 
@@ -78,7 +83,7 @@ def scores(work: Work) -> dict[str, Any]:
 
     session = Session(open_family(load_suite(work.suite)), one_shot=True)
     view = View(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
-    found = session.scores(work.args["model"], view, work.progress)
+    found = session.scores(session.named(work.args["model"]), view, work.progress)
     answers = {
         task: {"predictions": list(_listed(one.predictions)), "labels": list(_listed(one.labels))}
         for task, one in found.tasks.items()

@@ -12,6 +12,7 @@ from featcal.errors import InputError
 from featcal.jobs.kinds import KINDS
 from featcal.jobs.queue import Order
 from featcal.resources import code_digest, embedded_suites
+from featcal.runs import made_by
 from featcal.schema.model_name import REFERENCE, model_name
 from featcal.suite import load_suite
 from featcal.suite_files import Stamp, model_stamp, suite_stamp
@@ -38,6 +39,6 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     here = Path.cwd()
     model = str(args.get("model", "merged"))
     read = model_stamp(model, here) if model_name(model).kind == REFERENCE else ()
-    told_by = [kind, files, dict(args), str(here), read, code_digest()]
+    told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,10 @@ class Queue:
         self._file = self.folder / "queue.sqlite"
 
     def submit(self, order: Order, visitor: str) -> Job:
-        """Put an order in line, unless the same is in line or running already; the job that will do it."""
+        """Put an order in line, unless the same is in line or running and not about to end; the job that will do it."""
         with self._writing() as rows:
             found = rows.execute(
-                "SELECT * FROM jobs WHERE key = ? AND state IN ('queued', 'running')", [order.key]
+                "SELECT * FROM jobs WHERE key = ? AND state IN ('queued', 'running') AND cancel = 0", [order.key]
             ).fetchone()
             if found is None:
                 args = json.dumps(dict(order.args), sort_keys=True)
@@ -228,9 +228,13 @@ class Queue:
     def tidy(self) -> None:
         """Forget what ended long ago, and the oldest results where all together take more than `KEPT_BYTES`."""
         ended = [job for job in self.jobs() if job.over]  # the last one first
+        sizes = {job.folder: 0 for job in ended}
+        for folder in sizes:
+            with suppress(OSError):  # somebody removes it just now
+                sizes[folder] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         taken = 0
         for place, job in enumerate(ended):
-            taken += sum(file.stat().st_size for file in job.folder.rglob("*") if file.is_file())
+            taken += sizes.pop(job.folder, 0)  # tries of one order share a folder
             old = time.time() - (job.ended or 0.0) > 86400 * KEPT_DAYS
             if old or (taken > KEPT_BYTES and place):
                 self.forget(job.id)

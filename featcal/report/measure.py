@@ -22,9 +22,11 @@ from featcal.figures.names import label
 from featcal.figures.theme import Shown
 from featcal.model_ids import ModelId
 from featcal.progress import Progress, silent
+from featcal.recording import looking
 from featcal.report import samples, settings
 from featcal.report.content import Content, Figure, Part, Table
 from featcal.reproduce import Measured
+from featcal.runs import History
 from featcal.session import Session
 from featcal.views import DriftOptions, View
 from featcal.words import percent
@@ -90,7 +92,8 @@ def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Sc
     """Of base, the models that are shown and the experts; or none, and why."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
-        return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
+        with looking(asked.session, models.values(), final, "featcal report", History()):
+            return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
     except InputError as error:
         return {}, str(error)
 

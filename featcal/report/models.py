@@ -47,9 +47,10 @@ def labelled(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
     roles: list[str] = []
     for text, model in named:
         role, label = _role(text), _label(text, model)
-        while label in found:
+        while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
-        found[Shown(label, role, role in roles)] = model
+        one_expert = text.startswith("expert:")  # beside every expert on its own task, which pages add
+        found[Shown(label, role, role in roles or one_expert)] = model
         roles.append(role)
     return found
 

@@ -102,6 +102,10 @@ def _figures(content: Content, folder: Path) -> dict[str, str]:
     try:
         files = svg.draw(content.figures, unfinished)
         unfinished.rename(folder)
+    except OSError:
+        raise
+    except Exception as error:  # of the browser that draws: each has a kind of its own
+        raise InputError(f"{folder.name}: figures could not be drawn ({type(error).__name__}: {error})") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {name: f"{folder.name}/{file}" for name, file in files.items()}
