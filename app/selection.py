@@ -25,23 +25,13 @@ OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED, *PARTIAL)
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
+ASKED_FOR = ("booked", "conditioning", "spread", "sources", "every")
+"""Switches of what takes longer."""
 OF_A_SUITE = (
-    "task",
-    "layer",
-    "a",
-    "b",
-    "picked",
-    "picked_of",
-    "sort",
-    "booked",
-    "conditioning",
-    "spread",
-    "sources",
-    "every",
+    *("task", "layer", "a", "b", "picked", "picked_of", "sort", "run", "against"),
+    *ASKED_FOR,
     *OPTIONS,
     *SWEEP,
-    "run",
-    "against",
 )
 """The fields that mean nothing in another suite."""
 

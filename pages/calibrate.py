@@ -84,7 +84,7 @@ if scores and session.is_text:
         "First-token accuracy: how often the first token of the answer is right, read off the final features without "
         "generating text. The Accuracy page scores whole answers."
     )
-view.explain(text.CALIBRATE)
+view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 features = {a: before, b: after}
 repair.where_it_helps(session, compared, features, on)
