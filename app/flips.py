@@ -70,11 +70,11 @@ def section(session: Session, models: Mapping[str, ModelId], task: str, on: View
     everyone = samples.with_ends(models)
     data = session.seen(task, on)
     frame = sample_tables.sample_table(data, samples.known(session, everyone, task, on), a, b)
-    left, right = st.columns([3, 2])
-    show = view.choice(f"Samples of {plain(task)}", list(sample_tables.SHOWN), "flips", left) if one.counts else "all"
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    show = view.choice(f"Samples of {plain(task)}", list(sample_tables.SHOWN), "flips", row) if one.counts else "all"
     sorts = ["sample", *(name for name in frame if str(name).endswith((" margin", " drift", " cosine")))]
     sort = view.one_of(sorts, state.selection().sort)
-    state.control(right.selectbox, "sort", sort, HOME.sort or sorts[0], "Sort by", sorts)
+    state.control(row.selectbox, "sort", sort, HOME.sort or sorts[0], "Sort by", sorts)
     kept = sample_tables.kept(frame, show, sort)
     split = on.split
     origin = downloads.of_samples(session, on, everyone).of_task(task)
