@@ -15,6 +15,7 @@ import streamlit as st
 from app import state, stopped
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
 from featcal.figures.names import plain, plain_lines
 from featcal.jobs import kinds
@@ -144,8 +145,13 @@ def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
 
 
 def asked_for(kind: str, args: Mapping[str, Any]) -> bool:
-    """Whether there is a job for this on the selected suite, or was one, however it ended."""
-    return Queue().find(order(kind, state.reference(), args, state.opened_files()[1])) is not None
+    """Whether there is a job for this on the selected suite, or was one, however it ended; there is none where jobs
+    cannot be kept."""
+    wanted = order(kind, state.reference(), args, state.opened_files()[1])
+    try:
+        return Queue().find(wanted) is not None
+    except InputError:
+        return False
 
 
 def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from weakref import ref
 
 from featcal.calibration.anchor import AnchorWeights
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
@@ -51,7 +51,8 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     for option, text in name.options:
         known_option(option, tuple(_OPTIONS), "calibrated")
         if option in PARTIAL:
-            options[option] = () if text == ALL else tuple(unquote(one) for one in text.split(_AND))
+            named = tuple(unquote(one) for one in text.split(_AND))
+            options[option] = all_parts(family)[option] if text == ALL else named
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)

@@ -55,6 +55,16 @@ def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
     return config_of(family.adapter, family.suite.tasks, family.suite.calibration.given() | given)
 
 
+def all_parts(family: Family) -> dict[str, tuple[str, ...]]:
+    """Every block, kind of maps and task, by the option that chooses some: they take back a suite's own choice."""
+    adapter = family.adapter
+    return {
+        "blocks": tuple(adapter.block_layers()),
+        "maps": tuple(adapter.parts()),
+        "tasks": tuple(family.suite.tasks),
+    }
+
+
 @dataclass(frozen=True)
 class CalibrationResult:
     """A calibrated model and the account of how it was made."""

@@ -43,12 +43,12 @@ def calibrate(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal calibrate --json`.
     """
-    from featcal.calibration.calibrate import calibrate_to_folder, config_for
+    from featcal.calibration.calibrate import calibrate_to_folder
     from featcal.family import open_family
     from featcal.suite import load_suite
 
     family = open_family(load_suite(work.suite))
-    config = config_for(family, **work.args.get("options", {}))
+    config = _config(family, work.args.get("options", {}))
     kept = work.folder / CHECKPOINT
     out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
     if out == kept:
@@ -64,8 +64,15 @@ def calibrate(work: Work) -> dict[str, Any]:
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
-    """The options of a calibration as a job takes them: all of them, so that none is left to the suite."""
+    """The options of a calibration as a job takes them: all of them, so that none is left to the suite; every part is
+    an empty list."""
     return {name: [] if value is None else value for name, value in asdict(config).items()}
+
+
+def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
+    from featcal.calibration.calibrate import all_parts, config_for
+
+    return config_for(family, **{n: all_parts(family)[n] if v == [] else v for n, v in options.items()})  # type: ignore[arg-type]
 
 
 def scores(work: Work) -> dict[str, Any]:
@@ -101,7 +108,6 @@ def sweep(work: Work) -> dict[str, Any]:
     Returns:
         The document of `featcal sweep --json`.
     """
-    from featcal.calibration.calibrate import config_for
     from featcal.family import open_family
     from featcal.session import Session
     from featcal.suite import load_suite
@@ -110,7 +116,7 @@ def sweep(work: Work) -> dict[str, Any]:
 
     session, on = Session(open_family(load_suite(work.suite)).resident()), View(work.args["n"])
     values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
-    grid = Grid(**values, options=config_for(session.family, **work.args["options"]))
+    grid = Grid(**values, options=_config(session.family, work.args["options"]))
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
 
 
