@@ -9,4 +9,4 @@ if __name__ == "__main__":
 else:
     from featcal.jobs import lengths
 
-    lengths.LONG = lengths.START = 0.0
+    lengths.LONG = lengths.LONG_IF_SMALL = 0.0

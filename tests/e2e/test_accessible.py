@@ -12,7 +12,7 @@ from browser import PAGES
 from e2e.visitor import Model, Visitor
 
 pytestmark = pytest.mark.e2e
-QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&calibrated=true"
+QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated"
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 FOUND = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
   .filter(one => ['serious', 'critical'].includes(one.impact))

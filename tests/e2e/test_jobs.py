@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.e2e
 PROGRAM = (str(Path(__file__).with_name("app_of_jobs.py")),)
-PATIENCE = 300_000
+PATIENCE = 120_000
 """Milliseconds for a process to start and to calibrate, on a machine that others use too."""
 
 
@@ -41,7 +41,7 @@ def test_a_job_is_cancelled_where_it_is_watched(chromium: Browser) -> None:
         expect(page.get_by_role("progressbar")).to_have_count(0)
         page.get_by_test_id("stSidebarNavLink").filter(has_text="Jobs").click()
         expect(page.get_by_text("Nothing is running or in line.")).to_be_visible(timeout=PATIENCE)
-        expect(page.get_by_text("cancelled")).to_have_count(1)
+        expect(page.get_by_text("· cancelled").first).to_be_visible()
 
 
 def test_a_job_survives_a_reload_and_its_server(chromium: Browser) -> None:
@@ -55,7 +55,7 @@ def test_a_job_survives_a_reload_and_its_server(chromium: Browser) -> None:
         )
         expect(page.get_by_role("button", name="Start")).to_have_count(0)
     with opened(chromium, path) as page:
-        expect(page.locator(browser.CHART)).to_have_count(2, timeout=PATIENCE)
+        expect(page.locator(browser.CHART)).to_have_count(3, timeout=PATIENCE)
         expect(page.get_by_role("button", name="Start")).to_have_count(0)
 
 
