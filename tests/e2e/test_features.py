@@ -61,7 +61,7 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
     lit = visitor.page.locator(".st-key-feature-map").evaluate(LIT)
     assert lit == dict.fromkeys(("expert", "merged", "calibrated"), inside)
     panel = visitor.page.get_by_test_id("stMain").inner_text()
-    assert all(f"sample {one}" in panel for one in inside[:6])
+    assert f"{len(inside)} of 16 samples of" in panel
 
     visitor.page.get_by_role("radio", name="model").click()
     visitor.settle()
@@ -81,4 +81,6 @@ def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
     field.press("Enter")
     visitor.page.wait_for_url("**picked=5**")
     visitor.settle()
-    assert visitor.page.locator(".st-key-feature-map").evaluate(LIT)["expert"] == [5]
+    lit = visitor.page.locator(".st-key-feature-map").evaluate(LIT)["expert"]
+    assert 5 in lit
+    assert lit == picked(visitor)  # whatever else the typed text fits
