@@ -6,7 +6,7 @@ if __name__ == "__main__":
 
     launch.FIRST_NEEDED = (*launch.FIRST_NEEDED, "app_of_jobs")  # when torch is there: the server is to come up before
     main()
-else:
+elif __name__ == "app_of_jobs":  # as that program imports it; what collects tests gives it another name
     from featcal.jobs import lengths
 
     lengths.LONG = lengths.LONG_IF_SMALL = 0.0
