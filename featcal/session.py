@@ -223,7 +223,7 @@ class Session:
 
         return self.once("conditioning", config, make)
 
-    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> Preview:
+    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
 
         Args:
@@ -239,9 +239,9 @@ class Session:
             raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
 
         def make() -> Preview:
-            run = self.family.run()
+            run = self.family.run(progress)
             fitted = taking_part(of, self._calibration_passes(of))
-            weights = self._calibrated(of, lambda: fitted, silent).weights
+            weights = self._calibrated(of, lambda: fitted, progress).weights
             return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
 
         with self._lock:
