@@ -150,10 +150,10 @@ def test_sublayers_together_are_the_block(folder: Path) -> None:
     call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
         tensors = block.local(weights.read(block.names))
-        state = call.hidden
-        for part in stage.sublayers(block, tensors, call).values():
-            state = part(state)
-        torch.testing.assert_close(state, block.run(tensors, call), rtol=1e-6, atol=1e-6)
+        after = call
+        for part in stage.sublayers(block, tensors).values():
+            after = part(after)
+        torch.testing.assert_close(after.hidden, block.run(tensors, call), rtol=1e-6, atol=1e-6)
 
 
 def test_a_packed_tensor_needs_all_its_parts(folder: Path) -> None:
