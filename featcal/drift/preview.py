@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.forward_order import STUDENT, as_stored, count_block
+from featcal.calibration.forward_order import count_block
 from featcal.calibration.moments import BlockMoments
+from featcal.calibration.solving import STUDENT, solve
 from featcal.calibration.token_rows import task_rows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
@@ -88,11 +89,8 @@ class Preview:
             raise InputError(f"a preview can have other {', '.join(FREE)} than its exact run, and no other option")
         run, block = self.run, self.block
         with walking(run.adapter):
-            merged, base = run.merged.read(block.names), run.base.read(block.names)
-            moments = self.moments[0].between(self.moments[1], config)
-            own, under = (block.local(run.compute.move(tensors)) for tensors in (merged, base))
-            solved = {n: t for group in moments.groups for n, t in group.solve(own, under, config).items()}
-            tensors = merged | as_stored(block.canonical(solved), merged)
+            merged, moments = run.merged.read(block.names), self.moments[0].between(self.moments[1], config)
+            tensors = merged | solve(run, moments, merged)
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
