@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
@@ -232,11 +232,15 @@ class Session:
             view: the samples that drift is measured on.
 
         Raises:
-            InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
+            InputError: no such block, one that `of` leaves as merged, another precision than "exact", or another recipe
+                than the paper's, which solves a block at once.
         """
         key = (of, layer, *self._key(view))
-        if of.precision != "exact":
-            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
+        if of.precision != "exact" or of.recipe != PAPER:
+            raise InputError(
+                f"previews are of exact calibrations with the recipe '{PAPER}'; this one has precision "
+                f"'{of.precision}' and recipe '{of.recipe}'"
+            )
 
         def make() -> Preview:
             run = self.family.run(progress)

@@ -182,9 +182,12 @@ def test_drift_is_the_same_as_in_transformers_and_its_identities_hold(pair: tupl
         assert float(oc.attribution.shares.sum()) == pytest.approx(1, abs=1e-9)
 
 
-def test_the_same_weights_as_open_clip_and_as_hf_give_the_same_calibration(pair: tuple[Family, Family]) -> None:
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, recipe="refined", beta=0.5)], ids=["paper", "refined"])
+def test_the_same_weights_as_open_clip_and_as_hf_give_the_same_calibration(
+    pair: tuple[Family, Family], config: CalibrationConfig
+) -> None:
     hf, oc = pair
-    ours, theirs = calibrate(oc, CONFIG).weights, calibrate(hf, CONFIG).weights
+    ours, theirs = calibrate(oc, config).weights, calibrate(hf, config).weights
     translated = to_hf(ours.read(oc.adapter.tower), vision_pairs(3), "calibrated")
     expected = theirs.read(hf.adapter.tower)
     changed = 0

@@ -81,8 +81,7 @@ def calibrate_blocks(
        b. solve all modules of the block in closed form (Eqs. 17, 55, 59);
        c. load them at once, in the dtype they will be stored in, and hand them to `blocks`;
        d. rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
-    Of blocks that the options leave out d. alone is done. With the recipe "refined" `Pieces` takes the place of a. to
-    d., and nothing is kept in `first`.
+    Of blocks that the options leave out d. alone is done. With the recipe "refined" `Pieces` does a. to d.
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
@@ -108,21 +107,18 @@ def calibrate_blocks(
             for index, block in walk.blocks(stage):
                 merged = _read(run, block)
                 outset.step(stage, block, merged)
-                stored, behind = blocks.finished(block), False
-                if stored is not None:
+                deployed = blocks.finished(block)
+                if deployed is not None:
                     _replay(walk, stage, block)
+                elif pieces is not None and block.name in chosen:
+                    blocks.put(block, pieces.calibrate(stage, index, rows))
                 else:
-                    behind = pieces is not None and block.name in chosen
-                    if pieces is not None and behind:
-                        stored = pieces.calibrate(stage, index, rows)
-                    else:
-                        moments = BlockMoments(stage, index, config, block.name in chosen)
-                        moments = _counted(run, walk, moments, merged, rows, first, experts)
-                        first = None if moments.groups else first
-                        watch(moments)
-                        stored = merged | solve(run, moments, merged)
-                    blocks.put(block, stored)
-                deployed = None if behind else stored
+                    moments = BlockMoments(stage, index, config, block.name in chosen)
+                    moments = _counted(run, walk, moments, merged, rows, first, experts)
+                    first = None if moments.groups else first
+                    watch(moments)
+                    deployed = merged | solve(run, moments, merged)
+                    blocks.put(block, deployed)
                 drift[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()

@@ -167,12 +167,15 @@ class Pieces:
             placed: the student's block as it is now.
         """
         run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
+        name = next(name for name in part.given if name in moments.modules)  # all are given the same: none has to run
+        watched = {name: moments.modules[name]}
         for task, tensors in self._experts_at(moments.block):
             calls = self._walk.lanes[STUDENT][task].calls
             for position, (call, trace) in enumerate(zip(calls, traces[task], strict=True)):
-                with seconds("student forward"), capture_inputs(moments.modules, to_the_end=False) as given:
+                with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
+                    given = dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
             with seconds("moments"):
                 moments.end_task(tensors)
