@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from tiny_text import write_text_suite
 from conftest import BLOCKS, TASKS
 from featcal import cli
 from featcal import suite as suite_module
+from featcal import sweep as sweep_module
 from featcal.calibration import calibrate as calibrate_module
 from featcal.calibration.config import CalibrationConfig
+from featcal.cli.options import Size
 from featcal.errors import InputError
 from featcal.family import Family
 from featcal.session import Session
-from featcal.views import DriftOptions
+from featcal.sweep import Grid
+from featcal.views import DriftOptions, View
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -147,6 +151,24 @@ def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeyp
     off, on = {"biases": False, "layernorms": False}, {"rmsnorms": True, "completion_only": True}
     assert config == CalibrationConfig(0.1, 1.5, 0.2, 5, 9, batch_size=3, precision="fast", **off, **on)
     assert (more["resume"], more["max_memory"]) == (True, 2000)
+
+
+def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[Grid, View]] = []
+
+    def take(session: Session, grid: Grid, *_: object, on: View, **__: object) -> None:
+        taken.append((grid, on))
+        raise InputError("seen")
+
+    monkeypatch.setattr(sweep_module, "run_sweep", take)
+    values = ("--lam", "0.1,1", "--rho", "1.5", "--samples", 5, "--n", 3, "--seed", 9, "--no-biases", "--no-layernorms")
+    parts = ("--blocks", "block 0", "--blocks", "block 2", "--maps", "mlp", "--tasks", TASKS[1])
+    for more in (parts, ()):
+        code, _, err = run("sweep", tiny_suite_file, *values, *more)
+        assert (code, "seen" in err) == (1, True), err
+    whole = CalibrationConfig(samples=5, seed=9, biases=False, layernorms=False)
+    part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
+    assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), View(3)) for one in (part, whole)]
 
 
 def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,4 +335,4 @@ def test_a_size_that_is_none_is_a_usage_error(run: Run, tiny_suite_file: Path, t
     ],
 )
 def test_sizes_are_bytes(size: str, expected: float) -> None:
-    assert cli._Size().convert(size, None, None) == expected
+    assert Size().convert(size, None, None) == expected

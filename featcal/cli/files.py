@@ -1,0 +1,83 @@
+"""Commands that write models and suite files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from featcal.cli import opening
+from featcal.cli.options import JSON, OUT, SUITE, file_to_write
+from featcal.cli.terminal import say, say_notes, show
+
+
+@click.command()
+@SUITE
+@click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
+@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
+@OUT
+@JSON
+def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:
+    """Merge the experts of a suite into a checkpoint folder."""
+    from featcal.merging import merge_to_folder
+
+    document = merge_to_folder(opening.loaded(suite), method, scale, out)
+    say_notes(document)
+    show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--format", "layout", type=click.Choice(["hf", "open_clip"]), default="hf", show_default=True)
+@OUT
+@JSON
+def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
+    """Write a model for the library that will load it, and verify it there.
+
+    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder
+    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
+    the same command.
+    """
+    from featcal.export.change_layout import convert
+
+    document = convert(folder, out, layout)
+    say_notes(document)
+    rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
+    if as_json or rows:
+        show(document, as_json, rows, ("compared in both libraries", "largest difference"))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--merged", help="Folder or Hub id of the merged model, for methods that featcal does not merge itself.")
+@file_to_write("Suite file to write; must not exist.")
+@JSON
+def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
+    """Make a suite file of a mergekit recipe or a FusionBench model pool."""
+    from featcal.importers import import_to_file
+
+    document = import_to_file(file, merged, out)
+    lines = [("to be filled in", line) for line in document["missing"]]
+    lines += [("not quite the recipe", line) for line in document["notes"]]
+    show(document, as_json, lines, ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command("export-pool")
+@SUITE
+@file_to_write("YAML file to write; must not exist.")
+@JSON
+def export_pool(suite: str, out: Path, as_json: bool) -> None:
+    """Write a suite's base and experts as a model pool of FusionBench."""
+    from featcal.importers import export_pool_to_file
+
+    document = export_pool_to_file(opening.loaded(suite), out)
+    show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+COMMANDS = (merge, export, import_, export_pool)

@@ -1,0 +1,99 @@
+"""Commands that measure features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Unpack
+
+import click
+
+from featcal.cli import opening
+from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, looked_at
+from featcal.cli.terminal import bar, show
+from featcal.progress import keep_memory
+
+if TYPE_CHECKING:
+    from featcal.views import DriftKeywords
+
+
+@click.command()
+@SUITE
+@MODEL
+@looked_at()
+@click.option(
+    "--tokens", type=click.Choice(["all", "class"]), default="all", show_default=True, help="Tokens in norms."
+)
+@click.option("--sublayers", is_flag=True, help="Attention and MLP of every block as layers of their own (Prop. 4).")
+@click.option("--attribution", is_flag=True, help="Book the final drift to the layers that caused it (Prop. 2).")
+@click.option("--output", is_flag=True, help="Score drift, its bound and loss change (Props. 3 and 7).")
+@click.option("--margins", is_flag=True, help="Which decisions cannot have changed, sample by sample (Eq. 44).")
+@click.option("--per-sample", is_flag=True, help="Drift, cosine and distance to the expert, sample by sample.")
+@click.option("--task-vectors", is_flag=True, help="Cosine of the model's task vector to each expert's (Fig. 2d).")
+@click.option("--source", is_flag=True, help="What fitting on other feature sources would cost (Prop. 8).")
+@MAX_MEMORY
+@DRAWN
+def drift(
+    suite: str,
+    model: str,
+    margins: bool,
+    per_sample: bool,
+    task_vectors: bool,
+    source: bool,
+    max_memory: int | None,
+    device: str,
+    as_json: bool,
+    **measured: Unpack[DriftKeywords],
+) -> None:
+    """Split a model's feature drift into local mismatch and propagation, per layer and task."""
+    from featcal.calibration.calibrate import config_for
+    from featcal.measure import measure_drift
+
+    if source and max_memory is not None:
+        raise click.UsageError("--source holds every calibrated block in memory; leave out --max-memory")
+    if max_memory is None:
+        keep_memory()
+    progress = bar()
+    session = opening.session(suite, device, max_memory=max_memory)
+    measured["output"] = measured["output"] or margins
+    ledger = measure_drift(session, model, progress=progress, **measured)
+    document = ledger.to_json()
+    for name, task in ledger.tasks.items():
+        entry = document["tasks"][name]
+        entry |= {"margins": task.margins()} if margins else {}
+        entry |= {"per_sample": task.per_sample()} if per_sample else {}
+    if task_vectors:
+        document["task_vector_cosines"] = session.vector_cosines(session.named(model))
+    if source:
+        own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
+        calibrated = own if model == "merged" else session.named(model)
+        document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
+    columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
+    columns += ["share", "contribution"] if measured["attribution"] else []
+    entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
+    show(document, as_json, [(task, *(layer[key] for key in columns)) for task, layer in entries], ("task", *columns))
+    if not as_json:
+        _show_more(document)
+
+
+def _show_more(document: Mapping[str, Any]) -> None:
+    """Tables of output drift, task vectors, samples and feature sources, where they were measured."""
+    measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
+    if measured:
+        click.echo()
+        columns = list(next(iter(measured.values())))
+        show({}, False, [(task, *entry.values()) for task, entry in measured.items()], ("task", *columns))
+    if "task_vector_cosines" in document:
+        click.echo()
+        show({}, False, list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
+    each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get("per_sample", ())]
+    if each:
+        click.echo()
+        show({}, False, [list(row.values()) for row in each], list(each[0]))
+    if "sources" in document:
+        click.echo()
+        columns = ["block", "modules", "source", "excess", "middle", "relative", "coupling"]
+        show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
+
+
+COMMANDS = (drift,)

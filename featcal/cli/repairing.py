@@ -1,0 +1,113 @@
+"""Commands that calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import click
+
+from featcal.cli import opening
+from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, OUT, SUITE, SWITCHES_AND_PARTS
+from featcal.cli.terminal import bar, say, say_notes, say_problems, show
+from featcal.progress import keep_memory
+
+if TYPE_CHECKING:
+    from featcal.calibration.config import Options
+
+
+@click.command()
+@SUITE
+@OUT
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
+@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@SWITCHES_AND_PARTS
+@click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
+@click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
+@MAX_MEMORY
+@click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
+@click.option("--seed", type=int, help="Decides which samples are drawn.  [42]")
+@DEVICE
+@JSON
+def calibrate(
+    suite: str,
+    out: Path,
+    max_memory: int | None,
+    resume: bool,
+    device: str,
+    as_json: bool,
+    **chosen: Unpack[Options],
+) -> None:
+    """Calibrate the merged model in closed form and write the checkpoint.
+
+    Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`.
+    The table gives, per block and task, how far the calibrated features on the calibration samples are from the
+    expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
+    """
+    from featcal.calibration.calibrate import calibrate_to_folder, config_for
+
+    if max_memory is None:
+        keep_memory()
+    family = opening.opened(suite, device)
+    config = config_for(family, **chosen)
+    document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=bar())
+    say_notes(document)
+    rows = [
+        (block, *(f"{value:.4f}" for value in drift.values())) for block, drift in document["relative_drift"].items()
+    ]
+    show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
+    if not as_json:
+        say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+
+
+@click.command()
+@SUITE
+@click.option("--lam", "lams", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
+@click.option("--rho", "rhos", help="Values between commas.  [the suite's own]")
+@click.option("--alpha", "alphas", help="Values between commas.  [the suite's own]")
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
+@click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
+@SWITCHES_AND_PARTS
+@DEVICE
+@JSON
+def sweep(
+    suite: str,
+    lams: str | None,
+    rhos: str | None,
+    alphas: str | None,
+    n: int,
+    device: str,
+    as_json: bool,
+    **chosen: Unpack[Options],
+) -> None:
+    """Calibrate with every combination of lam, rho and alpha and measure each on validation samples.
+
+    Beside them stand baselines that need no calibration. Every point is kept in the history (`featcal runs`), so a
+    sweep that was interrupted goes on where it stopped, and the app draws it.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.figures import run_tables
+    from featcal.runs import History
+    from featcal.sweep import Grid, front, numbers, run_sweep, sweep_json
+    from featcal.views import View
+
+    keep_memory()
+    session, history = opening.session(suite, device, one_shot=False), History()
+    config = config_for(session.family, **chosen)
+    given = {"lam": lams, "rho": rhos, "alpha": alphas}
+    values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
+    view = View(n)
+    points = run_sweep(session, Grid(**values, options=config), bar(), on=view, history=history)
+    table = run_tables.sweep_table(points, front(points))
+    if session.split == "calibration":
+        say("note: the suite has no validation split; calibration samples flatter what was fitted on them", err=True)
+    say_problems(history)
+    columns = ["run", "model", "mean", "worst", "worst task", "drift", "front"]
+    shown = table.assign(front=["*" if one else "" for one in table["front"]])[columns].to_numpy()
+    show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
+
+
+COMMANDS = (calibrate, sweep)

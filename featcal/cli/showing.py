@@ -1,0 +1,119 @@
+"""Commands that show what was measured: the history, a report, the app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from featcal.cli import opening
+from featcal.cli.options import DRAWN, JSON, SUITE, file_to_write, looked_at
+from featcal.cli.terminal import bar, say_notes, say_problems, show
+from featcal.progress import keep_memory
+from featcal.resources import bundle_root
+from featcal.schema.model_name import GRAMMAR
+from featcal.words import readable
+
+
+@click.group(invoke_without_command=True)
+@click.option("--suite", help="Only runs of a suite of this name.")
+@JSON
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on stdout, with everything that was recorded.")
+@click.pass_context
+def runs(context: click.Context, suite: str | None, as_json: bool, as_csv: bool) -> None:
+    """List what was measured, in the app and by sweeps; name, pin or delete it.
+
+    Runs are kept in the user's cache folder, which FEATCAL_CACHE moves.
+    """
+    from featcal.figures import run_tables
+    from featcal.runs import History
+
+    if context.invoked_subcommand:
+        return
+    history = History()
+    found = [run for run in history.runs() if suite in (None, run.suite)]
+    say_problems(history)
+    if as_csv:
+        click.echo(run_tables.run_export(found).to_csv(index=False), nl=False)
+        return
+    columns = ["run", "suite", "model", "name", "pinned", "measured on", "mean", "worst", "drift"]
+    table = run_tables.run_table(found)
+    table["pinned"] = ["*" if one else "" for one in table["pinned"]]
+    show({"runs": [run.to_json() for run in found]}, as_json, table[columns].to_numpy().tolist(), columns)
+
+
+@runs.command()
+@click.argument("run")
+@click.argument("name")
+def rename(run: str, name: str) -> None:
+    """Give a run a name; "" takes it away."""
+    from featcal.runs import History
+
+    History().mark(run, "name", name)
+
+
+@runs.command()
+@click.argument("run")
+@click.option("--off", is_flag=True, help="Unpin it.")
+def pin(run: str, off: bool) -> None:
+    """Keep a run from being deleted."""
+    from featcal.runs import History
+
+    History().mark(run, "pinned", not off)
+
+
+@runs.command()
+@click.argument("run", nargs=-1, required=True)
+def delete(run: tuple[str, ...]) -> None:
+    """Forget runs that are not pinned."""
+    from featcal.runs import History
+
+    for one in run:
+        History().delete(one)
+
+
+@click.command()
+@SUITE
+@click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
+@looked_at(
+    "Samples per task that drift is measured on.", "Of these samples. Default: validation where every task has it."
+)
+@file_to_write("report.html, or report.md.")
+@DRAWN
+def report(
+    suite: str,
+    models: tuple[str, ...],
+    samples: int,
+    split: str | None,
+    out: Path,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Write a report: scores, drift, attribution, flips, features, settings, and the commands that reproduce them.
+
+    report.html is one file that needs no other and asks no host for anything; report.md is Markdown with its figures
+    as SVG beside it. Without --model the merged model and the calibrated one are compared.
+    """
+    from featcal.report.write import MODELS, write_report
+    from featcal.views import View
+
+    keep_memory()
+    session = opening.session(suite, device, one_shot=False)
+    on = View(samples, split, seed)
+    document = write_report(session, suite, out, models=models or MODELS, on=on, progress=bar())
+    say_notes(document)
+    show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--port", default=8501, show_default=True)
+@click.pass_context
+def app(context: click.Context, port: int) -> int:
+    """Start the app on 127.0.0.1; further options go to streamlit."""
+    from featcal.launch import start_app
+
+    return start_app(bundle_root() / "app" / "main.py", port, context.args)
+
+
+COMMANDS = (runs, report, app)

@@ -1,0 +1,69 @@
+"""What commands say: tables and documents on stdout, messages and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcal.progress import Progress
+from featcal.words import printable
+
+if TYPE_CHECKING:
+    from featcal.runs import History
+
+MOST = 4000
+"""Characters of one message."""
+
+
+def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
+    """The document as JSON, or its rows as an aligned table."""
+    if as_json:
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    titled = [[printable(name) for name in header]] if any(header) else []
+    cells = [*titled, *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def say(text: str, err: bool = False) -> None:
+    """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
+    click.echo(printable(text, MOST), err=err)
+
+
+def say_notes(document: Mapping[str, Any]) -> None:
+    """What should be known of a written model, on stderr."""
+    for kind in ("warning", "note"):
+        for one in document.get(f"{kind}s", ()):
+            say(f"{kind}: {one}", err=True)
+
+
+def say_problems(history: History) -> None:
+    """What is wrong with the history, on stderr."""
+    for problem in history.problems:
+        say(f"warning: {problem}", err=True)
+
+
+def bar() -> Progress:
+    """A bar with the time left on stderr; silent where stderr is not a terminal."""
+    from tqdm import tqdm
+
+    bars: dict[str, Any] = {}
+
+    def tell(label: str, done: int, total: int) -> None:
+        if label not in bars:
+            bars[label] = tqdm(total=total, desc=printable(label), file=sys.stderr, disable=None, leave=False)
+        bars[label].update(done - bars[label].n)
+        if done == total:
+            bars.pop(label).close()
+
+    return tell
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else printable(str(value))
