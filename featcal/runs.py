@@ -189,7 +189,7 @@ class History:
             raise InputError(f"{mark}: at most {LONGEST} printable characters")
         try:
             if said:
-                _put(file, said, anew=True)
+                put_whole(file, said, anew=True)
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -286,7 +286,7 @@ class History:
 
     def _write(self, file: Path, text: str) -> bool:
         try:
-            _put(file, text)
+            put_whole(file, text)
         except OSError as error:
             self._tell(f"the history is not kept in {self.folder}: {error.strerror}; set FEATCAL_CACHE to a folder")
             return False
@@ -355,7 +355,7 @@ def made_by(device: str) -> dict[str, str]:
     return {name: version(name) for name in ("featcal", "torch", "transformers")} | {"device": device}
 
 
-def _put(file: Path, text: str, anew: bool = False) -> None:
+def put_whole(file: Path, text: str, anew: bool = False) -> None:
     """Write a file that appears at once and whole.
 
     Args:
