@@ -32,7 +32,7 @@ FLOORS = (
     ("measure",),
     ("runs",),
     ("recording",),
-    ("sweep",),
+    ("selection", "sweep"),
     ("figures",),
     ("report",),
     ("jobs",),
