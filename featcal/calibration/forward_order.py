@@ -89,8 +89,8 @@ def calibrate_blocks(
         watch: called with the finished statistics of every block before it is solved.
 
     Raises:
-        NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture that
-            cannot be run block by block; names the block.
+        NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
+            that cannot be run block by block; names the block.
     """
     drift: dict[str, dict[str, float]] = {}
     tokens, chosen = dict[str, int](), calibrated_blocks(run.adapter, config)
