@@ -119,7 +119,7 @@ def calibrate_blocks(
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
-                    with run.seconds("solve"), _named(block):
+                    with run.seconds("solve"), _named(block.name):
                         own, base = (block.local(run.compute.move(t)) for t in (merged, run.base.read(block.names)))
                         solved = {n: t for group in moments.groups for n, t in group.solve(own, base, config).items()}
                         stored = merged | as_stored(block.canonical(solved), merged)
@@ -193,7 +193,7 @@ def count_block(
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time.
 
-    The experts are behind the block then, the student is in front of it.
+    The experts are behind the block then, the student is in front of it. Numerical errors name block and task.
 
     Args:
         moments: of one block; several differ in alpha alone.
@@ -204,7 +204,7 @@ def count_block(
     for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
-        with run.seconds("moments"):
+        with run.seconds("moments"), _named(f"{block.name}, task '{task}'"):
             for one in moments:
                 one.end_task(tensors)
         run.store.settle()
@@ -281,12 +281,12 @@ def _deploy(
 
 
 @contextmanager
-def _named(block: Block) -> Iterator[None]:
-    """Inside the `with`, numerical errors say in which block."""
+def _named(place: str) -> Iterator[None]:
+    """Inside the `with`, numerical errors say where."""
     try:
         yield
     except NumericalError as error:
-        raise NumericalError(f"{block.name}: {error}") from error
+        raise NumericalError(f"{place}: {error}") from error
 
 
 def as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
