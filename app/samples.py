@@ -144,7 +144,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
         st.image([data.images[i] for i in shown], caption=captions, width=96, alt=alt)
     elif data.texts is not None:
         shown = ids[:MOST_TEXTS]
-        for i, words in zip(shown, said, strict=False):
+        for i, words in zip(shown, said[:MOST_TEXTS], strict=True):
             st.caption(f"sample {plain(words)}")
             st.text(data.texts[i])
     else:

@@ -161,7 +161,7 @@ def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
         found[option] = None if chosen in (set(), set(own)) else tuple(one for one in own if one in chosen)
     if problems:
         raise InputError(*problems)
-    return replace(config, **found)  # type: ignore[arg-type]
+    return replace(config, blocks=found["blocks"], maps=found["maps"], tasks=found["tasks"])
 
 
 def _apart(asked: Sequence[str], known: Collection[str]) -> list[str]:

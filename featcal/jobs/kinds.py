@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from featcal.progress import Progress
 
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.calibration.config import CalibrationConfig
+    from featcal.calibration.config import CalibrationConfig, Options
     from featcal.evaluation.evaluate import Scores
     from featcal.family import Family
 
@@ -72,7 +72,8 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
 def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
     from featcal.calibration.calibrate import all_parts, config_for
 
-    return config_for(family, **{n: all_parts(family)[n] if v == [] else v for n, v in options.items()})  # type: ignore[arg-type]
+    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items()}
+    return config_for(family, **cast("Options", named))
 
 
 def scores(work: Work) -> dict[str, Any]:
