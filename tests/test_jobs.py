@@ -390,6 +390,36 @@ def test_a_failed_calibration_says_it_in_the_librarys_words_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.parametrize("when", ["in line", "ran"])
+def test_a_job_whose_files_change_is_not_filed_under_what_they_were(
+    own_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    args = {"model": "merged", "split": "test", "samples": 2, "seed": 42}
+    job = line.submit(order("scores", str(own_suite_file), args), "ann")
+    assert line.claim() is not None
+    score = kinds.scores
+
+    def change() -> None:
+        (own_suite_file.parent / "base" / "model.safetensors").touch()
+
+    def changes(work: kinds.Work) -> dict[str, Any]:
+        found = score(work)
+        change()
+        return found
+
+    if when == "in line":
+        change()
+    monkeypatch.setattr(worker, "KINDS", {"scores": changes})
+    assert worker.work(line, job.id) == 1
+    failed = line.get(job.id)
+    assert failed is not None
+    assert failed.state == "failed"
+    assert when in failed.message
+    assert "ask for it anew" in failed.message
+    assert line.result(job.order) is None
+    assert line.result(order("scores", str(own_suite_file), args)) is None
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_calibration_that_is_ended_leaves_no_partial_folder(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool

@@ -42,3 +42,19 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
+
+
+def require_current(asked: Order, when: str) -> None:
+    """Nothing that the result of an order depends on may have changed since it was asked for.
+
+    Args:
+        when: it would have changed, for the message.
+
+    Raises:
+        InputError: it has, or what `load_suite` says of the suite.
+    """
+    if order(asked.kind, asked.suite, asked.args).key != asked.key:
+        raise InputError(
+            f"{when}, the suite, a file that it reads or featcal itself was changed: the result would be filed under "
+            "what they were; ask for it anew"
+        )

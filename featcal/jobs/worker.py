@@ -16,6 +16,7 @@ from types import FrameType
 
 from featcal.errors import FeatcalError
 from featcal.jobs.kinds import KINDS, Work
+from featcal.jobs.orders import require_current
 from featcal.jobs.queue import DONE, FAILED, Job, Queue
 from featcal.progress import Progress, keep_memory
 
@@ -29,14 +30,17 @@ CANCELLED = 143
 
 
 def work(queue: Queue, identity: int) -> int:
-    """Do a job; returns the exit status. Its document is complete or not there."""
+    """Do a job; returns the exit status. Its document is complete or not there, and of the files that were there when
+    it was asked for."""
     job = queue.get(identity)
     if job is None:
         return 1
     order, file = job.order, job.folder / "result.json"
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
+        require_current(order, "while this was in line")
         document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
+        require_current(order, "while this ran")
         writing = file.with_suffix(".writing")
         writing.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
         writing.replace(file)
