@@ -29,7 +29,7 @@ from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
 from featcal.recording import hash_of
-from featcal.resources import bundle_root, cache_folder
+from featcal.resources import bundle_root, cache_folder, ready_suites
 from featcal.runs import History
 from featcal.session import Session
 from featcal.sweep import Grid, missing
@@ -292,6 +292,11 @@ def test_an_order_is_told_by_suite_files_options_and_kind(own_suite_file: Path) 
     assert len({one.key, *(other.key for other in others)}) == 6
     with pytest.raises(InputError, match="no kind of job is called 'dance'; there are calibrate, scores, sweep"):
         order("dance", str(own_suite_file), {})
+
+
+def test_a_ready_suite_is_ordered_by_its_name() -> None:
+    name = next(iter(ready_suites()))
+    assert order("scores", name, {"model": "merged"}).suite == name
 
 
 def test_a_job_outlives_its_server_and_a_session_takes_its_result(
