@@ -383,6 +383,11 @@ class Session:
         with self._lock:
             return self._results.once((kind, key), make)
 
+    def forget(self, kind: str, key: Hashable) -> None:
+        """Keep a result of `once` no longer."""
+        with self._lock:
+            self._results.drop((kind, key))
+
     def _run(self, model: Weights, progress: Progress) -> Run:
         """For a measurement of a model, once its samples are there: they count as well.
 

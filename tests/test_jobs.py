@@ -24,12 +24,14 @@ from app import jobs as app_jobs
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.errors import InputError
 from featcal.family import Family
+from featcal.formats.weights import in_memory
 from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
 from featcal.recording import hash_of
 from featcal.resources import bundle_root, cache_folder, ready_suites
+from featcal.results import nbytes
 from featcal.runs import History
 from featcal.session import Session
 from featcal.sweep import Grid, missing
@@ -336,6 +338,29 @@ def test_a_job_outlives_its_server_and_a_session_takes_its_result(
     assert sorted(file.name for file in last.folder.iterdir()) == ["checkpoint", "log.txt", "result.json"]
 
 
+@pytest.mark.parametrize("budget", [20_000, 2**30])
+def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_folder(
+    tiny: Family, tiny_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    config = config_for(tiny, rho=1.5, samples=8)
+    job = line.submit(order("calibrate", str(tiny_suite_file), {"options": asdict(config)}), "ann")
+    done(line, job)
+    document = line.result(job.order)
+    assert document is not None
+    usual = calibrate(tiny, config).weights.read(tiny.adapter.tower)
+    monkeypatch.setattr("featcal.session.calibrate", None)  # nobody calibrates again
+    session = Session(tiny, budget=budget)
+    found = session.once("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
+    assert nbytes(found, beside=vars(tiny).values()) < 20_000 < sum(one.nbytes for one in usual.values())
+    assert session.calibrated(config) is found
+    read = session.weights(config).read(tiny.adapter.tower)
+    assert all(torch.equal(read[name], usual[name]) for name in usual)
+    assert not in_memory(found.weights, tiny.adapter.blocks()[0].names)
+    assert not kinds.is_gone(found)
+    line.forget(job.id)
+    assert kinds.is_gone(found)
+
+
 def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: Path, line: Queue) -> None:
     args = {"model": "merged", "split": "test", "samples": None, "seed": 42}
     done(line, line.submit(order("scores", str(tiny_suite_file), args), "ann"))
@@ -502,6 +527,11 @@ def test_a_page_asks_waits_and_shows_the_result(tiny_suite_file: Path, slow: Que
     other = opened(tiny_suite_file, "calibrate", rho="1.3", samples="8")  # another visitor finds it
     assert charts(other) == 3
     assert len(slow.jobs()) == 1
+    slow.forget(job.id)  # with its folder: what was read from there is asked for again
+    other.run()
+    assert healthy(other)
+    assert charts(other) == 0
+    assert button(other, "Start")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -126,17 +126,23 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate,
 
 
 def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
-    """What a "calibrate" job has left, as `calibrate` gives it; its blocks are read into memory.
+    """What a "calibrate" job has left, as `calibrate` gives it; its blocks stay in the job's folder, and each is read
+    from there whenever it is asked for.
 
     Raises:
         InputError: the folder is not there any more, or not of this suite.
     """
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.formats.weights import Overlay
+    from featcal.formats.weights import OnDemand, Overlay
 
     written = family.model(str(document["out"]))
-    blocks = written.read(name for block in family.adapter.blocks() for name in block.names)
+    blocks = OnDemand(written, (name for block in family.adapter.blocks() for name in block.names))
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks), dict(document))
+
+
+def is_gone(result: CalibrationResult) -> bool:
+    """Whether the folder that a result of `calibration_from` reads from was removed; of other results False."""
+    return "out" in result.record and not Path(result.record["out"]).is_dir()
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:
