@@ -17,7 +17,7 @@ import streamlit as st
 from app import compare, downloads, state, view
 from app.downloads import Numbers
 from app.selection import MOST_PICKED
-from featcal.errors import FeatcalError
+from featcal.errors import NoScores
 from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
@@ -104,7 +104,7 @@ def known(session: Session, models: Mapping[str, ModelId], task: str, on: View) 
     found = {}
     for shown, model in models.items():
         one, walked = PerSample(), session.has_features(model, on)
-        with suppress(FeatcalError):  # no labels, no answers: then there is drift alone
+        with suppress(NoScores):  # no labels, no answers: then there is drift alone
             if walked and model != "expert":
                 one = one.located(session.features(model, on).tasks[task])
             if whole or walked:

@@ -287,6 +287,19 @@ def test_a_suite_without_answers_has_a_report(edit_suite: Edit, tmp_path: Path) 
     assert set(page.figures) == {"drift", "drift-tasks", "attribution", "features-1", "features-2"}
 
 
+def test_what_cannot_be_scored_for_another_reason_is_said(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise InputError("task 'pets': label 9 has no class, the head scores 3")
+
+    session = Session(tiny)
+    monkeypatch.setattr(session, "scores", fails)
+    with pytest.raises(InputError, match="label 9 has no class"):
+        write_report(session, "tiny", tmp_path / "report.html", models=["merged"], on=View(4))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_language_model(tmp_path: Path) -> None:
     suite = write_text_suite(tmp_path / "s", "t5")
     out = tmp_path / "report.html"

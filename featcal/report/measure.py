@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import versions
 from featcal.drift.ledger import DriftLedger
-from featcal.errors import InputError
+from featcal.errors import NoScores
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import compared
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
@@ -89,12 +89,12 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
 
 
 def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
-    """Of base, the models that are shown and the experts; or none, and why."""
+    """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
         with looking(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
-    except InputError as error:
+    except NoScores as error:
         return {}, str(error)
 
 
