@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -214,15 +216,17 @@ def test_settings_say_what_the_numbers_depend_on(report: Page) -> None:
     assert len(re.findall(r"\b[0-9a-f]{64}\b", words)) == 1 + 3  # suite; base and two experts
 
 
-def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(figures: Any, folder: Path) -> dict[str, str]:
-        files = {figure.name: f"{figure.name}.svg" for figure in figures}
-        for file in files.values():
-            (folder / file).write_text("<svg/>")
-        return files
+def drawn(figures: Any, folder: Path) -> dict[str, str]:
+    """What `svg.draw` does, without a browser."""
+    files = {figure.name: f"{figure.name}.svg" for figure in figures}
+    for file in files.values():
+        (folder / file).write_text("<svg/>")
+    return files
 
+
+def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svg, "can_draw", lambda: True)
-    monkeypatch.setattr(svg, "draw", draw)
+    monkeypatch.setattr(svg, "draw", drawn)
     out = tmp_path / "my report (1).md"
     said = write_report(session, "tiny", out, models=MODELS, on=View(4))
     text = out.read_text(encoding="utf-8")
@@ -252,10 +256,26 @@ def test_complete_or_absent(ending: str, session: Session, tmp_path: Path, monke
 
     monkeypatch.setattr(svg, "can_draw", lambda: True)
     monkeypatch.setattr(svg, "draw", stopped)
-    monkeypatch.setattr(Path, "rename", stopped)
+    monkeypatch.setattr(os, "link", stopped)
     with pytest.raises(KeyboardInterrupt):
         write_report(session, "tiny", tmp_path / f"report{ending}", models=("merged",), on=View(4))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_go_with_the_report_that_could_not_be_written_and_nobody_elses(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    others = tmp_path / "report-figures.partial"
+    others.mkdir()
+    monkeypatch.setattr(svg, "can_draw", lambda: True)
+    monkeypatch.setattr(svg, "draw", drawn)
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(InputError, match=r"cannot write .*report\.md: No space left"):
+        write_report(session, "tiny", tmp_path / "report.md", models=("merged",), on=View(4))
+    assert list(tmp_path.iterdir()) == [others]
 
 
 def test_places_that_cannot_be_written(session: Session, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from featcal.jobs.kinds import KINDS, Work
 from featcal.jobs.orders import require_current
 from featcal.jobs.queue import DONE, FAILED, Job, Queue
 from featcal.progress import Progress, keep_memory
+from featcal.whole_files import put
 
 OFTEN = 0.25
 """Seconds between two reports of progress."""
@@ -41,9 +42,7 @@ def work(queue: Queue, identity: int) -> int:
         require_current(order, "while this was in line")
         document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
         require_current(order, "while this ran")
-        writing = file.with_suffix(".writing")
-        writing.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-        writing.replace(file)
+        put(file, json.dumps(document, allow_nan=False))
     except FeatcalError as error:
         print(f"featcal: {error}", file=sys.stderr)
         queue.end(identity, FAILED, str(error))
