@@ -90,7 +90,7 @@ def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
-            session.features("merged" if model == "expert" else model, on, report)
+            session.features(model, on, report)
 
 
 def known(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.errors import NoScores, NumericalError
 from featcal.model_ids import ModelId, label_of, spelled
 from featcal.runs import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
 from featcal.session import Session
 from featcal.views import View
-
-IDLE = ("batch_size",)
-"""Options that change nothing but time and memory."""
 
 
 def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:

@@ -23,6 +23,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from featcal.errors import InputError
 from featcal.resources import cache_folder
+from featcal.versions import TELLING, versions
 from featcal.whole_files import put, put_new
 from featcal.words import shortened
 
@@ -353,9 +354,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 def made_by(device: str) -> dict[str, str]:
     """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("featcal", "torch", "transformers")} | {"device": device}
+    return versions(TELLING) | {"device": device}
 
 
 def _said(file: str) -> str:

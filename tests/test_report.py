@@ -213,6 +213,7 @@ def test_settings_say_what_the_numbers_depend_on(report: Page) -> None:
     words = " ".join(report.words)
     for needed in (MODELS[1].split(",")[0], "rho", "patch_weight", "validation", "torch", "model.safetensors"):
         assert needed in words
+    assert "None" not in words.split()  # parts that were not chosen
     assert len(re.findall(r"\b[0-9a-f]{64}\b", words)) == 1 + 3  # suite; base and two experts
 
 

@@ -344,6 +344,13 @@ def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..
             open_session(file)
 
 
+def test_the_experts_features_are_beside_those_of_the_merged_model(tiny: Family) -> None:
+    own = Session(tiny)
+    assert not own.has_features("expert", FEW)
+    assert own.features("expert", FEW) is own.features("merged", FEW)
+    assert own.has_features("expert", FEW)
+
+
 def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:
     own = Session(tiny)
     for model in ("merged", "expert"):

@@ -16,6 +16,8 @@ from featcal.words import did_you_mean
 
 PARTIAL = ("blocks", "maps", "tasks")
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""
+IDLE = ("batch_size",)
+"""Options that change nothing but time and memory."""
 
 
 @dataclass(frozen=True)

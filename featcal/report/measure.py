@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from featcal.calibration.calibrate import versions
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import NoScores
 from featcal.evaluation.evaluate import Scores
@@ -28,6 +27,7 @@ from featcal.report.content import Content, Figure, Part, Table
 from featcal.reproduce import Measured
 from featcal.runs import History
 from featcal.session import Session
+from featcal.versions import versions
 from featcal.views import DriftOptions, View
 from featcal.words import percent
 
@@ -81,7 +81,7 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
     return Content(
         suite.name,
         suite.description,
-        f"featcal {versions()['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         tuple(_sentences(ledgers, scores, next(iter(asked.names)))),
         tuple(parts),
         settings.settings(session, asked.names, asked.on, final),
