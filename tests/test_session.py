@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from conftest import TASKS
-from featcal import evaluate, load_suite, measure_drift, session
+from featcal import evaluate, load_suite, measure_drift, session, suite_files
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
@@ -335,6 +335,28 @@ def test_a_stamp_is_of_the_content_of_the_suite(own_suite_file: Path) -> None:
     stamp = suite_stamp(load_suite(own_suite_file))
     own_suite_file.write_text("# a comment\n" + own_suite_file.read_text())
     assert suite_stamp(load_suite(own_suite_file)) == stamp
+
+
+def test_a_models_folder_costs_little_whatever_lies_below_or_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a change of the model is found among everything else."""
+    monkeypatch.setattr(suite_files, "MOST", 10)
+    for i in range(40):
+        (tmp_path / "below" / f"{i}").mkdir(parents=True)
+        (tmp_path / "below" / f"{i}" / "config.json").write_text("{}")
+        (tmp_path / f"a{i}.jpg").write_text("")
+    for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).write_text(name)
+    before = suite_files.model_stamp(str(tmp_path), tmp_path)
+    assert len(before) == 10
+    (tmp_path / "below" / "1" / "config.json").write_text("changed")
+    assert suite_files.model_stamp(str(tmp_path), tmp_path) == before
+    (tmp_path / "model-00002-of-00002.safetensors").write_text("changed")
+    after = suite_files.model_stamp(str(tmp_path), tmp_path)
+    assert after != before
+    (tmp_path / "tokenizer.json").write_text("new")
+    assert suite_files.model_stamp(str(tmp_path), tmp_path) != after
 
 
 def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..., Path]) -> None:
