@@ -21,6 +21,7 @@ import torch
 from app_pages import button, charts, healthy, opened
 
 from app import jobs as app_jobs
+from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.errors import InputError
 from featcal.family import Family
@@ -29,6 +30,7 @@ from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
+from featcal.preflight import estimates
 from featcal.recording import hash_of
 from featcal.resources import bundle_root, cache_folder, ready_suites
 from featcal.results import nbytes
@@ -493,6 +495,25 @@ def test_estimates_grow_with_samples(tiny: Family) -> None:
     session = Session(tiny)
     few, many = (lengths.seconds_to_calibrate(session, config_for(tiny, samples=n, batch_size=1)) for n in (2, 12))
     assert 2 * few < many < 12 * few
+
+
+def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "gemm_rate", lambda _: 1e6)  # a slow machine: operations outweigh calls
+    monkeypatch.setattr(estimates, "CALL", 0.0)
+    session, layers = Session(tiny), tiny.adapter.block_layers()
+
+    def seconds(**options: Any) -> float:
+        return lengths.seconds_to_calibrate(session, config_for(tiny, samples=8, **options))
+
+    whole, (one, *_) = seconds(), TASKS
+    assert seconds(tasks=[one]) < whole
+    # whatever is calibrated, the expert and the student go through every block
+    walked = estimates.scoring_seconds(tiny.adapter, lengths._drawn(session, View(8, "calibration")), 64, {})
+    blocks = [seconds(blocks=[layer]) for layer in layers]
+    assert all(2 * walked < block < whole for block in blocks)
+    assert sum(block - 2 * walked for block in blocks) == pytest.approx(whole - 2 * walked)
+    maps = [seconds(maps=[part]) for part in tiny.adapter.parts()]
+    assert sum(part - 3 * walked for part in maps) == pytest.approx(whole - 3 * walked)
 
 
 # The app.
