@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -30,20 +28,9 @@ from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
+from featcal.versions import all_versions
 
 T = TypeVar("T")
-_PACKAGES = (
-    "featcal",
-    "torch",
-    "transformers",
-    "safetensors",
-    "numpy",
-    "torchvision",
-    "pillow",
-    "open_clip_torch",
-    "tokenizers",
-)
-"""Whose versions are recorded: all that can move a number, those that make inputs too."""
 
 
 def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
@@ -252,7 +239,7 @@ def _identity(
         "suite": family.suite.model_dump(mode="json"),
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
-        "versions": versions(),
+        "versions": all_versions(),
     }
 
 
@@ -281,7 +268,7 @@ def _record(
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
-        "versions": versions(),
+        "versions": all_versions(),
     }
 
 
@@ -294,11 +281,6 @@ def _notes(family: Family) -> list[str]:
     recipe = isinstance(family.suite.merged, MergeRecipe)
     doubts = check_lineage(family, None if recipe else family.merged)
     return [*doubts, *(left_out(family).values() if recipe else ())]
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of every package that can move a number."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:
