@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -43,13 +45,17 @@ class Conditioning:
         """Largest over smallest eigenvalue; at most 1 + N / lam for N tasks."""
         return self.largest / self.smallest if self.smallest > 0 else float("inf")
 
+    def to_json(self) -> dict[str, Any]:
+        """Every number by its name; `condition` is None where it is infinite."""
+        return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
+
 
 def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:
     """One system, before it is solved; costs a decomposition of the matrix in float64."""
     sums, ridge = group.sums, config.lam + config.eps
     found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
     decided = found.clamp_min(0)
-    rank = float((decided / (decided + ridge)).nan_to_num(0.0).sum())
+    rank = float(torch.where(decided == 0, 0.0, decided / (decided + ridge)).sum())
     names = ", ".join(group.names)
     return Conditioning(
         layer, names, group.inputs, sums.tokens, float(found[0]) + ridge, float(found[-1]) + ridge, rank
