@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import chosen_parts, made_with, turned
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain
 from featcal.session import Session
@@ -73,6 +73,7 @@ def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, 
     """The `featcal calibrate` line with these options; it says of a switch what differs from the suite's defaults."""
     parts = [
         f"featcal calibrate {shlex.quote(suite)}",
+        *([f"--recipe {config.recipe} --beta {exactly(config.beta)}"] if config.recipe != PAPER else []),
         f"--lam {exactly(config.lam)} --rho {exactly(config.rho)} --alpha {exactly(config.alpha)}",
         f"--samples {config.samples}",
         *([f"--seed {config.seed}"] if config.seed != defaults.seed else []),

@@ -10,7 +10,7 @@ import streamlit as st
 
 from app import downloads, state, view
 from app.downloads import Numbers, Origin, file_name
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.errors import InputError
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
@@ -136,6 +136,9 @@ def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def sources(session: Session, config: CalibrationConfig) -> None:
     """What other feature sources would have cost, measured when asked for."""
     st.subheader("Was it right to refresh features block by block?")
+    if config.recipe != PAPER:
+        st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")
+        return
     wanted = state.selection().sources
     state.control(st.toggle, "sources", wanted, False, "Measure what other feature sources would have cost")
     if not wanted:

@@ -37,9 +37,11 @@ _prepared: list[Session] = []
 """Holds what `prepare` opened until somebody else does."""
 
 
-def defaults(session: Session) -> CalibrationConfig:
-    """What a calibration of a suite starts from; as many samples as a slider can answer for quickly."""
-    return config_for(session.family, samples=session.family.suite.calibration.samples or SAMPLES)
+def defaults(session: Session, recipe: str | None = None, samples: int | None = None) -> CalibrationConfig:
+    """What a calibration of a suite starts from, which depends on recipe and samples; as many of these as a slider can
+    answer for quickly."""
+    samples = samples or session.family.suite.calibration.samples or SAMPLES
+    return config_for(session.family, recipe=recipe, samples=samples)
 
 
 def switches(session: Session) -> tuple[str, ...]:

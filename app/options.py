@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
 from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned
-from featcal.calibration.config import CalibrationConfig, settled
+from featcal.calibration.config import PAPER, RECIPES, REFINED, CalibrationConfig, settled
 from featcal.errors import InputError
 from featcal.figures.names import plain
 from featcal.session import Session
@@ -42,7 +42,8 @@ SWITCHES = {
 
 def on_page(session: Session) -> None:
     """All controls in the body of a page."""
-    first = st.columns(4)
+    _recipe(session, st)
+    first = st.columns(len(_sliders(session)))
     second = st.columns(4, vertical_alignment="center")
     _controls(session, [*first, *second[: len(opening.switches(session))]])
     _offer_defaults(second[min(len(opening.switches(session)), 3)])
@@ -52,14 +53,17 @@ def on_page(session: Session) -> None:
 
 def controls_in_sidebar(session: Session) -> None:
     """The same in the sidebar."""
-    _controls(session, [st.sidebar] * (len(_SLIDERS) + len(opening.switches(session))))
+    _recipe(session, st.sidebar)
+    _controls(session, [st.sidebar] * (len(_sliders(session)) + len(opening.switches(session))))
 
 
 def described(config: CalibrationConfig, session: Session) -> str:
     """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     defaults = opening.defaults(session)
-    symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha, "n": config.samples}
-    numbers = [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
+    symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha}
+    symbols |= {"n": config.samples} if config.recipe == PAPER else {"β": config.beta, "n": config.samples}
+    numbers = [] if config.recipe == PAPER else [config.recipe]
+    numbers += [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
     return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])
@@ -78,7 +82,7 @@ def chosen(session: Session) -> CalibrationConfig:
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
-        config = replace(opening.defaults(session), **meant)
+        config = replace(_defaults(session), **meant)
         return settled(config, session.family.adapter, session.tasks)
     except InputError as error:
         view.problem(error)
@@ -86,20 +90,27 @@ def chosen(session: Session) -> CalibrationConfig:
         stopped.end_page()
 
 
+def _recipe(session: Session, place: Any) -> None:
+    """How a block is calibrated; another recipe starts from defaults of its own."""
+    note = "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block (docs/theory.md)."
+    now, home = chosen(session).recipe, opening.defaults(session).recipe
+    state.control(place.segmented_control, "recipe", now, home, "Recipe", RECIPES, required=True, help=note)
+
+
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    config, defaults = chosen(session), opening.defaults(session)
+    config, defaults, sliders = chosen(session), _defaults(session), _sliders(session)
 
     def control(draw: Any, name: str, label: str, note: str) -> None:
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
 
-    for place, (name, steps, label, note) in zip(places[: len(_SLIDERS)], _SLIDERS, strict=True):
+    for place, (name, steps, label, note) in zip(places[: len(sliders)], sliders, strict=True):
         now = getattr(config, name)
         offered = sorted({*steps, now, getattr(defaults, name)})
         # of a step that is not offered any more streamlit makes `value`, or else the first of all
         slider = partial(place.select_slider, options=offered, value=now, format_func=_called)
         control(slider, name, label, note)
-    for place, name in zip(places[len(_SLIDERS) :], opening.switches(session), strict=True):
+    for place, name in zip(places[len(sliders) :], opening.switches(session), strict=True):
         control(place.toggle, name, *SWITCHES[name])
     return config
 
@@ -121,9 +132,10 @@ def _parts(session: Session) -> None:
 
 def _exactly(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
-    config, defaults = chosen(session), opening.defaults(session)
+    config, defaults = chosen(session), _defaults(session)
+    typed = [("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0), ("beta", "β", 1.0)]
     with place.popover("Type values", icon=":material/keyboard:"):
-        for name, label, most in (("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0)):
+        for name, label, most in typed if config.recipe == REFINED else typed[:-1]:
             state.control(
                 st.number_input,
                 name,
@@ -163,9 +175,30 @@ _SLIDERS = (
         "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for "
         "Llama.",
     ),
+    (
+        "beta",
+        ALPHA,
+        "β, stream",
+        "Share of the residual stream's gap to the expert that output maps are to close; of the refined recipe alone.",
+    ),
     ("samples", SAMPLES, "Calibration samples per task", "Paper: 256. Fewer are faster."),
 )
 """Option, the values that its slider offers, label and help."""
+
+
+def _sliders(session: Session) -> list[tuple[str, tuple[float, ...], str, str]]:
+    """Those of the recipe that is chosen."""
+    return [one for one in _SLIDERS if one[0] != "beta" or chosen(session).recipe == REFINED]
+
+
+def _defaults(session: Session) -> CalibrationConfig:
+    """Of the recipe and the number of samples that are chosen.
+
+    Raises:
+        InputError: there is no such recipe, or no such number.
+    """
+    selected = state.selection()
+    return opening.defaults(session, selected.recipe, selected.samples)
 
 
 def _called(step: float | str) -> str:

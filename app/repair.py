@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import downloads, options, state, view
 from app.compare import Compared
 from app.downloads import Numbers
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.preview import BlockPreview
 from featcal.errors import FeatcalError, InputError
@@ -50,7 +50,7 @@ def preview(session: Session, on: View) -> Previewed:
     layer = view.one_of(blocks, state.selection().layer, -1)
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, config = Previewed(right.empty(), layer), options.chosen(session)
+    shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
     if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
         return shown
@@ -59,7 +59,7 @@ def preview(session: Session, on: View) -> Previewed:
         found = held.solve(config)
     except FeatcalError:  # other samples or switches: the exact run alone can tell
         return shown
-    before = _mean(held.drift(session.calibrated(last).weights.read(held.block.names)))
+    before = _mean(held.reached)
     shown.place.info(
         f"Preview of {plain(layer)}, blocks in front as before: relative drift {before:.4f} → "
         f"{_mean(found.drift):.4f}. The exact run is on its way.",
@@ -70,6 +70,9 @@ def preview(session: Session, on: View) -> Previewed:
 
 def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after: Features) -> None:
     """The exact run is there: in place of the preview, how far that was off."""
+    if config.recipe != PAPER:
+        shown.place.caption("No preview with this recipe: it solves a block in pieces, each on what the last one gave.")
+        return
     if shown.found is None:
         shown.place.caption("Move λ, ρ or α: this block answers first, alone; then the exact run takes its place.")
         return
@@ -83,12 +86,24 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
     )
 
 
-def keep(shown: Previewed, session: Session, config: CalibrationConfig, on: View) -> None:
-    """For the next move of a slider: what a preview of the block needs, while the page stands complete already."""
+def rest(session: Session, compared: Compared, features: Mapping[str, Features], on: View, layer: str) -> None:
+    """What nobody waits for: the anchor alone, and what the next preview of a block needs."""
+    assert compared.calibration is not None
+    anchor_only(session, compared, features, on)
+    keep(layer, session, compared.calibration, on)
+
+
+def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> None:
+    """For the next move of a slider: what a preview of the block needs. A move meanwhile ends it within a block."""
     if session.calibrated(config).record["seconds"]["total"] > QUICK:
         return
+    place = st.empty()
+
+    def ends_if_moved(label: str, done: int, total: int) -> None:
+        place.empty()  # whatever is drawn, streamlit raises there what ends a run
+
     with suppress(InputError):  # these options leave the block as merged
-        session.preview(config, shown.layer, on)
+        session.preview(config, layer, on, ends_if_moved)
     st.session_state[_EXACT] = state.reference(), config
 
 

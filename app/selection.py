@@ -20,7 +20,9 @@ CALIBRATED = "calibrated"
 """Name of the model that is calibrated with the selection's own options."""
 PARTIAL = ("blocks", "maps", "tasks")
 """Options of a calibration that choose a part; the names are in one text or in several."""
-OPTIONS = ("lam", "rho", "alpha", "samples", "seed", *TURNED, *PARTIAL)
+OF_A_RECIPE = ("lam", "rho", "alpha", "beta")
+"""Options of a calibration whose good values differ from recipe to recipe."""
+OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
@@ -51,9 +53,11 @@ class Selection:
     the options below."""
     b: str | None = None
     """The model that it is compared with, by its name."""
+    recipe: str | None = None
     lam: float | None = None
     rho: float | None = None
     alpha: float | None = None
+    beta: float | None = None
     samples: int | None = None
     """Calibration samples per task."""
     seed: int | None = None
@@ -102,9 +106,12 @@ class Selection:
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
     def change(self, **changed: Any) -> Selection:
-        """The selection with other values; a new suite forgets what meant something in the old one alone."""
+        """The selection with other values; a new suite forgets what meant something in the old one alone, a new recipe
+        the numbers of the one before."""
         if changed.get("suite", self.suite) != self.suite:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
+        if changed.get("recipe", self.recipe) != self.recipe:
+            changed = dict.fromkeys(OF_A_RECIPE) | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
         if "picked" in changed:
@@ -153,12 +160,17 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
     >>> made_with(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
     'lam0.05-rho2-alpha0.3-n256-block-0-block-2-mlp'
+    >>> made_with(CalibrationConfig(recipe="refined", beta=0.5), CalibrationConfig())
+    'refined-lam0.05-rho2-alpha0.3-beta0.5-n256'
     """
-    numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha, "n": config.samples}
+    numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
+    numbers |= {"beta": config.beta} if config.recipe != "paper" else {}
+    numbers |= {"n": config.samples}
     numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}
     parts = [re.sub(r"[^\w.]+", "-", ", ".join(names)).strip("-.") for names in chosen_parts(config).values()]
     named = (f"{name}{exactly(value)}" for name, value in numbers.items())
-    return "-".join([*named, *turned(config, defaults), *(part[:60] for part in parts)])
+    recipe = [] if config.recipe == "paper" else [config.recipe]
+    return "-".join([*recipe, *named, *turned(config, defaults), *(part[:60] for part in parts)])
 
 
 def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:

@@ -1,15 +1,15 @@
-"""Seconds from releasing a slider to all charts redrawn, in a real browser: `python benchmarks/slider.py`.
+"""Seconds from releasing a slider to the preview and to all charts redrawn, in a real browser:
+`python benchmarks/slider.py`.
 
 Opens the Calibrate page, first changes the number of samples (the experts run anew), then drags rho again and again
-(expert pass kept), always to a value that was not seen before. A release and every change of a chart are timed inside
-the page. Prints JSON.
+(expert pass kept), always to a value that was not seen before, each time after the page has got ready for the next
+preview. A release, the preview and every change of a chart are timed inside the page. Prints JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import browser as pages
@@ -21,10 +21,14 @@ WATCH = """(() => {
   const inChart = record => (record.target.closest || record.target.parentElement?.closest) &&
     ((record.target.closest ? record.target : record.target.parentElement).closest(chart) ||
      [...record.addedNodes].some(node => node.querySelector && (node.matches(chart) || node.querySelector(chart))));
-  window.bench = {released: 0, drawn: 0};
-  const release = () => { window.bench = {released: performance.now(), drawn: 0}; };
+  window.bench = {released: 0, previewed: 0, drawn: 0};
+  const release = () => { window.bench = {released: performance.now(), previewed: 0, drawn: 0}; };
+  const preview = () => document.querySelector('.st-key-block-preview')?.innerText.includes('Preview of');
   for (const kind of ['pointerup', 'keyup']) addEventListener(kind, release, true);
-  new MutationObserver(records => { if (records.some(inChart)) window.bench.drawn = performance.now(); })
+  new MutationObserver(records => {
+    if (!window.bench.previewed && preview()) window.bench.previewed = performance.now();
+    if (records.some(inChart)) window.bench.drawn = performance.now();
+  })
     .observe(document.querySelector('[data-testid="stMainBlockContainer"]'),
              {subtree: true, childList: true, attributes: true, characterData: true});
 })()"""
@@ -43,7 +47,8 @@ def main() -> None:
         pages.settle(page)
         page.evaluate(WATCH)
         samples, rho = pages.Slider(page, "samples"), pages.Slider(page, "rho")
-        anew = seconds_of(page, samples, samples.step)
+        ready(page)
+        anew, _ = seconds_of(page, samples, samples.step)
         if samples.value != str(options.samples):
             raise SystemExit(f"the page calibrates on {samples.value} samples, not {options.samples}")
         shares = [0.5 + 0.025 * ((move // 2 + 1) * (-1) ** move) for move in range(options.moves)]
@@ -53,27 +58,38 @@ def main() -> None:
             "suite": options.suite,
             "samples": options.samples,
             "experts_anew": anew,
-            "moves": kept,
-            "median": statistics.median(kept),
-            "min": min(kept),
-            "max": max(kept),
+            **spread("exact", [exact for exact, _ in kept]),
+            **spread("preview", [preview for _, preview in kept]),
             "machine": measure.machine(),
         }
     )
 
 
-def seconds_of(page: Page, slider: pages.Slider, move: Callable[[], None]) -> float:
-    """Seconds from the release to the last change of a chart."""
+def spread(name: str, seconds: list[float]) -> dict[str, object]:
+    """All values with their median, least and most."""
+    return {name: seconds, f"{name}_median": statistics.median(seconds), f"{name}_range": [min(seconds), max(seconds)]}
+
+
+def ready(page: Page) -> None:
+    """Wait until the page has done what it does once it stands complete."""
+    page.wait_for_selector("text=Beyond the anchor", timeout=300_000)
+    pages.settle(page)
+
+
+def seconds_of(page: Page, slider: pages.Slider, move: Callable[[], None]) -> tuple[float, float]:
+    """Seconds from the release to the last change of a chart, and to the preview (nan, if there was none)."""
     before = slider.value
     move()
     page.wait_for_function("window.bench.drawn > window.bench.released", polling=20, timeout=300_000)
     pages.settle(page)
     if slider.value == before:
         raise SystemExit(f"the slider did not move from {before}")
-    seconds = float(page.evaluate("(window.bench.drawn - window.bench.released) / 1000"))
-    measure.say(f"{before} to {slider.value}: {seconds:.2f} s")
-    time.sleep(0.2)
-    return seconds
+    bench = page.evaluate("window.bench")
+    exact = (bench["drawn"] - bench["released"]) / 1000
+    preview = (bench["previewed"] - bench["released"]) / 1000 if bench["previewed"] else float("nan")
+    measure.say(f"{before} to {slider.value}: preview {preview:.2f} s, exact {exact:.2f} s")
+    ready(page)
+    return exact, preview
 
 
 if __name__ == "__main__":

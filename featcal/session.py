@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
@@ -231,7 +231,7 @@ class Session:
 
         return self.once("conditioning", model, make)
 
-    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> Preview:
+    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
 
         Args:
@@ -240,16 +240,20 @@ class Session:
             view: the samples that drift is measured on.
 
         Raises:
-            InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
+            InputError: no such block, one that `of` leaves as merged, another precision than "exact", or another recipe
+                than the paper's, which solves a block at once.
         """
         key = (of, layer, *self._key(view))
-        if of.precision != "exact":
-            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
+        if of.precision != "exact" or of.recipe != PAPER:
+            raise InputError(
+                f"previews are of exact calibrations with the recipe '{PAPER}'; this one has precision "
+                f"'{of.precision}' and recipe '{of.recipe}'"
+            )
 
         def make() -> Preview:
-            run = self.family.run()
+            run = self.family.run(progress)
             fitted = taking_part(of, self._calibration_passes(of))
-            weights = self._calibrated(of, lambda: fitted, silent).weights
+            weights = self._calibrated(of, lambda: fitted, progress).weights
             return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
 
         with self._lock:

@@ -45,6 +45,8 @@ class CalibrationDefaults(Strict):
     eps: FiniteFloat | None = None
     batch_size: int | None = None
     precision: Literal["exact", "fast"] | None = None
+    recipe: Literal["paper", "refined"] | None = None
+    beta: FiniteFloat | None = None
     blocks: tuple[str, ...] | None = None
     maps: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None

@@ -1,8 +1,10 @@
 """Repair the merged model in closed form: move a slider, get the exact result, write the checkpoint."""
 
+from functools import partial
+
 import streamlit as st
 
-from app import compare, downloads, export, flips, options, repair, runs, state, view
+from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
@@ -88,8 +90,12 @@ view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 features = {a: before, b: after}
 repair.where_it_helps(session, compared, features, on)
-repair.anchor_only(session, compared, features, on)
+afterwards.later(
+    "the rest",
+    repr((state.reference(), compared, previewed.layer, on)),
+    "The anchor alone is being measured …",
+    partial(repair.rest, session, compared, features, on, previewed.layer),
+)
 repair.spread(session, compared, on)
 repair.conditioning(session, config)
 export.section(session, config)
-repair.keep(previewed, session, config, on)

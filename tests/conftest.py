@@ -133,17 +133,19 @@ def tiny_suite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def instant_maps() -> Iterator[None]:
-    """The app without its process for maps; what it keeps of a suite lasts for a module, as it does for visitors."""
+    """The app without its process for maps, pages whole at once; what it keeps of a suite lasts for a module, as it
+    does for visitors."""
     from functools import cache
 
     import streamlit
     from app_pages import InstantMaps
     from streamlit.components.v2 import manifest_scanner
 
-    from app import state
+    from app import afterwards, state
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(state, "MapWorker", InstantMaps)
+        patched.setattr(afterwards, "later", lambda key, version, meanwhile, draw: draw())  # no browser asks for it
         # every AppTest would look through all installed packages again, which takes longer than most pages
         patched.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
         yield

@@ -1,4 +1,5 @@
-"""Algorithm 1 of the paper written a second time, for models of transformers: whole models, forward hooks, float64.
+"""Algorithm 1 of the paper, and the refined recipe, written a second time, for models of transformers: whole models,
+forward hooks, float64.
 
 Nothing of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
 whole model runs anew for every block, so there is no stream to carry. Equations are those of the paper.
@@ -31,6 +32,7 @@ class Options:
     alpha: float
     eps: float = 1e-8
     norms: tuple[type[nn.Module], ...] = ()
+    beta: float = 0.0
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -54,15 +56,36 @@ def calibrate(
         experts, samples: by task.
         blocks: names of the modules that are calibrated one after the other.
     """
+    return refine(models, experts, samples, [([block], None) for block in blocks], options, token_weights)
+
+
+Piece = tuple[Sequence[str], str | None]
+"""Modules (with all inside them) that are fitted together, and the module that is given the residual stream which
+they write into; None for those that do not."""
+
+
+@torch.no_grad()
+def refine(
+    models: Mapping[str, Any],
+    experts: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Sample]],
+    pieces: Sequence[Piece],
+    options: Options,
+    token_weights: TokenWeights = every_token,
+) -> dict[str, Tensor]:
+    """As `calibrate`, piece by piece; the whole model runs anew for every piece."""
     student, done = deepcopy(models["merged"]), {}
-    own = {task: inputs(expert, blocks, samples[task], token_weights) for task, expert in experts.items()}
-    for block in blocks:
-        deployed = {task: inputs(student, [block], samples[task], token_weights) for task in experts}
+    everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
+    own = {task: inputs(expert, everything, samples[task], token_weights) for task, expert in experts.items()}
+    for names, stream in pieces:
+        watched = [*names, *([stream] if stream else [])]
+        deployed = {task: inputs(student, watched, samples[task], token_weights) for task in experts}
+        gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
-        for name, module in student.get_submodule(block).named_modules(prefix=block):
+        for name, module in (pair for top in names for pair in student.get_submodule(top).named_modules(prefix=top)):
             features = {task: (deployed[task].get(name), own[task].get(name)) for task in experts}
             if isinstance(module, nn.Linear):
-                new |= linear(name, features, models, experts, options)
+                new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
         for name, tensor in new.items():
@@ -76,10 +99,10 @@ def inputs(
 ) -> dict[str, Rows]:
     """What every module inside the blocks is given when the whole model runs on every sample."""
     rows: dict[str, list[Tensor]] = {}
+    inside = {n: module for block in blocks for n, module in model.get_submodule(block).named_modules(prefix=block)}
     handles = [
         module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(args[0][0]))
-        for block in blocks
-        for name, module in model.get_submodule(block).named_modules(prefix=block)
+        for name, module in inside.items()
         if list(module.parameters(recurse=False))
     ]
     for sample in samples:
@@ -94,9 +117,14 @@ def inputs(
 
 
 def linear(
-    name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: Options
+    name: str,
+    features: Mapping[str, tuple[Rows, Rows]],
+    models: Any,
+    experts: Mapping[str, Any],
+    o: Options,
+    gaps: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Eqs. (10) to (17), then Eq. (55) where there is a bias."""
+    """Eqs. (10) to (17), then Eq. (55) where there is a bias; outputs are to be `beta` of the gaps above the target."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
     left = (o.lam + o.eps) * torch.eye(merged.in_features, dtype=torch.float64)
     right = o.lam * (o.rho * merged.weight + (1 - o.rho) * base.weight)
@@ -106,14 +134,15 @@ def linear(
         target = o.alpha * x_expert + (1 - o.alpha) * x
         gram, cross = x.T @ torch.diag(w) @ x, target.T @ torch.diag(w) @ x
         omega = 1 / max(float(torch.linalg.matrix_norm(gram)), o.eps)
-        left, right = left + omega * gram, right + omega * expert.weight @ cross
-        shifts.append((omega, w @ x, w @ target, expert))
+        more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), merged.out_features, dtype=torch.float64)
+        left, right = left + omega * gram, right + omega * (expert.weight @ cross + more.T @ torch.diag(w) @ x)
+        shifts.append((omega, w @ x, w @ (target @ expert.weight.T + more), expert))
     weight = torch.linalg.solve(left.T, right.T).T
     if merged.bias is None:
         return {f"{name}.weight": weight}
     top = o.lam * (o.rho * merged.bias + (1 - o.rho) * base.bias)
     for omega, mean, target_mean, expert in shifts:
-        top = top + omega * (expert.bias + expert.weight @ target_mean - weight @ mean)
+        top = top + omega * (expert.bias + target_mean - weight @ mean)
     return {f"{name}.weight": weight, f"{name}.bias": top / (sum(omega for omega, *_ in shifts) + o.lam)}
 
 

@@ -195,3 +195,23 @@ def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypa
     assert frame["condition"].max() <= 1 + len(TASKS) / 0.05
     worst = frame.loc[frame["condition"].idxmax()]
     assert any(f"{worst['condition']:.3g}, {worst['layer']}" in one.value for one in app.caption)
+
+
+def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", lam="0.2", sources="true")
+    control(app, "recipe").set_value("refined").run()
+    assert healthy(app)
+    assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
+    assert control(app, "beta").value == 0.5
+    assert "--recipe refined --beta 0.5 --lam 0.001" in app.code[-1].value
+    assert any("No preview with this recipe" in one.value for one in app.caption)
+    session = open_session(str(tiny_suite_file))
+    drift = session.features(session.named("calibrated:recipe=refined,samples=64"), ON).macro_cosine
+    assert app.metric[0].value == f"{drift:.3f}"
+    control(app, "beta").set_value(0.0).run()
+    assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"
+    go(app, "drift")
+    assert healthy(app)
+    assert any("compare objectives of the paper's recipe" in one.value for one in app.caption)
+    control(app, "recipe").set_value("paper").run()
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"

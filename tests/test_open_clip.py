@@ -150,10 +150,10 @@ def test_sublayers_together_are_the_block(folder: Path) -> None:
     call = stage.first_call(weights.read(stage.outer), adapter.probe(), None)
     for block in stage.blocks:
         tensors = block.local(weights.read(block.names))
-        state = call.hidden
-        for part in stage.sublayers(block, tensors, call).values():
-            state = part(state)
-        torch.testing.assert_close(state, block.run(tensors, call), rtol=1e-6, atol=1e-6)
+        after = call
+        for part in stage.sublayers(block, tensors).values():
+            after = part(after)
+        torch.testing.assert_close(after.hidden, block.run(tensors, call), rtol=1e-6, atol=1e-6)
 
 
 def test_a_packed_tensor_needs_all_its_parts(folder: Path) -> None:
@@ -182,9 +182,12 @@ def test_drift_is_the_same_as_in_transformers_and_its_identities_hold(pair: tupl
         assert float(oc.attribution.shares.sum()) == pytest.approx(1, abs=1e-9)
 
 
-def test_the_same_weights_as_open_clip_and_as_hf_give_the_same_calibration(pair: tuple[Family, Family]) -> None:
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, recipe="refined", beta=0.5)], ids=["paper", "refined"])
+def test_the_same_weights_as_open_clip_and_as_hf_give_the_same_calibration(
+    pair: tuple[Family, Family], config: CalibrationConfig
+) -> None:
     hf, oc = pair
-    ours, theirs = calibrate(oc, CONFIG).weights, calibrate(hf, CONFIG).weights
+    ours, theirs = calibrate(oc, config).weights, calibrate(hf, config).weights
     translated = to_hf(ours.read(oc.adapter.tower), vision_pairs(3), "calibrated")
     expected = theirs.read(hf.adapter.tower)
     changed = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from library_references import Reference, assert_calibrated_alike, calibration_samples
-from reference_calibration import Options, Sample, calibrate
+from reference_calibration import Options, Piece, Sample, calibrate, refine
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
@@ -68,4 +68,34 @@ def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig
     options = Options(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
     samples = calibration_samples(reference, config)
     theirs = calibrate(reference.models, reference.experts, samples, NAMES, options, token_weights)
+    assert_calibrated_alike(reference, config, theirs)
+
+
+PIECES: list[Piece] = [
+    piece
+    for block in NAMES
+    for piece in (
+        ([f"{block}.layer_norm1"], None),
+        ([f"{block}.self_attn.{name}_proj" for name in "qkv"], None),
+        ([f"{block}.self_attn.out_proj"], f"{block}.layer_norm1"),
+        ([f"{block}.layer_norm2"], None),
+        ([f"{block}.mlp.fc1"], None),
+        ([f"{block}.mlp.fc2"], f"{block}.layer_norm2"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5),
+        replace(CONFIG, recipe="refined", lam=0.05, alpha=1.0, beta=1.0, layernorms=False),
+        replace(CONFIG, recipe="refined", lam=1.0, alpha=0.0),
+    ],
+)
+def test_every_tensor_of_the_refined_recipe(reference: Reference, config: CalibrationConfig) -> None:
+    norms = (nn.LayerNorm,) if config.layernorms else ()
+    options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta)
+    samples = calibration_samples(reference, config)
+    theirs = refine(reference.models, reference.experts, samples, PIECES, options, token_weights)
     assert_calibrated_alike(reference, config, theirs)

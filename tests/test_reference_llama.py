@@ -13,7 +13,7 @@ from library_references import (
     calibration_samples,
     text_reference,
 )
-from reference_calibration import Options, Sample, calibrate, every_token
+from reference_calibration import Options, Piece, Sample, calibrate, every_token, refine
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -73,3 +73,29 @@ def test_drift_of_every_layer(reference: Reference) -> None:
 
 def test_excess_of_every_feature_source(reference: Reference) -> None:
     assert_excesses_alike(reference, BLOCKS)
+
+
+PIECES: list[Piece] = [
+    piece
+    for block in BLOCKS
+    for piece in (
+        ([f"{block}.input_layernorm"], None),
+        ([f"{block}.self_attn.{name}_proj" for name in "qkv"], None),
+        ([f"{block}.self_attn.o_proj"], f"{block}.input_layernorm"),
+        ([f"{block}.post_attention_layernorm"], None),
+        ([f"{block}.mlp.{name}_proj" for name in ("gate", "up")], None),
+        ([f"{block}.mlp.down_proj"], f"{block}.post_attention_layernorm"),
+    )
+]
+
+
+@pytest.mark.parametrize("completion_only", [False, True])
+def test_every_tensor_of_the_refined_recipe(reference: Reference, completion_only: bool) -> None:
+    config = CalibrationConfig(
+        recipe="refined", lam=1e-2, alpha=0.6, beta=0.5, rmsnorms=True, completion_only=completion_only, batch_size=4
+    )
+    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta)
+    counted = what_predicts_an_answer if completion_only else every_token
+    samples = calibration_samples(reference, config)
+    theirs = refine(reference.models, reference.experts, samples, PIECES, options, counted)
+    assert_calibrated_alike(reference, config, theirs)

@@ -12,7 +12,7 @@ from library_references import (
     calibration_samples,
     text_reference,
 )
-from reference_calibration import Options, calibrate
+from reference_calibration import Options, Piece, calibrate, refine
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
@@ -62,3 +62,31 @@ def test_drift_of_every_layer(reference: Reference) -> None:
 
 def test_excess_of_every_feature_source(reference: Reference) -> None:
     assert_excesses_alike(reference, BLOCKS)
+
+
+def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
+    """Of one block, in the order of its forward."""
+    attentions = [("layer.0", "SelfAttention"), *([("layer.1", "EncDecAttention")] if crossed else [])]
+    found: list[Piece] = []
+    for layer, name in attentions:
+        norm, part = f"{block}.{layer}.layer_norm", f"{block}.{layer}.{name}"
+        found += [([norm], None), ([f"{part}.{one}" for one in "qkv"], None), ([f"{part}.o"], norm)]
+    norm, part = f"{block}.layer.{len(attentions)}.layer_norm", f"{block}.layer.{len(attentions)}.DenseReluDense"
+    inner = ["wi_0", "wi_1"] if gated else ["wi"]
+    return [*found, ([norm], None), ([f"{part}.{one}" for one in inner], None), ([f"{part}.wo"], norm)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
+        CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
+    ],
+)
+def test_every_tensor_of_the_refined_recipe(reference: Reference, config: CalibrationConfig) -> None:
+    norms = (T5LayerNorm,) if config.rmsnorms else ()
+    options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta)
+    samples = calibration_samples(reference, config)
+    gated = any("wi_0" in name for name in reference.exact.adapter.tower)
+    fitted = [piece for block in BLOCKS for piece in pieces(block, block.startswith("decoder"), gated)]
+    assert_calibrated_alike(reference, config, refine(reference.models, reference.experts, samples, fitted, options))

@@ -11,11 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from featcal.calibration.config import CalibrationConfig, Options, config_of, settled
-from featcal.calibration.forward_order import Account, InMemoryBlocks, Watch, calibrate_blocks, unwatched
+from featcal.calibration.config import OF_A_RECIPE, PAPER, CalibrationConfig, Options, config_of, settled
+from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
+from featcal.calibration.solving import Watch, unwatched
 from featcal.card import model_card
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
@@ -46,13 +47,18 @@ _PACKAGES = (
 
 
 def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
-    """The options of a run: those given (None is not), else the suite's, else the paper's for the architecture.
+    """The options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
+
+    What a suite recommends for one recipe (`OF_A_RECIPE`) says nothing of another.
 
     Raises:
         InputError: a value outside its range, or an option asked for that means nothing to the architecture.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return config_of(family.adapter, family.suite.tasks, family.suite.calibration.given() | given)
+    recommended = family.suite.calibration.given()
+    if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):
+        recommended = {name: value for name, value in recommended.items() if name not in OF_A_RECIPE}
+    return config_of(family.adapter, family.suite.tasks, recommended | given)
 
 
 def all_parts(family: Family) -> dict[str, tuple[str, ...]]:

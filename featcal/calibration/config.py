@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, TypedDict
 
 from torch import nn
@@ -14,6 +15,10 @@ from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import PRECISIONS
 from featcal.words import did_you_mean
 
+PAPER, REFINED = RECIPES = ("paper", "refined")
+"""How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own."""
+OF_A_RECIPE = ("lam", "rho", "alpha", "beta")
+"""Options whose good values differ from recipe to recipe."""
 PARTIAL = ("blocks", "maps", "tasks")
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""
 
@@ -49,6 +54,12 @@ class CalibrationConfig:
     values always 1. The paper's own code uses 0.01."""
     eps: float = 1e-8
     """Numerical stabiliser of Eqs. (14), (17) and (59)."""
+    recipe: str = PAPER
+    """"paper" (Algorithm 1 as published) or "refined" (featcal's own: piece by piece inside a block, with targets that
+    close a part of the gap of the residual stream; see docs/theory.md)."""
+    beta: float = 0.0
+    """Of the recipe "refined": share of the residual stream's gap to the expert that output maps are to close, in
+    [0, 1]; above 0 it needs alpha above 0."""
     batch_size: int = 64
     """Samples per forward pass; changes nothing but time and memory."""
     precision: str = "exact"
@@ -71,13 +82,21 @@ class CalibrationConfig:
                 object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
                 if not getattr(self, name):
                     raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
-        for name in ("lam", "rho", "alpha", "patch_weight", "eps"):
+        for name in ("lam", "rho", "alpha", "beta", "patch_weight", "eps"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
         if self.lam < 0:
             raise InputError(f"lam is {self.lam:g}; a ridge strength is >= 0")
         if not 0 <= self.alpha <= 1:
             raise InputError(f"alpha is {self.alpha:g}; an interpolation share lies in [0, 1]")
+        if self.recipe not in RECIPES:
+            raise InputError(f"recipe is '{self.recipe}'; choose {' or '.join(RECIPES)}")
+        if not 0 <= self.beta <= 1:
+            raise InputError(f"beta is {self.beta:g}; a share of the gap lies in [0, 1]")
+        if self.beta and self.recipe == PAPER:
+            raise InputError(f"beta is {self.beta:g}; it belongs to the recipe '{REFINED}'")
+        if self.beta and not self.alpha:
+            raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
         if not 0 < self.patch_weight <= 1:
             raise InputError(f"patch_weight is {self.patch_weight:g}; it lies in (0, 1]")
         if self.eps < 0:
@@ -113,6 +132,8 @@ class Options(TypedDict, total=False):
     eps: float | None
     batch_size: int | None
     precision: str | None
+    recipe: str | None
+    beta: float | None
     blocks: Sequence[str] | None
     maps: Sequence[str] | None
     tasks: Sequence[str] | None
@@ -131,7 +152,33 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
     if idle:
         raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
-    return settled(CalibrationConfig(**{**adapter.defaults, **asked}), adapter, tasks)
+    return settled(CalibrationConfig(**{**_defaults(adapter, asked), **asked}), adapter, tasks)
+
+
+def _defaults(adapter: Adapter, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's own options for an architecture: the paper's, or featcal's by the number of samples."""
+    if asked.get("recipe", PAPER) != REFINED:
+        return dict(adapter.defaults)
+    samples = asked.get("samples", CalibrationConfig.samples)
+    alpha = 0.3 if adapter.class_token and samples <= 16 else 0.6
+    return {**adapter.defaults, "lam": refined_lam(samples), "rho": 2.0, "alpha": alpha, "beta": 0.5}
+
+
+def refined_lam(samples: int) -> float:
+    """Ridge strength of the recipe "refined" for so many samples per task: 0.05 up to 8, 0.01 at 16, 0.001 from 64 on,
+    log-linear between, to two digits.
+
+    >>> [refined_lam(n) for n in (4, 8, 16, 32, 64, 256)]
+    [0.05, 0.05, 0.01, 0.0032, 0.001, 0.001]
+    """
+    for (few, high), (many, low) in pairwise(_LAM_BY_SAMPLES):
+        if samples <= many:
+            share = max(0.0, math.log(samples / few) / math.log(many / few))
+            return float(f"{high * (low / high) ** share:.2g}")
+    return _LAM_BY_SAMPLES[-1][1]
+
+
+_LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
 
 
 def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig, calibrated_blocks
+from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_blocks
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
+from featcal.calibration.pieces import Pieces
+from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named, unwatched
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -23,14 +24,6 @@ from featcal.models.walk import Walk
 from featcal.progress import Seconds
 
 T = TypeVar("T")
-Watch = Callable[[BlockMoments], None]
-"""Sees the finished statistics of a block; what it keeps of them it takes by `BlockMoments.again`."""
-STUDENT = "student"
-"""The model under calibration, as its lanes are called."""
-
-
-def unwatched(moments: BlockMoments) -> None:
-    """Looks at nothing."""
 
 
 @runtime_checkable
@@ -81,14 +74,12 @@ def calibrate_blocks(
 ) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
-    1. The student starts as the merged model; every task has a student stream and an expert stream.
-    2. For each block in forward order:
-       a. run every expert's own block on its own stream and the student's block on the deployed stream,
-          counting the moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56);
-       b. solve all modules of the block in closed form (Eqs. 17, 55, 59);
-       c. load them at once, in the dtype they will be stored in, and hand them to `blocks`;
-       d. rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
-    Of blocks that the options leave out d. alone is done.
+    The student starts as the merged model; every task has a student stream and an expert stream. Then block by block:
+    1. Run every expert's own block on its own stream and the student's block on the deployed stream, counting the
+       moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56).
+    2. Solve all its modules in closed form (Eqs. 17, 55, 59), in the dtype they are stored in, for `blocks`.
+    3. Rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
+    Of blocks that the options leave out step 3 alone is done. With the recipe "refined" `Pieces` does all three.
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
@@ -106,27 +97,29 @@ def calibrate_blocks(
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
         outset = Outset(run, experts if warn else {})
+        pieces = Pieces(run, walk, config, watch) if config.recipe == REFINED else None
         for stage in run.adapter.stages:
-            with run.seconds("first calls"):
-                rows = _enter(walk, stage, experts, config, outset)
-                tokens = tokens or _tokens(walk.experts, experts)
+            rows = _enter(run, walk, stage, experts, config, outset)
+            tokens = tokens or _tokens(walk.experts, experts)
             for index, block in walk.blocks(stage):
                 merged = _read(run, block)
                 outset.step(stage, block, merged)
-                stored = blocks.finished(block)
-                if stored is None:
+                deployed = blocks.finished(block)
+                if deployed is not None:
+                    _replay(walk, stage, block)
+                elif pieces is not None and block.name in chosen:
+                    blocks.put(block, pieces.calibrate(stage, index, rows))
+                else:
                     moments = BlockMoments(stage, index, config, block.name in chosen)
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
-                    with run.seconds("solve"), _named(block):
-                        own, base = (block.local(run.compute.move(t)) for t in (merged, run.base.read(block.names)))
-                        solved = {n: t for group in moments.groups for n, t in group.solve(own, base, config).items()}
-                        stored = merged | as_stored(block.canonical(solved), merged)
-                    blocks.put(block, stored)
-                else:
-                    _replay(walk, stage, block)
-                drift[block.name] = _deploy(run, walk, stage, block, stored, experts)
+                    with run.seconds("solve"), named(block):
+                        own, base = anchors(run, block, merged)
+                        solved = [group.solve(own, base, config) for group in moments.groups]
+                        deployed = merged | as_stored(block, merged, solved)
+                    blocks.put(block, deployed)
+                drift[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
     return Account(tokens, drift, final)
@@ -138,11 +131,12 @@ def _read(run: Run, block: Block) -> dict[str, Tensor]:
 
 
 def _enter(
-    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
+    run: Run, walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
 ) -> dict[str, TaskRows]:
     """First calls of a stage on all lanes; which tokens count in it."""
-    fronts = walk.enter(stage)
-    outset.enter(fronts[STUDENT])
+    with run.seconds("first calls"):
+        fronts = walk.enter(stage)
+        outset.enter(fronts[STUDENT])
     return {
         task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
     }
@@ -252,10 +246,10 @@ def _deploy(
     walk: Walk,
     stage: Stage,
     block: Block,
-    stored: Mapping[str, Tensor],
+    stored: Mapping[str, Tensor] | None,
     experts: Mapping[str, ExpertPass],
 ) -> dict[str, float]:
-    """Run every task's deployed stream through the finished block.
+    """Run every task's deployed stream through the finished block; None for one that all streams are behind already.
 
     Returns:
         By task ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
@@ -264,13 +258,15 @@ def _deploy(
         NumericalError: it is not finite.
     """
     run.store.settle()
-    deployed, found = block.local(run.compute.place(stored)), {}
+    deployed = None if stored is None else block.local(run.compute.place(stored))
+    found: dict[str, float] = {}
     for task, lane in walk.lanes[STUDENT].items():
         drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
-        steps = _timed(run.seconds, "student forward", lane.walk(stage, block, deployed))
-        for step, own, batch in zip(steps, walk.experts[task].calls, experts[task].batches, strict=True):
+        passed = lane.calls if deployed is None else (step.after for step in lane.walk(stage, block, deployed))
+        reached = _timed(run.seconds, "student forward", passed)
+        for call, own, batch in zip(reached, walk.experts[task].calls, experts[task].batches, strict=True):
             target = stage.own_state(own, batch)
-            drift += (stage.own_state(step.after, batch) - target).double().square().sum()
+            drift += (stage.own_state(call, batch) - target).double().square().sum()
             scale += target.double().square().sum()
         found[task] = float((drift / scale) ** 0.5)
         if not math.isfinite(found[task]):
@@ -278,23 +274,3 @@ def _deploy(
                 f"{block.name}: relative drift is {found[task]}: the calibrated features are not finite"
             )
     return found
-
-
-@contextmanager
-def _named(block: Block) -> Iterator[None]:
-    """Inside the `with`, numerical errors say in which block."""
-    try:
-        yield
-    except NumericalError as error:
-        raise NumericalError(f"{block.name}: {error}") from error
-
-
-def as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The solution in the dtype and place of the tensors it replaces; NumericalError if it does not fit."""
-    stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
-    for name, tensor in stored.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise NumericalError(
-                f"{name}: the solution does not fit {tensor.dtype}; raise lam or store the model wider"
-            )
-    return stored

@@ -159,6 +159,8 @@ class LinearGroup:
         self._rows = [modules[name].out_features for name in names]
         self.inputs = modules[names[0]].in_features
         self.outputs = sum(self._rows)
+        self.moved = False
+        """Whether outputs of experts come with something added, so that targets are to be made of them."""
         self._products = torch.float32
         self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
@@ -176,7 +178,7 @@ class LinearGroup:
     def route(self, tokens: int) -> str:
         """How the target of a task with so many tokens is formed: the way with the fewest multiplications."""
         costs = self.costs(tokens)
-        return min(costs, key=lambda name: costs[name])
+        return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
         """The group's input, one row per token that counts."""
@@ -276,6 +278,7 @@ class LinearGroup:
             "weightings": self.weighting,
             "shapes": [self._rows, self.inputs],
             "biases": self._biased,
+            "outputs moved": self.moved,
         }
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ does not grow with the number of experts.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from copy import copy
 from dataclasses import asdict
 from weakref import ref
@@ -29,14 +29,24 @@ class BlockMoments:
 
     Args:
         chosen: False for a block that is left as merged: nothing is counted.
+        only: the modules that are counted, where others are counted apart.
+        moved: of these, linear maps whose targets are made of the expert's outputs because those are moved.
     """
 
-    def __init__(self, stage: Stage, index: int, config: CalibrationConfig, chosen: bool = True) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        index: int,
+        config: CalibrationConfig,
+        chosen: bool = True,
+        only: Collection[str] | None = None,
+        moved: Collection[str] = (),
+    ) -> None:
         self.stage, self.block = stage, stage.blocks[index]
-        self._index, self.config = index, config
+        self._index, self.config, self._moved = index, config, moved
+        calibrated = {**calibrated_maps(stage, self.block, config), **_calibrated_norms(stage, self.block, config)}
         self.modules: dict[str, nn.Module] = {
-            **(calibrated_maps(stage, self.block, config) if chosen else {}),
-            **(_calibrated_norms(stage, self.block, config) if chosen else {}),
+            name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         """Modules whose inputs are counted."""
         self._linears: list[LinearGroup] = []
@@ -61,8 +71,11 @@ class BlockMoments:
         """
         if self.started:
             return
-        self._linears = linear_groups(self.stage, self._index, inputs)
-        for name, norm in _calibrated_norms(self.stage, self.block, self.config).items():
+        self._linears = linear_groups(self.stage, self._index, {name: inputs[name] for name in self.modules})
+        for group in self._linears:
+            group.moved = any(name in self._moved for name in group.names)
+        norms = {name: module for name, module in self.modules.items() if not isinstance(module, nn.Linear)}
+        for name, norm in norms.items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
             check_norm(f"{self.block.name}.{name}", norm)
             self._norms.append(NormGroup(name, weighting, norm, device))

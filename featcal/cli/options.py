@@ -67,6 +67,16 @@ SCORED = block(
 )
 """Of a command that scores."""
 
+RECIPE = block(
+    click.option(
+        "--recipe",
+        type=click.Choice(["paper", "refined"]),
+        help="refined is featcal's own: block by block in pieces, other defaults; see docs/theory.md.  [paper]",
+    ),
+    click.option("--beta", type=float, help="Of refined: share of the stream's gap to close, 0-1.  [0.5]"),
+)
+"""How a block is calibrated."""
+
 SWITCHES_AND_PARTS = block(
     click.option("--biases/--no-biases", default=None, help="Calibrate biases (Eq. 55).  [on]"),
     click.option("--layernorms/--no-layernorms", default=None, help="Calibrate LayerNorms (Eq. 59).  [on]"),

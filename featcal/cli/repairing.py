@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, OUT, SUITE, SWITCHES_AND_PARTS
+from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
 from featcal.cli.terminal import bar, say, say_notes, say_problems, show
 from featcal.progress import keep_memory
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
 @click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@RECIPE
 @SWITCHES_AND_PARTS
 @click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
 @click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
@@ -42,7 +43,8 @@ def calibrate(
 ) -> None:
     """Calibrate the merged model in closed form and write the checkpoint.
 
-    Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`.
+    Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`. The
+    recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer.
     The table gives, per block and task, how far the calibrated features on the calibration samples are from the
     expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
     """
@@ -90,6 +92,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
 @click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
 @click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
+@RECIPE
 @SWITCHES_AND_PARTS
 @DEVICE
 @JSON

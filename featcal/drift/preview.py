@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.forward_order import STUDENT, as_stored, count_block
+from featcal.calibration.forward_order import count_block
 from featcal.calibration.moments import BlockMoments
+from featcal.calibration.solving import STUDENT, anchors, as_stored
 from featcal.calibration.token_rows import task_rows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
@@ -74,6 +75,8 @@ class Preview:
     sums: Sequence[object]
     """What the statistics hold, where `featcal.results.nbytes` sees it."""
     before: Mapping[str, Sequence[Before]]
+    reached: Mapping[str, float]
+    """By task: relative drift behind the block after the exact run."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
         """The block with other lam, rho, alpha or biases, by the closed form alone.
@@ -86,26 +89,10 @@ class Preview:
             raise InputError(f"a preview can have other {', '.join(FREE)} than its exact run, and no other option")
         run, block = self.run, self.block
         with walking(run.adapter):
-            merged, base = run.merged.read(block.names), run.base.read(block.names)
-            moments = self.moments[0].between(self.moments[1], config)
-            own, under = (block.local(run.compute.move(tensors)) for tensors in (merged, base))
-            solved = {n: t for group in moments.groups for n, t in group.solve(own, under, config).items()}
-            tensors = merged | as_stored(block.canonical(solved), merged)
-            return BlockPreview(config, self.layer, tensors, self.drift(tensors))
-
-    def drift(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-        """Relative drift by task behind the block, made of `tensors`, on what stands in front of it."""
-        found = {}
-        with walking(self.run.adapter):
-            placed = self.block.local(self.run.compute.place(tensors))
-            for task, batches in self.before.items():
-                drift = norm = 0.0
-                for one in batches:
-                    after = self.stage.state(through(self.stage, self.block, placed, one.call), one.batch)
-                    drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
-                    norm += float(one.target.double().flatten(1).norm(dim=1).sum())
-                found[task] = drift / norm
-        return found
+            merged, moments = run.merged.read(block.names), self.moments[0].between(self.moments[1], config)
+            own, base = anchors(run, block, merged)
+            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in moments.groups])
+            return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
 def hold(
@@ -143,8 +130,25 @@ def hold(
         count_block(run, walk, (zero, whole), run.merged.read(block.names), rows)
         walk, _, _ = _walk_to(run, measured, model, names[layer])
         before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
+        reached = _drift(run, stage, block, model.read(block.names), before)
     sums = [group.sums for moments in (zero, whole) for group in moments.groups]
-    return Preview(config, layer, run, stage, block, (zero, whole), sums, before)
+    return Preview(config, layer, run, stage, block, (zero, whole), sums, before, reached)
+
+
+def _drift(
+    run: Run, stage: Stage, block: Block, tensors: Mapping[str, Tensor], before: Mapping[str, Sequence[Before]]
+) -> dict[str, float]:
+    """Relative drift by task behind a block that is made of `tensors`, on what stands in front of it."""
+    found = {}
+    placed = block.local(run.compute.place(tensors))
+    for task, batches in before.items():
+        drift = norm = 0.0
+        for one in batches:
+            after = stage.state(through(stage, block, placed, one.call), one.batch)
+            drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
+            norm += float(one.target.double().flatten(1).norm(dim=1).sum())
+        found[task] = drift / norm
+    return found
 
 
 def _walk_to(run: Run, experts: Mapping[str, ExpertPass], model: Weights, block: str) -> tuple[Walk, Stage, int]:

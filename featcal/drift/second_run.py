@@ -103,13 +103,12 @@ class SecondRun:
         if not self._sublayers:
             calls = following[0], after(theirs, stage.with_state(model, before[0])), following[1]
             return [SecondStates(row, before, *(stage.state(call, inputs) for call in calls))]
-        of_expert, of_model = stage.sublayers(block, own, expert), stage.sublayers(block, theirs, model)
+        of_expert, of_model = stage.sublayers(block, own), stage.sublayers(block, theirs)
         found: list[SecondStates] = []
         for name, part in of_model.items():
-            reached = of_expert[name](before[0]), part(before[0]), part(before[1])
-            found.append(
-                SecondStates(row, before, *(stage.state(stage.with_state(model, state), inputs) for state in reached))
-            )
+            passed = ((of_expert[name], expert, before[0]), (part, model, before[0]), (part, model, before[1]))
+            reached = (run(stage.with_state(call, state)) for run, call, state in passed)
+            found.append(SecondStates(row, before, *(stage.state(call, inputs) for call in reached)))
             before = found[-1].expert, found[-1].model
         return found
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import taking_part
-from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps, settled
+from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, settled
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TokenRows, task_rows
+from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage, walking
@@ -113,8 +114,11 @@ def measure_sources(
         calibrated: what Algorithm 1 gave with `config` on the samples of `passes`, in whose precision is measured.
 
     Raises:
-        InputError: the passes were made on another device or in another precision than `config` has.
+        InputError: the passes were made on another device or in another precision than `config` has, or its recipe is
+            not the paper's, whose objectives these are.
     """
+    if config.recipe != PAPER:
+        raise InputError(f"feature sources are of the recipe '{PAPER}': '{config.recipe}' has other objectives")
     family = as_family(family, precision=config.precision)
     config = settled(config, family.adapter, family.suite.tasks)
     passes = taking_part(config, passes)

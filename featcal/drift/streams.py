@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
-from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage
+from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
 from featcal.models.lane import ExpertPass, Step, through
 from featcal.models.model import mapped
 from featcal.models.run import Run
@@ -112,9 +112,10 @@ class _Both:
     def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
         """Its residual parts, each a layer, with the expert's and the model's tensors."""
         stage, states = self.place.stage, self._before
-        own = stage.sublayers(self._block, theirs, self.expert.call)
-        for name, part in stage.sublayers(self._block, tensors, self.model.call).items():
-            of_expert, of_model = (_masked(one, stage, self.model.call, self.batch) for one in (own[name], part))
+        own = stage.sublayers(self._block, theirs)
+        for name, part in stage.sublayers(self._block, tensors).items():
+            of_expert = _layer(own[name], stage, self.expert.call, self.batch)
+            of_model = _layer(part, stage, self.model.call, self.batch)
             after = of_expert(states[0]), of_model(states[1])
             yield Crossing(self.task, self.position, f"{self.layer} {name}", of_model, states, after, True, self.place)
             states = after
@@ -130,13 +131,17 @@ class _Both:
         return state(self.expert.call, self.batch), state(self.model.call, self.batch)
 
 
-def _masked(part: Layer, stage: Stage, call: Call, batch: Batch) -> Layer:
-    """A part of a block, with padding zeroed after it."""
+def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
+    """A part of a block from state to state, with padding zeroed after it.
 
-    def masked(state: Tensor) -> Tensor:
-        return stage.state(stage.with_state(call, part(state)), batch)
+    Args:
+        call: how the whole block is called.
+    """
 
-    return masked
+    def layer(state: Tensor) -> Tensor:
+        return stage.state(part(stage.with_state(call, state)), batch)
+
+    return layer
 
 
 def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:

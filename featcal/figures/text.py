@@ -54,6 +54,9 @@ with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the G
 - $\lambda$: how strongly the anchor holds; large values return to the anchor, small ones trust the samples.
 - $\rho$: 1 anchors at the merged model, above 1 beyond it, 0 at the base.
 - $\alpha$: share of the expert's own inputs in the targets.
+- Recipe: *paper* is the method as published. *refined* is featcal's own: the pieces of a block are solved one after the
+  other, each on what those before it give in their final form, and the maps that write into the residual stream are
+  asked to close a share $\beta$ of its gap to the expert.
 
 **When it misleads.** Options that are chosen on few validation samples fit those samples; the score on the test
 split (page Accuracy) is for the final choice. With few calibration samples and a small $\lambda$ drift can grow in

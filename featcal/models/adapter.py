@@ -61,6 +61,10 @@ class Call:
         return hidden
 
 
+Sublayer = Callable[[Call], Call]
+"""One residual part of a block, such as its attention: the call before it → the call after it."""
+
+
 @dataclass(frozen=True)
 class Block:
     """One block: `name` is the prefix of its tensors, `module` its skeleton."""
@@ -146,12 +150,13 @@ class Stage(ABC):
         """The same call on another state."""
         return Call((state, *call.args[1:]), call.kwargs)
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """The residual parts of a block, from state to state, in order; together they are the block.
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        """The residual parts of a block, from call to call, in order; together they are the block.
 
-        For measurement only; empty where an architecture's block does not fall apart like this.
+        Empty where an architecture's block does not fall apart like this.
+
+        Args:
+            tensors: placed, by name inside the block.
         """
         return {}
 

@@ -14,18 +14,17 @@ class _SeenAll(Exception):
 
 
 @contextmanager
-def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, one run of a block fills name → input of every one of its `modules`.
+def observed(modules: Mapping[str, nn.Module], enough: int | None = None) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, a run of a block or of a part of it fills name → input of those of its `modules` that are
+    called, in the order of their calls.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
 
     Args:
-        to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block
-            is then not formed, but a module that is called again afterwards goes unnoticed.
+        enough: so many inputs end the body of the `with`.
 
     Raises:
-        RuntimeError: at exit, if a module was not called exactly once, or not with one positional tensor:
-            its statistics would be incomplete.
+        RuntimeError: a module is called twice, or not with one positional tensor.
     """
     seen: dict[str, Tensor] = {}
 
@@ -36,7 +35,7 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
             if len(args) != 1:
                 raise RuntimeError(f"'{name}' is called with {len(args)} positional inputs, expected one tensor")
             seen[name] = args[0]
-            if not to_the_end and len(seen) == len(modules):
+            if len(seen) == enough:
                 raise _SeenAll
 
         return hook
@@ -44,14 +43,29 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
     handles = [module.register_forward_pre_hook(remember(name)) for name, module in modules.items()]
     try:
         yield seen
-        missed = [name for name in modules if name not in seen]
-        if missed:
-            raise RuntimeError(f"never called in the block's forward: {', '.join(missed)}")
     except _SeenAll:
         pass
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
+    """As `observed`, of every one of the `modules`.
+
+    Args:
+        to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block
+            is then not formed, but a module that is called again afterwards goes unnoticed.
+
+    Raises:
+        RuntimeError: also at exit, if a module was not called: its statistics would be incomplete.
+    """
+    with observed(modules, None if to_the_end else len(modules)) as seen:
+        yield seen
+    missed = [name for name in modules if name not in seen]
+    if missed:
+        raise RuntimeError(f"never called in the block's forward: {', '.join(missed)}")
 
 
 @contextmanager

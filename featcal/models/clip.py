@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from featcal.models.adapter import (
     Call,
     PromptEncoder,
     Stage,
+    Sublayer,
     TokenOptions,
     capture_call,
     check_buffers,
@@ -71,19 +72,15 @@ class VisionStage(Stage):
     def part(self, module: str) -> str:
         return "attention" if module.startswith("self_attn.") else "mlp"
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         part = partial(block.run_part, tensors)
 
-        def attention(hidden: Tensor) -> Tensor:
-            attended, _ = part("self_attn", part("layer_norm1", hidden), *call.args[1:], **call.kwargs)
-            result: Tensor = hidden + attended
-            return result
+        def attention(call: Call) -> Call:
+            attended, _ = part("self_attn", part("layer_norm1", call.hidden), *call.args[1:], **call.kwargs)
+            return self.with_state(call, call.hidden + attended)
 
-        def mlp(hidden: Tensor) -> Tensor:
-            result: Tensor = hidden + part("mlp", part("layer_norm2", hidden))
-            return result
+        def mlp(call: Call) -> Call:
+            return self.with_state(call, call.hidden + part("mlp", part("layer_norm2", call.hidden)))
 
         return {"attention": attention, "mlp": mlp}
 

@@ -213,7 +213,7 @@ class Lane:
 
         Args:
             stored: what `tensors(block)` gave, or other tensors for this block, by name inside it.
-            inputs, outputs: names of the linear maps whose inputs or outputs are wanted.
+            inputs, outputs: names of the linear maps (inputs also of norms) whose inputs or outputs are wanted.
             move: False leaves the lane in front of the block.
         """
         kept = self._kept if self._fixed and move else None
@@ -247,7 +247,7 @@ class Lane:
         move: bool,
     ) -> Iterator[Step]:
         placed = self.compute.place(stored)
-        entering, leaving = ({name: block.linears[name] for name in names} for names in (inputs, outputs))
+        entering, leaving = ({n: block.module.get_submodule(n) for n in names} for names in (inputs, outputs))
         for position, call in enumerate(self.calls):
             with capture_inputs(entering) as given, capture_outputs(leaving) as returned:
                 after = through(stage, block, placed, call)

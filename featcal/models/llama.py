@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, capture_call, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.language import (
     LanguageModel,
@@ -78,19 +78,15 @@ class DecoderStage(Stage):
     def part(self, module: str) -> str:
         return "attention" if module.startswith("self_attn.") else "mlp"
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         part = partial(block.run_part, tensors)
 
-        def attention(hidden: Tensor) -> Tensor:
-            attended, _ = part("self_attn", hidden_states=part("input_layernorm", hidden), **call.kwargs)
-            result: Tensor = hidden + attended
-            return result
+        def attention(call: Call) -> Call:
+            attended, _ = part("self_attn", hidden_states=part("input_layernorm", call.hidden), **call.kwargs)
+            return self.with_state(call, call.hidden + attended)
 
-        def mlp(hidden: Tensor) -> Tensor:
-            result: Tensor = hidden + part("mlp", part("post_attention_layernorm", hidden))
-            return result
+        def mlp(call: Call) -> Call:
+            return self.with_state(call, call.hidden + part("mlp", part("post_attention_layernorm", call.hidden)))
 
         return {"attention": attention, "mlp": mlp}
 

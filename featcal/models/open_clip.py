@@ -6,7 +6,7 @@ linear maps on *views* of the packed tensor; names in files stay open_clip's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from featcal.models.adapter import (
     Call,
     PromptEncoder,
     Stage,
+    Sublayer,
     capture_call,
     check_buffers,
 )
@@ -156,8 +157,8 @@ def _check_same(fused: Any, split: SplitAttention) -> None:
         raise InputError(f"open_clip's {type(fused).__name__} is not the attention that featcal knows")
 
 
-def residual_parts(block: Block, tensors: Mapping[str, Tensor], call: Call) -> Mapping[str, Callable[[Tensor], Tensor]]:
-    """Attention and MLP of an open_clip block, each from state to state; layer scale and inner norms included."""
+def residual_parts(block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+    """Attention and MLP of an open_clip block; layer scale and inner norms included."""
 
     def run(names: tuple[str, ...], hidden: Tensor, **kwargs: Any) -> Tensor:
         for name in names:
@@ -166,12 +167,12 @@ def residual_parts(block: Block, tensors: Mapping[str, Tensor], call: Call) -> M
                 hidden = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    def attention(state: Tensor) -> Tensor:
-        mask = call.kwargs.get("attn_mask")
-        return state + run(("ln_1", "attn", "ln_attn", "ls_1"), state, attn_mask=mask)
+    def attention(call: Call) -> Call:
+        attended = run(("ln_1", "attn", "ln_attn", "ls_1"), call.hidden, attn_mask=call.kwargs.get("attn_mask"))
+        return Call((call.hidden + attended, *call.args[1:]), call.kwargs)
 
-    def mlp(state: Tensor) -> Tensor:
-        return state + run(("ln_2", "mlp", "ls_2"), state)
+    def mlp(call: Call) -> Call:
+        return Call((call.hidden + run(("ln_2", "mlp", "ls_2"), call.hidden), *call.args[1:]), call.kwargs)
 
     return {"attention": attention, "mlp": mlp}
 
@@ -198,10 +199,8 @@ class ImageStage(VisionStage):
     def part(self, module: str) -> str:
         return "attention" if module.startswith("attn.") else "mlp"
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        return residual_parts(block, tensors, call)
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return residual_parts(block, tensors)
 
 
 class OpenClip(Adapter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions, capture_call, check_buffers
+from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, capture_call, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.language import (
     IGNORED,
@@ -74,10 +74,8 @@ class EncoderStage(Stage):
     def part(self, module: str) -> str:
         return _ENCODER_PARTS[int(module.split(".")[1])]
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        return _sublayers(self, block, tensors, call, _ENCODER_PARTS)
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return _sublayers(block, tensors, _ENCODER_PARTS)
 
 
 class DecoderStage(Stage):
@@ -135,10 +133,8 @@ class DecoderStage(Stage):
     def part(self, module: str) -> str:
         return _DECODER_PARTS[int(module.split(".")[1])]
 
-    def sublayers(
-        self, block: Block, tensors: Mapping[str, Tensor], call: Call
-    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        return _sublayers(self, block, tensors, call, _DECODER_PARTS)
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return _sublayers(block, tensors, _DECODER_PARTS)
 
 
 class T5(LanguageModel):
@@ -227,24 +223,24 @@ def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
     return Call(tuple(replaced.get(i, value) for i, value in enumerate(call.args)), call.kwargs)
 
 
-def _sublayers(
-    stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call, names: tuple[str, ...]
-) -> Mapping[str, Callable[[Tensor], Tensor]]:
-    """Every residual part by its name."""
-    mask, bias, cross_mask, cross_bias = (call.args[i] for i in (1, BIAS, 4, CROSS_BIAS))
+def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
+    """Every residual part by its name. As in the whole block, attention hands on the position bias that it used."""
 
-    def part(position: int, name: str) -> Callable[[Tensor], Tensor]:
-        def run(state: Tensor) -> Tensor:
-            here = stage.with_state(call, state)
-            kwargs: dict[str, Any] = {}
-            if name == "attention":
-                kwargs = {"attention_mask": mask, "position_bias": bias}
-            elif name == "cross-attention":
-                kwargs = {"key_value_states": here.args[ENCODER], "attention_mask": cross_mask,
-                          "position_bias": cross_bias}  # fmt: skip
-            output = block.run_part(tensors, f"layer.{position}", here.hidden, **kwargs)
-            hidden: Tensor = output[0] if isinstance(output, tuple) else output
-            return torch.cat([hidden, state[:, hidden.shape[1] :]], dim=1)
+    def part(position: int, name: str) -> Sublayer:
+        def run(call: Call) -> Call:
+            _, mask, bias, encoded, cross_mask, cross_bias, *_ = call.args
+            given: dict[str, tuple[int, dict[str, Any]]] = {
+                "attention": (BIAS, {"attention_mask": mask, "position_bias": bias}),
+                "cross-attention": (
+                    CROSS_BIAS,
+                    {"key_value_states": encoded, "attention_mask": cross_mask, "position_bias": cross_bias},
+                ),
+            }
+            if name not in given:
+                return _with(call, {HIDDEN: block.run_part(tensors, f"layer.{position}", call.hidden)})
+            used, kwargs = given[name]
+            hidden, bias = block.run_part(tensors, f"layer.{position}", call.hidden, **kwargs)[:2]
+            return _with(call, {HIDDEN: hidden, used: bias})
 
         return run
 

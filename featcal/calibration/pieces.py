@@ -1,0 +1,248 @@
+"""The recipe "refined": a block is calibrated piece by piece, each on what the pieces before it give it in their final
+form (docs/theory.md, "The refined recipe"). It is featcal's own, not the paper's.
+
+Algorithm 1 counts all modules of a block in one snapshot of the merged block, so that an output map is fitted to inputs
+that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as
+its pieces (norm, query, key and value maps, output map), and every piece is counted after those before it were solved.
+The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.moments import BlockMoments
+from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named
+from featcal.calibration.token_rows import TaskRows
+from featcal.errors import InputError
+from featcal.models.activations import CallList
+from featcal.models.adapter import Block, Call, Stage, Sublayer
+from featcal.models.capture import capture_inputs, capture_outputs, observed
+from featcal.models.lane import Step, through
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+
+_SAME = 0.02
+"""Relative difference of what a part adds to the stream and of what its last map puts out, beside rounding, below
+which they are the same: a scale or a norm between them is more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A residual part of a block, as one batch was seen to pass through it."""
+
+    name: str
+    given: Mapping[str, Tensor]
+    """Linear maps and norms that were called, in order, with a token of their inputs: the same tensor where they share
+    it."""
+    entering: str | None
+    """The module whose input is the residual stream in front of the part; None where none gets it unchanged."""
+    writer: str | None
+    """The linear map whose output is added to the stream; None where something comes between."""
+
+    @cached_property
+    def pieces(self) -> list[tuple[str, ...]]:
+        """Modules that share an input, in the order of their first call."""
+        shared: dict[int, list[str]] = {}
+        for name, given in self.given.items():
+            shared.setdefault(id(given), []).append(name)
+        return [tuple(names) for names in shared.values()]
+
+
+class Pieces:
+    """Calibrates blocks piece by piece.
+
+    Args:
+        walk: experts and student; both stand in front of a block when it is calibrated, and behind it afterwards.
+        watch: called with the finished statistics of every piece before it is solved.
+    """
+
+    def __init__(self, run: Run, walk: Walk, config: CalibrationConfig, watch: Watch) -> None:
+        self._run, self._walk, self._config, self._watch = run, walk, config, watch
+        self._parts: dict[tuple[str, ...], list[Part]] = {}
+        self._held: tuple[str, Mapping[str, Mapping[str, Tensor]]] = ("", {})
+
+    def calibrate(self, stage: Stage, index: int, rows: Mapping[str, TaskRows]) -> dict[str, Tensor]:
+        """Solve a block; its tensors by canonical name, in the dtype they are stored in.
+
+        Args:
+            rows: which tokens of every task count.
+
+        Raises:
+            NumericalError: features that are not finite, or a system that cannot be solved; names the block.
+            InputError: a block that does not fall apart into residual parts, or a module that cannot be calibrated.
+        """
+        run, block = self._run, stage.blocks[index]
+        merged = stored = run.merged.read(block.names)
+        parts = self._seen(stage, block)
+        counting = {
+            (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
+        }
+        traces = self._through_experts(stage, block, parts, list(counting.values()), rows)
+        placed = block.local(run.compute.place(merged))
+        for part in parts:
+            for names in part.pieces:
+                moments = counting.pop((part.name, names))
+                if not moments.groups:
+                    continue
+                self._count(part, moments, placed, traces, rows)
+                self._watch(moments)
+                with run.seconds("solve"), named(block):
+                    own, base = anchors(run, block, merged)
+                    solved = [group.solve(own, base, self._config) for group in moments.groups]
+                    stored = stored | as_stored(block, merged, solved)
+                placed = block.local(run.compute.place(stored))
+            with run.seconds("student forward"):
+                self._pass(stage.sublayers(block, placed)[part.name])
+        return stored
+
+    def _seen(self, stage: Stage, block: Block) -> list[Part]:
+        """The residual parts of a block, found on an expert's first batch; once for blocks of the same modules.
+
+        Raises:
+            InputError: parts that together are not the block.
+        """
+        key = stage.name, *(name for name, _ in block.module.named_modules())
+        if key not in self._parts:
+            lane = next(iter(self._walk.experts.values()))
+            placed = self._run.compute.place(lane.tensors(block))
+            self._parts[key] = _parts_of(stage, block, placed, lane.calls[0])
+        return self._parts[key]
+
+    def _moments(self, stage: Stage, index: int, part: Part, names: tuple[str, ...]) -> BlockMoments:
+        """Empty statistics of one piece."""
+        moved = [part.writer] if part.writer and part.entering and self._config.beta else []
+        moments = BlockMoments(stage, index, self._config, only=names, moved=moved)
+        if moments.modules:
+            moments.see(part.given)
+        return moments
+
+    def _experts_at(self, block: Block) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Every task with its expert's tensors of a block; read once where memory is not limited."""
+        if self._run.store.budget is not None:
+            yield from self._walk.experts_at(block)
+            return
+        if self._held[0] != block.name:
+            self._held = block.name, dict(self._walk.experts_at(block))
+        yield from self._held[1].items()
+
+    def _through_experts(
+        self,
+        stage: Stage,
+        block: Block,
+        parts: Sequence[Part],
+        counting: Sequence[BlockMoments],
+        rows: Mapping[str, TaskRows],
+    ) -> dict[str, CallList]:
+        """Every expert through its block, and what targets need of it: by task and batch a call of nothing, whose
+        named tensors are inputs and outputs of modules."""
+        streams = {part.entering for part in parts if part.entering}
+        held = {}
+        for task, tensors in self._experts_at(block):
+            asked = [moments.asked_of_expert(rows[task]) for moments in counting]
+            inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
+            steps = self._walk.experts[task].walk(stage, block, tensors, inputs | streams, outputs)
+            with self._run.seconds("expert forward"):
+                held[task] = self._run.store.hold(
+                    Call((step.call.hidden,), {"inputs": dict(step.inputs), "outputs": dict(step.outputs)})
+                    for step in steps
+                )
+            self._run.store.settle()
+        return held
+
+    def _count(
+        self,
+        part: Part,
+        moments: BlockMoments,
+        placed: Mapping[str, Tensor],
+        traces: Mapping[str, CallList],
+        rows: Mapping[str, TaskRows],
+    ) -> None:
+        """Count one piece on all tasks; the student stands in front of the part.
+
+        Args:
+            placed: the student's block as it is now.
+        """
+        run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
+        name = next(name for name in part.given if name in moments.modules)  # all are given the same: none has to run
+        watched = {name: moments.modules[name]}
+        for task, tensors in self._experts_at(moments.block):
+            calls = self._walk.lanes[STUDENT][task].calls
+            for position, (call, trace) in enumerate(zip(calls, traces[task], strict=True)):
+                with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
+                    run(call)
+                with seconds("moments"):
+                    given = dict.fromkeys(moments.modules, seen[name])
+                    moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
+            with seconds("moments"):
+                moments.end_task(tensors)
+            self._run.store.settle()
+
+    def _sought(self, part: Part, call: Call, trace: Call) -> Step:
+        """What the targets of one batch are made of: the expert's inputs and outputs, the output of the map that writes
+        into the stream moved by beta / alpha times the gap there; of it, alpha is taken (Eq. 10)."""
+        inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
+        if self._config.beta and part.entering and part.writer in outputs:
+            gap = inputs[part.entering] - call.hidden
+            moved = outputs[part.writer] + self._config.beta / self._config.alpha * gap
+            outputs = {**outputs, part.writer: moved}
+        return Step(call, call, inputs, outputs)
+
+    def _pass(self, run: Sublayer) -> None:
+        """Take the student of every task through a part."""
+        for lane in self._walk.lanes[STUDENT].values():
+            for position, call in enumerate(lane.calls):
+                lane.calls.put(position, run(call))
+        self._run.store.settle()
+
+
+def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[Part]:
+    """How one batch passes through the residual parts of a block.
+
+    Raises:
+        InputError: parts that together are not the block.
+    """
+    modules: dict[str, nn.Module] = {**block.linears, **block.layernorms}
+    if stage.norm is not None:
+        modules |= block.modules_of(stage.norm)
+    found, before = [], call
+    for name, run in stage.sublayers(block, placed).items():
+        with observed(modules) as given, capture_outputs(block.linears) as put_out:
+            after = run(before)
+        found.append(_part(name, given, put_out, before.hidden, after.hidden))
+        before = after
+    whole = through(stage, block, placed, call)
+    missed = [name for name in modules if not any(name in part.given for part in found)]
+    if missed or (before.hidden - whole.hidden).double().norm() > _rounding(whole.hidden):
+        raise InputError(
+            f"{block.name}: its residual parts are not the whole block{': ' if missed else ''}{', '.join(missed)}; "
+            "this architecture can be calibrated with the recipe 'paper' alone"
+        )
+    return found
+
+
+def _part(name: str, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], before: Tensor, after: Tensor) -> Part:
+    """Args: `before` and `after` are the residual stream around the part."""
+    entering = next((module for module, tensor in given.items() if tensor is before), None)
+    last = next(reversed([module for module in given if module in put_out]), None)
+    writer = last if last is not None and _adds(put_out[last], before, after) else None
+    tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
+    return Part(name, {module: tokens[id(tensor)] for module, tensor in given.items()}, entering, writer)
+
+
+def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
+    """Whether a map's output, unchanged, is what a part adds to the stream."""
+    gap = (after.double() - before.double() - output.double()).norm()
+    return bool(gap <= _SAME * output.double().norm() + _rounding(after))
+
+
+def _rounding(state: Tensor) -> Tensor:
+    """Norm of what sums in the dtype of a state may be off by."""
+    size: Tensor = state.double().norm()
+    return 8 * torch.finfo(state.dtype).eps * size
