@@ -72,7 +72,7 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
     st.markdown(_summary(frame, ids, models, task))
     gallery(data, frame.iloc[ids])
     origin = downloads.of_samples(session, on, everyone).of_task(task)
-    kind = "answers" if on.samples is None else "samples"
+    kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
     numbers = Numbers(f"selected samples {task}", frame.iloc[ids], sample_tables.UNITS, origin, kind=kind)
     view.table(numbers)
     with st.container(horizontal=True):

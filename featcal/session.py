@@ -216,14 +216,22 @@ class Session:
 
         return self.once("sources", model_key(model), make)
 
-    def conditioning(self, config: CalibrationConfig, progress: Progress = silent) -> list[Conditioning]:
-        """How well every linear system of a calibration is posed; takes a calibration and its decompositions."""
+    def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
+        """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
+
+        Raises:
+            InputError: a model that is not the options of a calibration, or as `calibrated`.
+        """
+        if not isinstance(model, CalibrationConfig):
+            raise InputError(
+                f"conditioning: '{label_of(model)}' is no calibration; give its options, as calibrated:lam=0.05,rho=2"
+            )
 
         def make() -> list[Conditioning]:
-            passes = self._calibration_passes(config)
-            return measure_conditioning(self.family, config, passes, self._first_block, progress)
+            passes = self._calibration_passes(model)
+            return measure_conditioning(self.family, model, passes, self._first_block, progress)
 
-        return self.once("conditioning", config, make)
+        return self.once("conditioning", model, make)
 
     def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.

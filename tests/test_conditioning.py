@@ -36,6 +36,8 @@ def test_numbers_of_a_known_matrix() -> None:
     assert found.condition == pytest.approx(7.0, rel=1e-12)
     assert found.effective_rank == pytest.approx(3 / 3.5 + 1 / 1.5 + 0.5, rel=1e-12)
     assert group.sums is sums  # nothing was used up
+    assert found.to_json()["condition"] == found.condition
+    assert replace(found, smallest=0.0).to_json()["condition"] is None  # JSON has no infinity
 
 
 def system(gram: torch.Tensor, tokens: int = 3) -> LinearGroup:

@@ -15,8 +15,8 @@ ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("jsons", "paths", "views"),
-    ("reproduce",),
     ("schema",),
+    ("reproduce",),
     ("suite",),
     ("formats",),
     ("models",),
@@ -34,6 +34,7 @@ FLOORS = (
     ("recording",),
     ("sweep",),
     ("figures",),
+    ("clouds",),
     ("report",),
     ("jobs",),
     ("featcal", "launch"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -44,6 +46,10 @@ class Conditioning:
     def condition(self) -> float:
         """Largest over smallest eigenvalue; at most 1 + N / lam for N tasks."""
         return self.largest / self.smallest if self.smallest > 0 else float("inf")
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number by its name; `condition` is None where it is infinite."""
+        return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
 
 
 def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:

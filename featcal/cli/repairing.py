@@ -66,6 +66,26 @@ def calibrate(
 
 @click.command()
 @SUITE
+@click.option(
+    "--model",
+    default="calibrated",
+    show_default=True,
+    help="The options, as calibrated:lam=0.05,rho=2,alpha=0.3,…; those not given are the suite's own.",
+)
+@DEVICE
+@JSON
+def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
+    """Measure how well posed every linear system of a calibration is: eigenvalues of its left matrix (Eq. 17)."""
+    keep_memory()
+    session = opening.session(suite, device)
+    found = [one.to_json() for one in session.conditioning(session.named(model), bar())]
+    document = {"suite": session.family.suite.name, "model": model, "systems": found}
+    columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
+    show(document, as_json, [[one[name] for name in columns] for one in found], columns)
+
+
+@click.command()
+@SUITE
 @click.option("--lam", "lams", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
 @click.option("--rho", "rhos", help="Values between commas.  [the suite's own]")
 @click.option("--alpha", "alphas", help="Values between commas.  [the suite's own]")
@@ -113,4 +133,4 @@ def sweep(
     show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
-COMMANDS = (calibrate, sweep)
+COMMANDS = (calibrate, conditioning, sweep)
