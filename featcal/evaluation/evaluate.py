@@ -120,7 +120,7 @@ def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head |
 
 def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
     if answers_of(family, model, drawn.task) == "classes":
-        return _accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
+        return accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
@@ -129,7 +129,13 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) 
     return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
 
 
-def _accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+    """How often the largest score is that of the right class, or of the first token of the right answer.
+
+    Raises:
+        InputError: labels or answers are missing, or count other classes than the head's.
+        NumericalError: features that are not finite, which have no largest score.
+    """
     labels = right_answers(family, model, drawn)
     check_classes(head, drawn)
     batches = batches_of(drawn, BATCH_SIZE, family.compute.device)
