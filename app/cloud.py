@@ -12,41 +12,34 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
 
 from app import maps, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
+from featcal.clouds import EXPERT, Clouds, offered, to_expert
 from featcal.figures import cloud_charts, tables
 from featcal.figures.cloud_charts import Depth, Dots
+from featcal.figures.maps import MOST_POINTS, SEED
 from featcal.figures.names import label, plain
 from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
-from featcal.model_ids import ModelId, model_key
 from featcal.models.adapter import LAST_LAYER
-from featcal.progress import Progress, silent
 from featcal.session import Session
 from featcal.tasks.sources import Samples
-from featcal.views import View
 
 POLL_SECONDS = 1.0
-EXPERT = "expert"
 TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]
 _MAP, _SMALL = "feature-map", "feature-maps"
 Job = Future[list[maps.Points]]
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Clouds):
     """What the page looks at: models on the samples of one task behind one layer."""
 
-    session: Session
-    models: Mapping[str, ModelId]
-    """By what charts call them, the expert first."""
     moved: tuple[str, str] | None
-    """Two of them whose samples are joined by arrows."""
+    """Two of the models whose samples are joined by arrows."""
     task: str
-    on: View
     layer: str
 
     @property
@@ -54,45 +47,9 @@ class Shown:
         return self.session.seen(self.task, self.on)
 
     @property
-    def on_map(self) -> list[str]:
-        """The layers of the map: the head has one of its own, since its features are of another width."""
-        return [LAST_LAYER] if self.layer == LAST_LAYER else offered(self.session)[:-1]
-
-    def key(self, *more: Hashable) -> Hashable:
-        """Tells features of these models from others of the session."""
-        return (*map(model_key, self.models.values()), self.on, *more)
-
-    def features(self, task: str, report: Progress = silent) -> dict[str, dict[str, Tensor]]:
-        """Features `[n, d]` of a task: by layer of the map, then by model."""
-        if self.layer != LAST_LAYER:
-            found = {n: self.session.layer_features(one, task, self.on, report) for n, one in self.models.items()}
-            return {layer: {name: one[layer] for name, one in found.items()} for layer in self.on_map}
-        others = {name: model for name, model in self.models.items() if model != EXPERT}
-        last = {name: self.session.features(model, self.on, report).tasks[task] for name, model in others.items()}
-        expert = next(iter(last.values())).expert_features
-        return {LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}
-
-    def cloud(self, task: str, layers: Sequence[str], clouds: int) -> tuple[list[int], maps.Points]:
-        """Ids of the samples that are drawn, and features of unit norm: layer by layer, model by model, sample by
-        sample.
-
-        Args:
-            clouds: how many there are on the page's map or maps.
-        """
-
-        def make() -> tuple[list[int], maps.Points]:
-            ids = maps.drawn(len(self.session.seen(task, self.on)), clouds)
-            found = self.features(task)
-            parts = [tables.pooled({name: one[ids] for name, one in found[layer].items()}) for layer in layers]
-            return ids, np.concatenate(parts)
-
-        return self.session.once("cloud", self.key(task, tuple(layers), clouds), make)
-
-
-def offered(session: Session) -> list[str]:
-    """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
-    adapter = session.family.adapter
-    return adapter.layers()[1:] if adapter.class_token else adapter.layers()
+    def layers(self) -> list[str]:
+        """Those of the page's map."""
+        return self.on_map(self.layer)
 
 
 def layer_slider(session: Session) -> str:
@@ -126,8 +83,8 @@ def say_which(session: Session, layer: str) -> None:
 
 def map_section(shown: Shown, origin: Origin) -> None:
     """PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
-    ids, cloud = shown.cloud(shown.task, shown.on_map, len(shown.on_map) * len(shown.models))
-    key = shown.key(shown.task, len(shown.on_map))
+    ids, cloud = shown.cloud(shown.task, shown.layer)
+    key = shown.key(shown.task, len(shown.layers))
     job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
@@ -136,12 +93,12 @@ def map_section(shown: Shown, origin: Origin) -> None:
     if answers is not None:
         of_answers = ("answer", "model") if shown.session.is_text else ("model", "class")
         by_answer = view.choice("Colour", of_answers, "colour", row) != "model"
-    if len(shown.on_map) > 1:
+    if len(shown.layers) > 1:
         framed = view.choice("Frame", ["all layers", "this layer"], "frame", row) == "all layers"
 
     def draw() -> None:
         axes = _axes(job, wanted)
-        flat = job.result()[0] if axes == "UMAP" else shown.session.once("pca", key, lambda: maps.pca_map(cloud))
+        flat = job.result()[0] if axes == "UMAP" else shown.pca(shown.task, shown.layer)
         points, depth = _at_layer(shown, flat, framed)
         dots = _dots(shown.data, ids, by_answer, samples.picked(shown.session, shown.on))
         numbers = Numbers(
@@ -149,6 +106,8 @@ def map_section(shown: Shown, origin: Origin) -> None:
             _coordinates(points, axes, dots, answers),
             f"coordinates of the {axes} map",
             origin,
+            kind="features" if axes == "PCA" else "UMAP",
+            layer=shown.layer if axes == "PCA" or len(shown.layers) == 1 else None,  # a UMAP is made of all its layers
         )
         st.plotly_chart(
             cloud_charts.feature_map(points, dots, axes, shown.moved, depth),
@@ -169,16 +128,13 @@ def map_section(shown: Shown, origin: Origin) -> None:
 
 def every_task_section(shown: Shown, origin: Origin) -> None:
     """One small map per task, each of its own."""
-    clouds = {
-        task: shown.cloud(task, [shown.layer], len(shown.session.tasks) * len(shown.models))
-        for task in shown.session.tasks
-    }
+    clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     key = shown.key("every task", shown.layer)
     job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([one for _, one in clouds.values()]))
 
     def draw() -> None:
         axes = _axes(job, view.one_of(["UMAP", "PCA"], state.selection().map))
-        flats = job.result() if axes == "UMAP" else [maps.pca_map(cloud) for _, cloud in clouds.values()]
+        flats = job.result() if axes == "UMAP" else [shown.pca(task, shown.layer, alone=True) for task in clouds]
         points, dots, trust = {}, {}, {}
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
             points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
@@ -187,7 +143,8 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
             trust[task] = _trust(shown.session, shown.key(task, shown.layer, axes, "alone"), cloud, flat)
         rows = pd.concat([_coordinates(points[task], axes, dots[task], None).assign(task=task) for task in points])
         units = f"coordinates; every task has a {axes} map of its own"
-        numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin)
+        kind = "small maps" if axes == "PCA" else "small UMAPs"
+        numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin, kind=kind, layer=shown.layer)
         st.plotly_chart(
             cloud_charts.small_maps(points, dots, axes, shown.task),
             key=_SMALL,
@@ -232,10 +189,7 @@ def pick_section(shown: Shown) -> None:
 
 def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str) -> None:
     """Cosine and distance to the expert in the full space, per model: means and a histogram."""
-    expert = normalize(features[EXPERT].double(), dim=1)
-    others = {name: normalize(own.double(), dim=1) for name, own in features.items() if name != EXPERT}
-    cosines = {name: cosine_similarity(own, expert).numpy() for name, own in others.items()}
-    distances = {name: (own - expert).norm(dim=1).numpy() for name, own in others.items()}
+    cosines, distances = ({n: one for n, one in found.items() if n != EXPERT} for found in to_expert(features))
     for measure, values in (("cosine", cosines), ("L2 distance", distances)):
         view.metrics([(f"{measure}, {name}", f"{one.mean():.3f}", None) for name, one in values.items()])
     what = view.choice("Per sample", ["cosine", "L2 distance"], "distance")
@@ -257,7 +211,8 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
             tables.stacked(frames),
             units,
             origin,
-            kind="samples" if layer == LAST_LAYER else "",  # of the layers before no command says them
+            kind="features",
+            layer=layer,
         ),
     )
 
@@ -310,7 +265,7 @@ def _at_layer(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, 
     Args:
         framed: whether the frame is that of all layers.
     """
-    layers = shown.on_map
+    layers = shown.layers
     whole = flat.reshape(len(layers), len(shown.models), -1, 2)
     points = dict(zip(shown.models, whole[layers.index(shown.layer)], strict=True))
     if len(layers) == 1:
@@ -355,7 +310,7 @@ def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Poin
         made: axes, features and map of all its layers.
     """
     axes, cloud, flat = made
-    layers = shown.on_map
+    layers = shown.layers
     place = layers.index(shown.layer)
     if axes == "PCA" and not job.done():
         st.caption("UMAP is being prepared in the background (its first run compiles for some seconds).")
@@ -376,6 +331,6 @@ def _trust(session: Session, key: Hashable, cloud: maps.Points, flat: maps.Point
 def _say_how_many(drawn: int, count: int) -> None:
     if drawn < count:
         st.caption(
-            f"{drawn} of {count} samples are on the map, drawn with seed {maps.SEED}: "
-            f"more than {maps.MOST_POINTS} points would hide each other."
+            f"{drawn} of {count} samples are on the map, drawn with seed {SEED}: "
+            f"more than {MOST_POINTS} points would hide each other."
         )

@@ -31,6 +31,7 @@ class Origin:
         models: full names of the models by what tables call them (`featcal.model_ids.spelled`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
         on: which samples were asked for, and of a ledger what was measured of the drift.
+        task: the one that they are about; None where that is every one.
     """
 
     suite: str
@@ -39,6 +40,7 @@ class Origin:
     models: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     on: View = field(default_factory=View)
+    task: str | None = None
 
     @property
     def samples(self) -> str:
@@ -47,7 +49,7 @@ class Origin:
 
     def of_task(self, task: str) -> Origin:
         """The same for numbers of one task."""
-        return replace(self, counts={task: self.counts[task]})
+        return replace(self, counts={task: self.counts[task]}, task=task)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Numbers:
         units: of its columns.
         digits: shown on the screen; the file has all of them.
         kind: what was measured (`featcal.reproduce.KINDS`); "" where no command says these numbers.
+        layer: the one that features are shown of; None is every one.
     """
 
     what: str
@@ -67,16 +70,17 @@ class Numbers:
     origin: Origin
     digits: int = 3
     kind: str = ""
+    layer: str | None = None
 
     def measured(self, reference: str) -> Measured | None:
         """What the numbers come from, of the suite with this reference; None where no command says them."""
         if not self.kind:
             return None
         origin, on = self.origin, self.origin.on
-        every = self.kind in ("scores", "answers")  # drift is from the experts, so of one it is none
+        every = self.kind in ("scores", "answers", "differences")  # drift is from the experts, so of one it is none
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
         drawn = View(on.samples, origin.split, on.seed)
-        measured = Measured(self.kind, reference, models, drawn)
+        measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer)
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
     @property

@@ -18,32 +18,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.figures.maps import Points, pca_map
+from featcal.figures.maps import SEED, Points, pca_map
 
-__all__ = ["MapWorker", "Points", "drawn", "pca_map", "trust", "umap_map"]
-SEED = 42
-"""Of UMAP, of the samples that are drawn where there are too many, and of the points that trust is measured at."""
+__all__ = ["MapWorker", "Points", "pca_map", "trust", "umap_map"]
 NEIGHBOURS = 15
-MOST_POINTS = 20_000
-"""On one map: beyond it fewer samples are drawn."""
 TRUST_NEIGHBOURS = 10
 TRUST_POINTS = 1000
 """Points whose neighbours are looked up to say how far a map is to be trusted."""
 QUIET = 5.0
 """Seconds without a run of any page after which compiling disturbs nobody."""
-
-
-def drawn(count: int, clouds: int) -> list[int]:
-    """Which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS` leaves,
-    drawn with `SEED`.
-
-    >>> drawn(3, 4), len(drawn(1000, 40))
-    ([0, 1, 2], 500)
-    """
-    most = max(1, MOST_POINTS // clouds)
-    if count <= most:
-        return list(range(count))
-    return sorted(np.random.default_rng(SEED).choice(count, most, replace=False).tolist())
 
 
 def umap_map(features: Points) -> Points:

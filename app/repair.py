@@ -205,7 +205,9 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
             f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
         )
         origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), {"calibrated": config})
-        view.table(Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4))
+        view.table(
+            Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
+        )
         st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
 
 
@@ -216,7 +218,7 @@ def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin
         repair_charts.change_map(frame, unit),
         what.replace(" ", "-"),
         f"{what.capitalize()} by task and layer, {said}",
-        Numbers(what, frame, _CHANGE, origin, kind="attribution" if "booked" in what else "drift"),
+        Numbers(what, frame, _CHANGE, origin, kind="attribution" if "attribution" in what else "drift"),
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from app import downloads, jobs, opening, options, runs, state, view
 from app.downloads import Numbers
-from app.selection import PARTIAL, turned
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
@@ -18,6 +17,7 @@ from featcal.jobs.kinds import options_of
 from featcal.jobs.lengths import is_long, seconds_to_calibrate
 from featcal.model_ids import ModelId, spelled
 from featcal.recording import hash_of, run_of
+from featcal.reproduce import Measured
 from featcal.runs import History, Run
 from featcal.session import Session
 from featcal.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
@@ -89,9 +89,8 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.expander("Command, Python", icon=":material/terminal:"):
-        if not any(getattr(grid.options, name) for name in PARTIAL):  # the command line sweeps whole models
-            st.code(command(state.reference(), grid, on, opening.defaults(session)), language="bash", wrap_lines=True)
-        st.code(python(session, state.reference(), grid, on), language="python")
+        names = tuple(spelled(config, session.family) for config in grid.configs())
+        view.again(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
     if new and (long or jobs.asked_for("sweep", args)):  # what is left of a sweep that runs is short in the end
@@ -117,38 +116,14 @@ def job_args(grid: Grid, on: View) -> dict[str, Any]:
     return {**values, "options": options, "n": on.samples}
 
 
-def command(reference: str, grid: Grid, on: View, defaults: CalibrationConfig) -> str:
-    """The `featcal sweep` line that computes the same points; of switches and seed what differs from the suite's."""
-    listed = {name: ",".join(map(exactly, dict.fromkeys(getattr(grid, name)))) for name, *_ in AXES}
-    parts = [
-        f"featcal sweep {shlex.quote(reference)}",
-        *(f"--{name}={values}" for name, values in listed.items()),  # = for values that begin with a minus
-        f"--samples {grid.options.samples} --n {on.samples}",
-        *([f"--seed {grid.options.seed}"] if grid.options.seed != defaults.seed else []),
-        *(f"--{switch}" for switch in turned(grid.options, defaults)),
-    ]
-    return " ".join(parts)
-
-
-def python(session: Session, reference: str, grid: Grid, on: View) -> str:
-    """The same in Python."""
-    values = ", ".join(repr(getattr(grid, name)) for name, *_ in AXES)
-    return f"""import featcal
-
-session = featcal.open_session({reference!r})
-options = session.named({spelled(grid.options, session.family)!r})
-grid = featcal.Grid({values}, options)
-points = featcal.run_sweep(session, grid, on=featcal.View({on.samples}))
-print([(point.run.model, point.found.mean, point.found.worst) for point in points])"""
-
-
 def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
     best = front(points)
     frame = run_tables.sweep_table(points, best)
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
     shown = {run_of(session, model).id: name for name, model in models.items()}
     units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
-    measured = Numbers("sweep", frame, units, downloads.of_samples(session, on, {}))
+    origin = replace(downloads.of_samples(session, on, {}), models={name: name for name in frame["model"]})
+    measured = Numbers("sweep", frame, units, origin, kind="sweep")
     highest = max(points, key=lambda point: (point.kind == "calibrated", point.found.mean))
     st.plotly_chart(
         sweep_charts.mean_against_worst(frame, metric, shown),

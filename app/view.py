@@ -175,10 +175,14 @@ def csv(numbers: Numbers) -> None:
 
 def again(measured: Measured) -> None:
     """The command lines and the lines of Python that give the same numbers, to be copied."""
-    st.caption(f"On the command line; the numbers are at `{measured.where}` of what it prints:")
-    st.code("\n".join(commands(measured)), language="bash", wrap_lines=True)
+    kind, lines = measured.kind, commands(measured)
+    if lines:
+        st.caption(f"On the command line; the numbers are at `{kind.where}` of what it prints:")
+        st.code("\n".join(lines), language="bash", wrap_lines=True)
     st.caption("In Python:")
     st.code(python(measured), wrap_lines=True)
+    if kind.note:
+        st.caption(kind.note)
 
 
 def _faded(frame: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
+    from featcal.clouds import Clouds
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.errors import FeatcalError, InputError, NumericalError
@@ -33,6 +34,7 @@ _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
     "ClassificationHead": "evaluation.heads",
+    "Clouds": "clouds",
     "Comparison": "evaluation.paired",
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
@@ -70,6 +72,7 @@ __all__ = [
     "CalibrationConfig",
     "CalibrationResult",
     "ClassificationHead",
+    "Clouds",
     "Comparison",
     "DriftLedger",
     "DriftOptions",

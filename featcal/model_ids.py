@@ -7,19 +7,27 @@ from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 from weakref import ref
 
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import PARTIAL, REFINED, CalibrationConfig
+from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
-from featcal.schema.model_name import REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
+from featcal.schema.model_name import (
+    REFERENCE,
+    WITH_OPTIONS,
+    ModelName,
+    known_option,
+    model_name,
+    parts_of,
+    parts_said,
+    value_of,
+)
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -29,11 +37,6 @@ weights. "expert" is every expert on its own task, where models are scored or po
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
 _OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
 _RHO = "rho"
-_AND, ALL = "+", "all"
-"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
-word for all of them, where a suite recommends some."""
-_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:="}
-"""Signs of the grammar in the name of a task."""
 
 
 def resolved(model: ModelId, family: Family) -> ModelId:
@@ -52,8 +55,7 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     for option, text in name.options:
         known_option(option, tuple(_OPTIONS), "calibrated")
         if option in PARTIAL:
-            named = tuple(unquote(one) for one in text.split(_AND))
-            options[option] = all_parts(family)[option] if text == ALL else named
+            options[option] = parts_of(text) or all_parts(family)[option]
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)
@@ -72,7 +74,7 @@ def spelled(model: ModelId, family: Family) -> str:
     said = [
         f"{name}={_said(value)}"
         for name in _OPTIONS
-        if name != "batch_size"  # which changes nothing but time
+        if name not in IDLE
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"
@@ -104,10 +106,8 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
 
 
 def _said(value: Any) -> str:
-    if value is None:
-        return ALL
-    if isinstance(value, tuple):
-        return _AND.join(one.translate(_ESCAPED) for one in value)
+    if value is None or isinstance(value, tuple):
+        return parts_said(value)
     return exactly(value) if isinstance(value, float) else str(value).lower()
 
 

@@ -15,9 +15,9 @@ if compared.b is None:
 layer = cloud.layer_slider(session)
 cloud.say_which(session, layer)
 models = {compare.EXPERT: "expert", **compared.models}
-shown = cloud.Shown(session, models, compared.pair, task, on, layer)
+shown = cloud.Shown(session, models, on, compared.pair, task, layer)
 with state.progress() as report:
-    features = shown.features(task, report)[layer]
+    features = shown.features(task, layer, report)[layer]
 measured = downloads.of_samples(session, on, models)
 origin = measured.of_task(task)
 
@@ -36,5 +36,5 @@ state.control(st.toggle, "every", every, False, "Show a small map of every task"
 if every:
     with state.progress() as report:
         for name in session.tasks:
-            shown.features(name, report)
+            shown.features(name, layer, report)
     cloud.every_task_section(shown, measured)

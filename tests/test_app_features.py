@@ -6,7 +6,6 @@ import base64
 import doctest
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,10 @@ from tiny_text import write_text_suite
 
 from app import cloud, maps
 from conftest import BLOCKS
+from featcal.clouds import Clouds
+from featcal.figures import maps as figures_maps
 from featcal.session import open_session
+from featcal.views import View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 BOTH = {"a": "merged", "b": "base"}
@@ -86,9 +88,8 @@ def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Pat
     app = opened(tiny_suite_file, "features", layer="block 1", n="8", **BOTH)
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
-    shown = cloud.Shown(session, {name: name for name in SHOWN}, None,
-                        session.tasks[0], cloud.View(8), "block 1")  # fmt: skip
-    by_layer = shown.features(session.tasks[0])
+    shown = Clouds(session, {name: name for name in SHOWN}, View(8))
+    by_layer = shown.features(session.tasks[0], "block 1")
     assert list(by_layer) == [f"block {i}" for i in range(BLOCKS)]
     rows = [one / one.norm(dim=1, keepdim=True) for models in by_layer.values() for one in models.values()]
     whole = np.concatenate([one.numpy() for one in rows])
@@ -158,9 +159,8 @@ def test_a_lasso_gives_ids_whatever_traces_it_crosses(tiny_suite_file: Path) -> 
     assert figure(app)["layout"]["dragmode"] == "lasso"
 
 
-@pytest.mark.parametrize("module", [cloud, maps], ids=lambda module: module.__name__)
-def test_examples_are_right(module: ModuleType) -> None:
-    found = doctest.testmod(module)
+def test_examples_are_right() -> None:
+    found = doctest.testmod(cloud)
     assert found.attempted
     assert not found.failed
 
@@ -181,10 +181,10 @@ def test_every_task_has_a_small_map(tiny_suite_file: Path) -> None:
 def test_samples_beyond_what_a_map_holds_are_drawn_and_said(
     tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maps, "MOST_POINTS", 15)
+    monkeypatch.setattr(figures_maps, "MOST_POINTS", 15)
     app = opened(tiny_suite_file, "features", n="11", **BOTH)  # whose clouds no other test has made
     assert healthy(app)
-    drawn = maps.drawn(11, 3)
+    drawn = figures_maps.drawn(11, 3)
     assert len(drawn) == 5
     assert {name: list(one["customdata"]) for name, one in clouds(app).items()} == dict.fromkeys(SHOWN, drawn)
     assert said(app, "5 of 11 samples are on the map, drawn with seed 42")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from app import maps
+from featcal.figures.maps import drawn
 
 
 def cloud(n: int, k: int, seed: int = 0) -> maps.Points:
@@ -60,12 +61,12 @@ def test_so_few_points_that_none_has_neighbours() -> None:
 
 
 def test_more_samples_than_a_map_holds_are_drawn_by_seed() -> None:
-    assert maps.drawn(5000, 4) == list(range(5000))
-    some = maps.drawn(5001, 4)
+    assert drawn(5000, 4) == list(range(5000))
+    some = drawn(5001, 4)
     assert len(some) == len(set(some)) == 5000
-    assert some == sorted(some) == maps.drawn(5001, 4)
-    assert len(maps.drawn(5001, 40)) == 500
-    assert maps.drawn(7, 10**6) in [[i] for i in range(7)]
+    assert some == sorted(some) == drawn(5001, 4)
+    assert len(drawn(5001, 40)) == 500
+    assert drawn(7, 10**6) in [[i] for i in range(7)]
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:

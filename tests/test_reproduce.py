@@ -5,23 +5,38 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reproducing import document, printed
 
 from featcal.reproduce import KINDS, Measured, commands, python
+from featcal.reproduce.sweeps import boxes
 from featcal.views import View
 
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 CALIBRATED = ("calibrated:lam=0.02,samples=4", *MODELS[1:])
 ON = View(5, "validation", 3)
+TOGETHER = ("differences", "features", "small maps", "UMAP", "small UMAPs")
+"""Kinds that are of all models at once."""
 Document = dict[str, Any]
 
 
 def of_tasks(entry: Callable[[Document], Any]) -> Callable[[Document], Any]:
     return lambda found: {task: entry(one) for task, one in found["tasks"].items()}
+
+
+def points(found: Document) -> list[Document]:
+    return [
+        {"task": task, "layer": layer["layer"], **point}
+        for task, one in found["tasks"].items()
+        for layer in one["layers"]
+        for point in layer["points"]
+    ]
 
 
 FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
@@ -38,6 +53,8 @@ FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "scores": of_tasks(lambda one: one["value"]),
     "answers": of_tasks(lambda one: one["answers"]),
     "differences": of_tasks(lambda one: {name: one[name] for name in ("difference", "low", "high", "p")}),
+    **dict.fromkeys(("features", "small maps", "UMAP", "small UMAPs"), points),
+    "conditioning": lambda found: found["systems"],
 }
 
 
@@ -47,6 +64,10 @@ def rows(frame: Any) -> Any:
         task: [{n: v for n, v in row.items() if n != "task" and v == v and v is not None} for row in part]
         for task, part in ((task, own.to_dict("records")) for task, own in frame.groupby("task", sort=False))
     }
+
+
+def with_lists(frame: Any) -> Any:
+    return frame.assign(feature=[one.tolist() for one in frame["feature"]])
 
 
 FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
@@ -59,6 +80,9 @@ FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
         for row in frame[frame["task"] != "average"].to_dict("records")
     },
     "scores": lambda frame: dict(zip(frame["task"], frame["value"], strict=True)),
+    **dict.fromkeys(("features", "small maps"), lambda frame: frame.to_dict("records")),
+    **dict.fromkeys(("UMAP", "small UMAPs"), lambda frame: with_lists(frame).to_dict("records")),
+    "conditioning": lambda found: [one.to_json() for one in found],
 }
 
 
@@ -83,21 +107,21 @@ def same(said: Any, again: Any) -> bool:
 
 
 def test_every_kind_is_tried() -> None:
-    assert set(FROM_DOCUMENT) == set(KINDS)
+    assert {*FROM_DOCUMENT, "sweep"} == set(KINDS)
 
 
-@pytest.mark.parametrize("what", KINDS)
+@pytest.mark.parametrize("what", FROM_DOCUMENT)
 def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> None:
-    models = CALIBRATED if what == "sources" else MODELS
+    models = CALIBRATED if what in ("sources", "conditioning") else MODELS
     measured = Measured(what, str(tiny_suite_file), models, ON)
     documents = [document(line) for line in commands(measured)]
-    assert all(map(bool, places(measured.where, documents[0])))
+    assert all(map(bool, places(measured.kind.where, documents[0])))
     by_command = [FROM_DOCUMENT[what](found) for found in documents]
     by_python = printed(python(measured))
-    assert tuple(by_python) == ((models,) if what == "differences" else models)
+    assert tuple(by_python) == ((models,) if what in TOGETHER else models)
     read = FROM_PYTHON.get(what, lambda found: found)
     assert same(by_command, [read(found) for found in by_python.values()])
-    assert what == "differences" or not same(*by_command)  # of two models
+    assert what in TOGETHER or not same(*by_command)  # of two models
 
 
 def test_options_are_said(tiny_suite_file: Path) -> None:
@@ -108,6 +132,43 @@ def test_options_are_said(tiny_suite_file: Path) -> None:
     of_document = FROM_DOCUMENT["growth"](document(line))
     assert same(of_document, rows(again))
     assert [row["layer"] for row in of_document["pets"]].count("block 0 attention") == 1
+
+
+def test_task_and_layer_are_said(tiny_suite_file: Path) -> None:
+    measured = Measured("features", str(tiny_suite_file), MODELS, ON, task="signs", layer="block 1")
+    (line,) = commands(measured)
+    assert "--task signs --layer 'block 1' --samples 5" in line
+    (again,) = printed(python(measured)).values()
+    said = points(document(line))
+    assert same(said, again.to_dict("records"))
+    assert {(one["task"], one["layer"]) for one in said} == {("signs", "block 1")}
+    assert [one["model"] for one in said] == [name for name in ("expert", *MODELS) for _ in range(5)]
+
+
+def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them here; what the command cannot say is in the lines of Python."""
+    whole = [f"calibrated:lam={lam},rho={rho},alpha=0.3,samples=4" for lam in ("0.05", "0.5") for rho in ("-1", "1.5")]
+    part = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,seed=7,layernorms=false,blocks=block 0+block 2,tasks=signs"
+    unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
+    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, unsaid), View(5))
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
+    first, second = commands(measured)
+    assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --n 5" in first
+    assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --n 5" in second
+    found = {one["model"]: one["measured"][0] for line in (first, second) for one in document(line)["points"]}
+    assert {name for name in found if name.startswith("calibrated")} == {*whole, part}
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
+    again = {model: asdict(one) for model, one in printed(python(measured)).items()}
+    assert {*again} == {*found, unsaid}
+    for one in found:
+        assert same({n: found[one][n] for n in ("scores", "drift")}, {n: again[one][n] for n in ("scores", "drift")})
+    assert not same(found[whole[0]]["drift"], found[whole[1]]["drift"])
+
+
+@given(st.lists(st.tuples(*3 * [st.sampled_from("abc")]), max_size=12))
+def test_boxes_hold_every_point_once(points: list[tuple[str, ...]]) -> None:
+    held = [point for box in boxes(points) for point in product(*box)]
+    assert sorted(held) == sorted(set(points))
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "`ls`", "-x; rm", 'say "hi"', "\\n"])

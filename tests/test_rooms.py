@@ -13,10 +13,10 @@ import featcal
 
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
-    ("errors", "locks", "progress", "resources", "results", "stamps", "words"),
+    ("errors", "locks", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("jsons", "paths", "views"),
-    ("reproduce",),
     ("schema",),
+    ("reproduce",),
     ("suite",),
     ("formats",),
     ("models",),
@@ -34,6 +34,7 @@ FLOORS = (
     ("recording",),
     ("selection", "sweep"),
     ("figures",),
+    ("clouds",),
     ("report",),
     ("jobs",),
     ("featcal", "launch"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +13,9 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments, FirstBlock
+from featcal.errors import NumericalError
 from featcal.family import Family
+from featcal.formats.weights import all_finite
 from featcal.models.lane import ExpertPass
 from featcal.progress import Progress, silent
 
@@ -43,17 +47,27 @@ class Conditioning:
         """Largest over smallest eigenvalue; at most 1 + N / lam for N tasks."""
         return self.largest / self.smallest if self.smallest > 0 else float("inf")
 
+    def to_json(self) -> dict[str, Any]:
+        """Every number by its name; `condition` is None where it is infinite."""
+        return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
+
 
 def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:
-    """One system, before it is solved; costs a decomposition of the matrix in float64."""
+    """One system, before it is solved; costs a decomposition of the matrix in float64.
+
+    Raises:
+        NumericalError: matrix or eigenvalues are not finite; names block and maps.
+    """
     sums, ridge = group.sums, config.lam + config.eps
+    if not all_finite(sums.gram.norm()):
+        raise NumericalError(f"{layer}: {group}: the left matrix is not finite")
     found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
+    if not all_finite(found):
+        raise NumericalError(f"{layer}: {group}: eigenvalues of the left matrix are not finite")
     decided = found.clamp_min(0)
-    rank = float((decided / (decided + ridge)).nan_to_num(0.0).sum())
-    names = ", ".join(group.names)
-    return Conditioning(
-        layer, names, group.inputs, sums.tokens, float(found[0]) + ridge, float(found[-1]) + ridge, rank
-    )
+    rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
+    ends = float(found[0]) + ridge, float(found[-1]) + ridge
+    return Conditioning(layer, str(group), group.inputs, sums.tokens, *ends, rank)
 
 
 def measure_conditioning(

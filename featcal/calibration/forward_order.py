@@ -14,7 +14,7 @@ from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_bl
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.pieces import Pieces
-from featcal.calibration.solving import STUDENT, Watch, solve, unwatched
+from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named, unwatched
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -74,14 +74,12 @@ def calibrate_blocks(
 ) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
-    1. The student starts as the merged model; every task has a student stream and an expert stream.
-    2. For each block in forward order:
-       a. run every expert's own block on its own stream and the student's block on the deployed stream,
-          counting the moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56);
-       b. solve all modules of the block in closed form (Eqs. 17, 55, 59);
-       c. load them at once, in the dtype they will be stored in, and hand them to `blocks`;
-       d. rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
-    Of blocks that the options leave out d. alone is done. With the recipe "refined" `Pieces` does a. to d.
+    The student starts as the merged model; every task has a student stream and an expert stream. Then block by block:
+    1. Run every expert's own block on its own stream and the student's block on the deployed stream, counting the
+       moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56).
+    2. Solve all its modules in closed form (Eqs. 17, 55, 59), in the dtype they are stored in, for `blocks`.
+    3. Rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
+    Of blocks that the options leave out step 3 alone is done. With the recipe "refined" `Pieces` does all three.
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
@@ -101,9 +99,8 @@ def calibrate_blocks(
         outset = Outset(run, experts if warn else {})
         pieces = Pieces(run, walk, config, watch) if config.recipe == REFINED else None
         for stage in run.adapter.stages:
-            with run.seconds("first calls"):
-                rows = _enter(walk, stage, experts, config, outset)
-                tokens = tokens or _tokens(walk.experts, experts)
+            rows = _enter(run, walk, stage, experts, config, outset)
+            tokens = tokens or _tokens(walk.experts, experts)
             for index, block in walk.blocks(stage):
                 merged = _read(run, block)
                 outset.step(stage, block, merged)
@@ -117,7 +114,10 @@ def calibrate_blocks(
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
-                    deployed = merged | solve(run, moments, merged)
+                    with run.seconds("solve"), named(block.name):
+                        own, base = anchors(run, block, merged)
+                        solved = [group.solve(own, base, config) for group in moments.groups]
+                        deployed = merged | as_stored(block, merged, solved)
                     blocks.put(block, deployed)
                 drift[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
@@ -131,11 +131,12 @@ def _read(run: Run, block: Block) -> dict[str, Tensor]:
 
 
 def _enter(
-    walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
+    run: Run, walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
 ) -> dict[str, TaskRows]:
     """First calls of a stage on all lanes; which tokens count in it."""
-    fronts = walk.enter(stage)
-    outset.enter(fronts[STUDENT])
+    with run.seconds("first calls"):
+        fronts = walk.enter(stage)
+        outset.enter(fronts[STUDENT])
     return {
         task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
     }
@@ -186,7 +187,7 @@ def count_block(
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time.
 
-    The experts are behind the block then, the student is in front of it.
+    The experts are behind the block then, the student is in front of it. Numerical errors name block and task.
 
     Args:
         moments: of one block; several differ in alpha alone.
@@ -197,7 +198,7 @@ def count_block(
     for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
-        with run.seconds("moments"):
+        with run.seconds("moments"), named(f"{block.name}, task '{task}'"):
             for one in moments:
                 one.end_task(tensors)
         run.store.settle()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
-from featcal.calibration.solving import STUDENT, Watch, solve
+from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named
 from featcal.calibration.token_rows import TaskRows
 from featcal.errors import InputError
 from featcal.models.activations import CallList
@@ -93,7 +93,10 @@ class Pieces:
                     continue
                 self._count(part, moments, placed, traces, rows)
                 self._watch(moments)
-                stored = stored | solve(run, moments, merged)
+                with run.seconds("solve"), named(block.name):
+                    own, base = anchors(run, block, merged)
+                    solved = [group.solve(own, base, self._config) for group in moments.groups]
+                    stored = stored | as_stored(block, merged, solved)
                 placed = block.local(run.compute.place(stored))
             with run.seconds("student forward"):
                 self._pass(stage.sublayers(block, placed)[part.name])
@@ -177,7 +180,7 @@ class Pieces:
                 with seconds("moments"):
                     given = dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
-            with seconds("moments"):
+            with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
                 moments.end_task(tensors)
             self._run.store.settle()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -23,37 +23,33 @@ def unwatched(moments: BlockMoments) -> None:
     """Looks at nothing."""
 
 
-def solve(run: Run, moments: BlockMoments, merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All modules of finished statistics in closed form (Eqs. 17, 55, 59), one after the other.
+def anchors(run: Run, block: Block, merged: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A block of the merged model and of the base by name inside it, on the compute device: what solves start from.
 
     Args:
-        merged: the block as merged, by canonical name.
-
-    Returns:
-        What is calibrated of the block by canonical name, in the dtype and place of the tensors that it replaces.
-
-    Raises:
-        NumericalError: a system that cannot be solved, or a solution that cannot be stored; names the block.
+        merged: by canonical name.
     """
-    block = moments.block
-    with run.seconds("solve"), named(block):
-        own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
-        solved = {n: t for group in moments.groups for n, t in group.solve(own, base, moments.config).items()}
-        return _as_stored(block.canonical(solved), merged)
+    own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
+    return own, base
 
 
 @contextmanager
-def named(block: Block) -> Iterator[None]:
-    """Inside the `with`, numerical errors say in which block."""
+def named(place: str) -> Iterator[None]:
+    """Inside the `with`, numerical errors say where."""
     try:
         yield
     except NumericalError as error:
-        raise NumericalError(f"{block.name}: {error}") from error
+        raise NumericalError(f"{place}: {error}") from error
 
 
-def _as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The solution in the dtype and place of the tensors it replaces; NumericalError if it does not fit."""
-    stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
+def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Solutions, by name inside the block, under canonical names in the dtype and place of the tensors they replace.
+
+    Raises:
+        NumericalError: one does not fit its dtype.
+    """
+    whole = {name: tensor for one in solved for name, tensor in one.items()}
+    stored = {name: tensor.to(old[name]) for name, tensor in block.canonical(whole).items()}
     for name, tensor in stored.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NumericalError(

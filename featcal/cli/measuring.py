@@ -12,6 +12,7 @@ from featcal.cli import opening
 from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, looked_at
 from featcal.cli.terminal import bar, show
 from featcal.progress import keep_memory
+from featcal.schema.model_name import GRAMMAR
 
 if TYPE_CHECKING:
     from featcal.views import DriftKeywords
@@ -76,6 +77,48 @@ def drift(
         _show_more(document)
 
 
+@click.command()
+@SUITE
+@click.option(
+    "--model", "models", multiple=True, default=["merged"], show_default=True, help=f"Once per model: {GRAMMAR}."
+)
+@click.option("--task", "tasks", multiple=True, help="Once per task.  [all]")
+@click.option("--layer", "layers", multiple=True, help="Once per layer, as `featcal drift` names them.  [all]")
+@click.option("--own-map", is_flag=True, help="A map for every layer; otherwise all but the head share one.")
+@click.option("--pooled", is_flag=True, help="With --json: the features themselves, of unit norm.")
+@looked_at()
+@DRAWN
+def features(
+    suite: str,
+    models: tuple[str, ...],
+    tasks: tuple[str, ...],
+    layers: tuple[str, ...],
+    own_map: bool,
+    pooled: bool,
+    samples: int,
+    split: str | None,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Show where features of the experts and of models lie: cosine and distance to the expert's, and a PCA map.
+
+    A feature is the class token's state behind a layer, or the mean over tokens where there is none; the head's are
+    the final ones. The map is of all models together, the expert among them. The table has means over samples, --json
+    every sample.
+    """
+    from featcal.clouds import EXPERT, Clouds, clouds_json
+    from featcal.views import View
+
+    keep_memory()
+    session = opening.session(suite, device, one_shot=False)
+    clouds = Clouds.named(session, models, View(samples, split, seed))
+    frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())
+    others = frame[frame["model"] != EXPERT].groupby(["task", "layer", "model"], sort=False)
+    means = others[["cosine", "distance"]].mean().reset_index()
+    show(clouds_json(clouds, frame) if as_json else None, as_json, means.to_numpy().tolist(), list(means))
+
+
 def _show_more(document: Mapping[str, Any]) -> None:
     """Tables of output drift, task vectors, samples and feature sources, where they were measured."""
     measured = {task: entry["output"] for task, entry in document["tasks"].items() if "output" in entry}
@@ -96,4 +139,4 @@ def _show_more(document: Mapping[str, Any]) -> None:
         show({}, False, [[one[key] for key in columns] for one in document["sources"]], columns)
 
 
-COMMANDS = (drift,)
+COMMANDS = (drift, features)

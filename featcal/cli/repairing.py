@@ -68,6 +68,26 @@ def calibrate(
 
 @click.command()
 @SUITE
+@click.option(
+    "--model",
+    default="calibrated",
+    show_default=True,
+    help="The options, as calibrated:lam=0.05,rho=2,alpha=0.3,…; those not given are the suite's own.",
+)
+@DEVICE
+@JSON
+def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
+    """Measure how well posed every linear system of a calibration is: eigenvalues of its left matrix (Eq. 17)."""
+    keep_memory()
+    session = opening.session(suite, device)
+    found = [one.to_json() for one in session.conditioning(session.named(model), bar())]
+    document = {"suite": session.family.suite.name, "model": model, "systems": found}
+    columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
+    show(document, as_json, [[one[name] for name in columns] for one in found], columns)
+
+
+@click.command()
+@SUITE
 @click.option("--lam", "lams", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
 @click.option("--rho", "rhos", help="Values between commas.  [the suite's own]")
 @click.option("--alpha", "alphas", help="Values between commas.  [the suite's own]")
@@ -152,8 +172,8 @@ def select(
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import selection_table
-    from featcal.runs import put_whole
     from featcal.selection.choose import select as choose
+    from featcal.whole_files import put_new
 
     if out is not None and out.exists():
         raise InputError(f"{out} exists; name another file")
@@ -163,7 +183,10 @@ def select(
     found = choose(session, config, budget=budget, study=study, progress=bar())
     document = found.to_json(suite)
     if out is not None:
-        put_whole(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        try:
+            put_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InputError(f"{out} cannot be written: {error.strerror}") from error
     say_notes(document)
     rows, columns = selection_table.candidates(found)
     show(document, as_json, rows, columns)
@@ -172,4 +195,4 @@ def select(
             say(line)
 
 
-COMMANDS = (calibrate, sweep, select)
+COMMANDS = (calibrate, conditioning, sweep, select)

@@ -140,20 +140,24 @@ class TaskDrift(TaskFeatures):
         return [grown[layer.layer] for layer in reversed(tail)]
 
     def margins(self) -> list[dict[str, Any]]:
-        """One row per sample: index, margin mu, largest score change, certified, agrees, correct (Eq. 44).
+        """One row per sample: index, the expert's margin mu, the model's own, largest score change, certified, agrees,
+        correct (Eq. 44).
 
         Empty where scores were not measured.
         """
         if self.output is None:
             return []
         change = (self.output.model_scores - self.output.expert_scores).abs().amax(1)
-        columns = (self.output.margin, change, self.output.certified, self.output.agrees, self.output.correct)
-        names = ("margin", "score_change", "certified", "agrees", "correct")
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [
-            {"index": index, **dict(zip(names, row, strict=True))}
-            for index, row in zip(self.indices, rows, strict=True)
-        ]
+        columns = {
+            "margin": self.output.margin,
+            "model_margin": self.output.model_margin,
+            "score_change": change,
+            "certified": self.output.certified,
+            "agrees": self.output.agrees,
+            "correct": self.output.correct,
+        }
+        rows = zip(self.indices, *(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(("index", *columns), row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """The task's part of the public document; norms are means over samples."""

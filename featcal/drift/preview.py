@@ -16,7 +16,7 @@ from torch import Tensor
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.forward_order import count_block
 from featcal.calibration.moments import BlockMoments
-from featcal.calibration.solving import STUDENT, solve
+from featcal.calibration.solving import STUDENT, anchors, as_stored
 from featcal.calibration.token_rows import task_rows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
@@ -90,7 +90,8 @@ class Preview:
         run, block = self.run, self.block
         with walking(run.adapter):
             merged, moments = run.merged.read(block.names), self.moments[0].between(self.moments[1], config)
-            tensors = merged | solve(run, moments, merged)
+            own, base = anchors(run, block, merged)
+            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in moments.groups])
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 

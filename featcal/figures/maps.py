@@ -6,6 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 Points = NDArray[np.float32]
+MOST_POINTS = 20_000
+"""On one map: beyond it fewer samples are drawn."""
+SEED = 42
+"""Of the samples that are drawn where there are too many, and of whatever else a map leaves to chance."""
+
+
+def drawn(count: int, clouds: int) -> list[int]:
+    """Which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS` leaves,
+    drawn with `SEED`.
+
+    >>> drawn(3, 4), len(drawn(1000, 40))
+    ([0, 1, 2], 500)
+    """
+    most = max(1, MOST_POINTS // clouds)
+    if count <= most:
+        return list(range(count))
+    return sorted(np.random.default_rng(SEED).choice(count, most, replace=False).tolist())
 
 
 def pca_map(features: Points) -> Points:

@@ -36,7 +36,7 @@ def _section(part: Part, drawn: Mapping[str, str]) -> list[str]:
         told = [" ".join(filter(None, [sample.text and f"“{sample.text}”", sample.caption])) for sample in samples]
         lines += [f"### {plain(task)}", "\n".join(f"- {plain(one)}" for one in told)] if told else []
     if part.measured is not None:
-        where = f"The numbers are at {_code(part.measured.where)} of the document of"
+        where = f"The numbers are at {_code(part.measured.kind.where)} of the document of"
         lines += [where, _block("\n".join(commands(part.measured)), "sh"), "or, in Python,"]
         lines += [_block(python(part.measured), "python")]
     return lines

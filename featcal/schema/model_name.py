@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from featcal.errors import InputError
 from featcal.schema.recipe import METHODS
@@ -10,6 +12,11 @@ from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
 WITH_OPTIONS = ("calibrated", "anchor", *METHODS)
+_AND, _ALL = "+", "all"
+"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
+word for all of them, where a suite recommends some."""
+_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:="}
+"""Signs of the grammar in the name of a part."""
 REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
 GRAMMAR = (
@@ -64,6 +71,24 @@ def model_name(text: str) -> ModelName:
             raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
         options[name] = value
     return ModelName(kind, tuple(options.items()))
+
+
+def parts_of(text: str) -> tuple[str, ...] | None:
+    """The names of blocks, kinds of maps or tasks in an option's value; None for all of them.
+
+    >>> parts_of("block 0+a%2Bb"), parts_of("all")
+    (('block 0', 'a+b'), None)
+    """
+    return None if text == _ALL else tuple(unquote(one) for one in text.split(_AND))
+
+
+def parts_said(parts: Sequence[str] | None) -> str:
+    """The value that `parts_of` reads.
+
+    >>> parts_said(["block 0", "a+b"])
+    'block 0+a%2Bb'
+    """
+    return _ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
 
 
 def value_of(text: str, kind: type, what: str) -> bool | int | float | str:

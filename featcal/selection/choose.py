@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.calibrate import CalibrationResult, config_for, versions
-from featcal.calibration.config import CalibrationConfig, settled
+from featcal.calibration.calibrate import CalibrationResult, config_for
+from featcal.calibration.config import IDLE, CalibrationConfig, settled
 from featcal.errors import FeatcalError, InputError, NumericalError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
@@ -27,6 +27,7 @@ from featcal.selection.study import SELECT, Candidate, Study, opened
 from featcal.session import Session
 from featcal.suite import Suite
 from featcal.tasks.sources import Samples
+from featcal.versions import all_versions
 
 FEWEST = 16
 """Samples per task below which held-out ones say too little."""
@@ -212,12 +213,12 @@ def _identity(family: Family, asked: CalibrationConfig, drawn: Mapping[str, Samp
     """Tells studies apart: of the same models, samples, options and versions candidates have the same scores."""
     models = [family.base, family.merged, *(family.experts[task] for task in drawn)]
     said = {
-        "options": {name: value for name, value in asdict(asked).items() if name not in (*CHOSEN, "batch_size")},
+        "options": {name: value for name, value in asdict(asked).items() if name not in (*CHOSEN, *IDLE)},
         "models": [_digest(model, family.adapter) for model in models],
         "samples": {task: [one.digest(), held.measured[task].digest()] for task, one in held.fitted.items()},
         "classes": {task: [one.class_names, family.suite.tasks[task].templates] for task, one in drawn.items()},
         "criterion": held.criterion,
-        "versions": versions(),
+        "versions": all_versions(),
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
