@@ -105,10 +105,24 @@ def suite_text() -> str:
     return str(st.session_state[_TEXT])
 
 
-def verdict(text: str) -> Suite | None:
-    """What is wrong with the draft and what it would take; the suite where it can be opened."""
+def place(text: str) -> Path | None:
+    """The file that a draft is to become, from whose folder its relative paths start; None for no possible name."""
     try:
-        suite = read_draft(text, Path.cwd())  # where it will lie unless a folder is typed
+        name = read_draft(text, Path()).name
+    except InputError:  # which `verdict` says
+        name = "my-suite"
+    typed = st.text_input("File to write (must not exist)", f"{name}.yaml").strip()
+    try:
+        return output_folder(typed)
+    except InputError as error:
+        view.problem(error)
+        return None
+
+
+def verdict(text: str, file: Path) -> Suite | None:
+    """What is wrong with the draft and what it would take, written to a file; the suite where it can be opened."""
+    try:
+        suite = read_draft(text, file)
         with st.spinner("Checking models and samples …"):
             found = _checked(suite_stamp(suite), suite)
     except FeatcalError as error:
@@ -124,13 +138,10 @@ def _checked(files: Stamp, _suite: Suite) -> Preflight:
     return check(_suite, probe=False)
 
 
-def write(text: str, suite: Suite) -> None:
-    """A file name, the command line for it, and one button that writes the file and opens it here."""
-    left, right = st.columns([3, 1], vertical_alignment="bottom")
-    name = left.text_input("File to write (must not exist)", f"{suite.name}.yaml").strip()
-    if right.button("Write and open it", type="primary", icon=":material/save:", width="stretch"):
+def write(text: str, file: Path) -> None:
+    """One button that writes the file and opens it here, and the command line for it."""
+    if st.button("Write and open it", type="primary", icon=":material/save:"):
         try:
-            file = output_folder(name)
             write_draft(text, file)
         except FeatcalError as error:
             view.problem(error)
@@ -141,7 +152,7 @@ def write(text: str, suite: Suite) -> None:
     if st.session_state.get(_WRITTEN) == state.reference():
         said = f"Written: {state.reference()}. It is the suite of every page now."
         st.success(plain_lines(said), icon=":material/check_circle:")
-    quoted = shlex.quote(name)
+    quoted = shlex.quote(str(file))
     st.code(f"featcal check {quoted}\nfeatcal calibrate {quoted} --out calibrated", language="bash")
 
 

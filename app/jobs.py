@@ -25,7 +25,6 @@ from featcal.jobs.orders import order
 from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
 from featcal.model_ids import ModelId, label_of, model_key, spelled
 from featcal.progress import Progress
-from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View
 from featcal.words import duration, shortened
@@ -122,7 +121,9 @@ def calibrated(session: Session, config: CalibrationConfig, progress: Progress) 
 
     seconds = seconds_to_calibrate(session, config)
     if is_long(session, seconds):
-        session.once("calibrated", config, make)
+        if kinds.is_gone(session.once("calibrated", config, make)):
+            session.forget("calibrated", config)
+            session.once("calibrated", config, make)
     else:
         session.calibrated(config, progress)
 
@@ -218,7 +219,7 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
 
 def title(order: Order) -> str:
     """What is computed, for Markdown."""
-    suite = order.suite if order.suite in embedded_suites() else Path(order.suite).parent.name
+    suite = Path(order.suite).parent.name or order.suite
     options = order.args.get("options", order.args)
     numbers = {"lam": "λ", "rho": "ρ", "alpha": "α", "samples": "n", "model": "model", "split": "split"}
     said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]

@@ -12,7 +12,7 @@ from app import downloads, state, view
 from app.downloads import Numbers, Origin, file_name
 from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger
-from featcal.errors import InputError
+from featcal.errors import NoScores
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
 from featcal.model_ids import ModelId
@@ -57,7 +57,7 @@ def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Pro
     """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
     try:
         session.judges(model, options)
-    except InputError:
+    except NoScores:
         return session.ledger(model, options, report)
     return session.ledger(model, replace(options, output=True), report)
 

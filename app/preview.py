@@ -8,7 +8,6 @@ Nothing in here imports torch.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from io import StringIO
 from pathlib import Path
@@ -17,6 +16,7 @@ import pandas as pd
 
 import featcal
 from featcal.resources import cache_folder, code_digest, data_path
+from featcal.whole_files import put
 
 HOME_SUITE = "clip-mini"
 """What the app opens on."""
@@ -27,11 +27,9 @@ SAMPLES = 64
 def keep(table: pd.DataFrame) -> None:
     """Keep the drift table of the merged model; a folder that cannot be written only costs the next start time."""
     file = _file()
-    unfinished = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(table.to_json(orient="table", index=False), encoding="utf-8")
-        unfinished.replace(file)
+        put(file, str(table.to_json(orient="table", index=False)))
     except OSError as error:
         print(f"featcal: the first chart is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
 

@@ -259,7 +259,7 @@ def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
         with state.progress() as report:
             models = [session.named(run.model) for run in runs]
             for model in models:
-                session.features("merged" if model == "expert" else model, on, report)
+                session.features(model, on, report)
             before, after = (session.quick_scores(model, on) for model in models)
             found = compared(before, after)
     except FeatcalError as error:

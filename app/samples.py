@@ -17,7 +17,7 @@ import streamlit as st
 from app import compare, downloads, state, view
 from app.downloads import Numbers
 from app.selection import MOST_PICKED
-from featcal.errors import FeatcalError
+from featcal.errors import NoScores
 from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
@@ -90,7 +90,7 @@ def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
-            session.features("merged" if model == "expert" else model, on, report)
+            session.features(model, on, report)
 
 
 def known(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
@@ -104,7 +104,7 @@ def known(session: Session, models: Mapping[str, ModelId], task: str, on: View) 
     found = {}
     for shown, model in models.items():
         one, walked = PerSample(), session.has_features(model, on)
-        with suppress(FeatcalError):  # no labels, no answers: then there is drift alone
+        with suppress(NoScores):  # no labels, no answers: then there is drift alone
             if walked and model != "expert":
                 one = one.located(session.features(model, on).tasks[task])
             if whole or walked:
@@ -144,7 +144,7 @@ def gallery(data: Samples, rows: pd.DataFrame) -> None:
         st.image([data.images[i] for i in shown], caption=captions, width=96, alt=alt)
     elif data.texts is not None:
         shown = ids[:MOST_TEXTS]
-        for i, words in zip(shown, said, strict=False):
+        for i, words in zip(shown, said[:MOST_TEXTS], strict=True):
             st.caption(f"sample {plain(words)}")
             st.text(data.texts[i])
     else:

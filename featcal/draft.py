@@ -91,8 +91,8 @@ def taken_over(file: Path) -> tuple[str, list[str]]:
     return written(imported.suite), [*imported.missing, *imported.notes]
 
 
-def read_draft(text: str, root: Path) -> Suite:
-    """The suite that a draft is so far; relative paths start from `root`.
+def read_draft(text: str, out: Path) -> Suite:
+    """The suite that a draft is so far; relative paths start from the folder of `out`, where it is to be written.
 
     Raises:
         InputError: no YAML, or not a valid suite file; the message says where.
@@ -100,16 +100,15 @@ def read_draft(text: str, root: Path) -> Suite:
     content = parse_yaml(text, "draft")
     if not isinstance(content, dict):
         raise InputError("draft: a suite file is a mapping of keys to values, such as 'name: my-suite'")
-    return suite_from_dict(content, root, "draft")
+    return suite_from_dict(content, out.parent, "draft")
 
 
 def write_draft(text: str, out: Path) -> Suite:
     """Write a draft as a suite file and read it back as the command line will.
 
     Raises:
-        InputError: as `read_draft`, with relative paths from the file's own folder; or `out` is there already or cannot
-            be written.
+        InputError: as `read_draft`; or `out` is there already or cannot be written.
     """
-    suite = read_draft(text, out.parent)
+    suite = read_draft(text, out)
     write_new(out, text)
     return suite

@@ -1,4 +1,4 @@
-"""The two ways featcal says no. Both end a command with one clear message and exit status 1."""
+"""The ways featcal says no. All end a command with one clear message and exit status 1."""
 
 
 class FeatcalError(Exception):
@@ -15,6 +15,11 @@ class InputError(FeatcalError):
         self.problems = problems
         several = "\n".join([f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)])
         super().__init__(problems[0] if len(problems) == 1 else several)
+
+
+class NoScores(InputError):
+    """A suite whose models cannot be scored, for want of labels, answers, class names or what makes a head of them.
+    What needs no scores can be had of it."""
 
 
 class NumericalError(FeatcalError):

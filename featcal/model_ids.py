@@ -10,7 +10,7 @@ from weakref import ref
 
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import PARTIAL, CalibrationConfig
+from featcal.calibration.config import IDLE, PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -73,7 +73,7 @@ def spelled(model: ModelId, family: Family) -> str:
     said = [
         f"{name}={_said(value)}"
         for name in _OPTIONS
-        if name != "batch_size"  # which changes nothing but time
+        if name not in IDLE
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"

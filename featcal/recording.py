@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
-from featcal.model_ids import ModelId, spelled
+from featcal.calibration.config import IDLE, CalibrationConfig
+from featcal.errors import NoScores, NumericalError
+from featcal.model_ids import ModelId, label_of, spelled
 from featcal.runs import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
 from featcal.session import Session
 from featcal.views import View
-
-IDLE = ("batch_size",)
-"""Options that change nothing but time and memory."""
 
 
 def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:
@@ -31,7 +29,11 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
         kept = history.add(run_of(session, model), measure(session, model, on))
         return "" if kept else history.problems[-1]
 
-    return session.once("recorded", (str(history.folder), model, on), make)
+    key = str(history.folder), model, on
+    problem = session.once("recorded", key, make)
+    if problem:  # which may be over when somebody asks again
+        session.forget("recorded", key)
+    return problem
 
 
 @contextmanager
@@ -67,15 +69,26 @@ def run_of(session: Session, model: ModelId) -> Run:
 
 
 def measure(session: Session, model: ModelId, on: View) -> Measured:
-    """Scores off the features that drift is measured on, and that drift; without scores where there are no labels."""
+    """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
+
+    Raises:
+        InputError: as `Session.features` and `Session.quick_scores`.
+        NumericalError: a drift that is not finite, whose record would be no number.
+    """
     try:
         scores = session.quick_scores(model, on).to_json()["tasks"]
-    except InputError:
+    except NoScores:
         scores = {}
     drift = {}
     if model != "expert":  # which has none
         features = session.features(model, on)
         drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
+    for task, value in drift.items():
+        if not math.isfinite(value):
+            raise NumericalError(
+                f"task '{task}': the relative final drift of {label_of(model)} is {value}: the mean norm of the "
+                "expert's final features is 0 or not finite; see its checkpoint and samples"
+            )
     seconds = None
     if isinstance(model, CalibrationConfig):
         seconds = float(session.calibrated(model).record["seconds"]["total"])

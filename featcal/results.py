@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
@@ -63,10 +63,10 @@ class Results:
 
 
 def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
-    """Bytes that a thing holds: of tensors, arrays and words in it, through data classes, mappings and sequences.
+    """Bytes that a thing holds: of tensors, arrays and words in it, through data classes, dictionaries and sequences.
 
     What is there twice counts once; of a view counts all that it keeps alive. Other objects count as themselves,
-    without what hangs on them.
+    without what hangs on them: so do mappings that are no dictionaries, which read what is looked up.
 
     Args:
         beside: what somebody else holds, such as the models of a suite; it does not count, nor what it holds.
@@ -90,7 +90,7 @@ def nbytes(thing: object, beside: Iterable[object] = ()) -> int:
             storages.add(storage.data_ptr())
         elif isinstance(one, np.ndarray):
             total += one.nbytes
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):
             todo += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set | frozenset):
             todo += one

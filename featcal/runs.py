@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +23,8 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from featcal.errors import InputError
 from featcal.resources import cache_folder
+from featcal.versions import TELLING, versions
+from featcal.whole_files import put, put_new
 from featcal.words import shortened
 
 if TYPE_CHECKING:  # a list of runs needs no torch
@@ -189,7 +191,7 @@ class History:
             raise InputError(f"{mark}: at most {LONGEST} printable characters")
         try:
             if said:
-                _put(file, said, anew=True)
+                put(file, said)
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -286,7 +288,9 @@ class History:
 
     def _write(self, file: Path, text: str) -> bool:
         try:
-            _put(file, text)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # recorded before
+                put_new(file, text)
         except OSError as error:
             self._tell(f"the history is not kept in {self.folder}: {error.strerror}; set FEATCAL_CACHE to a folder")
             return False
@@ -350,41 +354,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 def made_by(device: str) -> dict[str, str]:
     """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("featcal", "torch", "transformers")} | {"device": device}
-
-
-def _put(file: Path, text: str, anew: bool = False) -> None:
-    """Write a file that appears at once and whole.
-
-    Args:
-        anew: in place of one that is there; otherwise that one stays.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and not anew:
-        return
-    unfinished = file.with_name(f".{file.name}-{uuid4().hex}")
-    finish: Callable[[Path, Path], object] = os.replace if anew else _link
-    try:
-        with open(unfinished, "x", encoding="utf-8") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        finish(unfinished, file)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
-def _link(unfinished: Path, file: Path) -> None:
-    """Give a finished file its name, unless somebody was faster."""
-    try:
-        os.link(unfinished, file)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        os.replace(unfinished, file)
+    return versions(TELLING) | {"device": device}
 
 
 def _said(file: str) -> str:

@@ -142,7 +142,9 @@ class Session:
         return self._calibrated(config, lambda: self._calibration_passes(config), progress)
 
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
-        """How far a model's features drift from the experts', not why: half the cost of `ledger`."""
+        """How far a model's features drift from the experts', not why: half the cost of `ledger`. For "expert", whose
+        own features stand beside any model's, those of the merged one."""
+        model = _walked(model)
         count, split, seed = self._key(view)
         apart = DriftOptions(count, split, seed)
 
@@ -282,7 +284,7 @@ class Session:
         """
 
         def make() -> Scores:
-            tasks, weights = {}, self.weights("merged" if model == "expert" else model)
+            tasks, weights = {}, self.weights(_walked(model))
             for task, scores, labels in self._judged(model, view):
                 predictions = scores.argmax(1)
                 right = float((predictions == labels).double().mean())
@@ -303,8 +305,7 @@ class Session:
 
     def _judged(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
-        measured: ModelId = "merged" if model == "expert" else model
-        features, judged = self.features(measured, view), self.judges(measured, view)
+        features, judged = self.features(model, view), self.judges(_walked(model), view)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
             of_expert = model == "expert"
@@ -355,7 +356,7 @@ class Session:
     def has_features(self, model: ModelId, view: View) -> bool:
         """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self._key(view)
-        kept = (model_key("merged" if model == "expert" else model), count, split, seed)
+        kept = (model_key(_walked(model)), count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return ("features", kept) in self._results or ("ledger", apart) in self._results
 
@@ -394,6 +395,11 @@ class Session:
         """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
         with self._lock:
             return self._results.once((kind, key), make)
+
+    def forget(self, kind: str, key: Hashable) -> None:
+        """Keep a result of `once` no longer."""
+        with self._lock:
+            self._results.drop((kind, key))
 
     def _run(self, model: Weights, progress: Progress) -> Run:
         """For a measurement of a model, once its samples are there: they count as well.
@@ -455,6 +461,11 @@ class Session:
         if shared and not any(own_head(one, task) for one in models for task in self.tasks):
             return self.once("judges", self._key(view), make)
         return make()  # nothing to keep but the models, which read their heads when they are asked
+
+
+def _walked(model: ModelId) -> ModelId:
+    """Whose walk has a model's features: that of any model has those of "expert" too, so the merged one's."""
+    return "merged" if model == "expert" else model
 
 
 def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: bool = False) -> Session:

@@ -186,7 +186,7 @@ def _measured(session: Session, model: ModelId, on: View, progress: Progress) ->
     """
     if isinstance(model, CalibrationConfig):
         session.calibrated(model, progress)
-    session.features("merged" if model == "expert" else model, on, progress)
+    session.features(model, on, progress)
     session.quick_scores(model, on)  # says why there are none
     return measure(session, model, on)
 

@@ -7,8 +7,7 @@ from app import bring
 st.header("Bring your own models")
 st.caption(
     "A suite names a base, a merged model or how to merge, one expert per task and where samples lie. What is "
-    "made here is a file that the command line takes as well. Relative paths start where the app was "
-    "started."
+    "made here is a file that the command line takes as well. Relative paths start from its folder."
 )
 started, uploaded = st.tabs(["Fill in", "Upload a file"])
 with started:
@@ -16,9 +15,10 @@ with started:
 with uploaded:
     bring.upload()
 text = bring.suite_text()
-if text:
+file = bring.place(text) if text else None
+if file is not None:
     st.subheader("Does it fit together?")
-    suite = bring.verdict(text)
+    suite = bring.verdict(text, file)
     if suite is not None:
         st.subheader("Take it into use")
-        bring.write(text, suite)
+        bring.write(text, file)

@@ -27,5 +27,6 @@ def steps(work: Work) -> dict[str, Any]:
 if __name__ == "__main__":
     worker.KINDS = {"steps": steps}
     worker.FIRST_NEEDED = ()
+    worker.require_current = lambda *_: None  # its orders are of no suite
     worker.OFTEN = 0.0
     sys.exit(worker.main(*sys.argv[1:]))

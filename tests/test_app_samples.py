@@ -21,6 +21,7 @@ from app.selection import HOME, MOST_PICKED, Selection, from_query
 from conftest import TASKS
 from featcal.figures.sample_tables import FLIPS
 from featcal.session import Session, open_session
+from featcal.tasks.sources import Samples
 from featcal.views import View
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
@@ -260,3 +261,14 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
     assert walked.margin is not None
     assert walked.drift is not None
     assert (len(walked.margin), len(walked.drift)) == (4, 4)
+
+
+def test_of_many_texts_the_first_are_shown_each_under_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(st, "caption", said.append)
+    monkeypatch.setattr(st, "text", said.append)
+    texts = tuple(f"text {i}" for i in range(9))
+    data = Samples("t", "test", {}, None, tuple(range(9)), None, None, texts, texts)
+    samples.gallery(data, pd.DataFrame({"sample": range(1, 9)}))
+    assert said[:12] == [word for i in range(1, 7) for word in (f"sample {i}", f"text {i}")]
+    assert said[12:] == ["The first 6 of 8 are shown; the table has all."]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 
@@ -15,6 +18,14 @@ from featcal.drift.source import SourceExcess
 from featcal.figures import charts, ledger_charts, ledger_tables, theme
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_models_name_is_drawn_alike(copied: Callable[[theme.Shown], theme.Shown]) -> None:
+    one = theme.Shown("merged, scale 0.6", "merged", second=True)
+    other = copied(one)
+    assert (other, other.role, other.second) == ("merged, scale 0.6", "merged", True)
+    assert theme.colour(other) == theme.SECOND["merged"]
 
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:

@@ -13,7 +13,9 @@ from featcal.calibration.conditioning import conditioning_of, measure_conditioni
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup, LinearSums
+from featcal.errors import NumericalError
 from featcal.family import Family
+from featcal.formats.weights import Overlay
 from featcal.session import Session
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
@@ -36,6 +38,46 @@ def test_numbers_of_a_known_matrix() -> None:
     assert group.sums is sums  # nothing was used up
     assert found.to_json()["condition"] == found.condition
     assert replace(found, smallest=0.0).to_json()["condition"] is None  # JSON has no infinity
+
+
+def system(gram: torch.Tensor, tokens: int = 3) -> LinearGroup:
+    """Linear maps of one input whose Gram matrix is this."""
+    group = LinearGroup(["q", "k"], "all", {name: torch.nn.Linear(len(gram), 2) for name in ("q", "k")})
+    sums = LinearSums.zeros(torch.zeros(4, len(gram), dtype=torch.float64))
+    sums.gram, sums.tokens, group._sums = Gram([gram.double()]), tokens, sums
+    return group
+
+
+def test_directions_without_data_and_ridge_decide_nothing() -> None:
+    found = conditioning_of(
+        "block 7", system(torch.diag(torch.tensor([2.0, 0.0]))), CalibrationConfig(lam=0.0, eps=0.0)
+    )
+    assert (found.effective_rank, found.smallest, found.condition) == (1.0, 0.0, float("inf"))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_matrix_that_is_not_finite_is_an_error_with_its_names(bad: float) -> None:
+    gram = torch.eye(3)
+    gram[1, 1] = bad
+    with pytest.raises(NumericalError, match="block 7: q, k: the left matrix is not finite"):
+        conditioning_of("block 7", system(gram), CalibrationConfig())
+
+
+def test_eigenvalues_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some backends give NaN where the processor's raises."""
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda _: torch.tensor([torch.nan, 1.0], dtype=torch.float64))
+    with pytest.raises(NumericalError, match="block 7: q, k: eigenvalues of the left matrix are not finite"):
+        conditioning_of("block 7", system(torch.eye(2)), CalibrationConfig())
+
+
+def test_a_task_whose_features_overflow_is_named_with_block_and_map(tiny: Family) -> None:
+    task, name = TASKS[-1], tiny.adapter.blocks()[0].name
+    weight = f"{name}.mlp.fc1.weight"
+    stored = tiny.experts[task].read([weight])[weight]
+    large = Overlay("large", tiny.experts[task], {weight: torch.full_like(stored, 3e38)})
+    family = replace(tiny, experts={**tiny.experts, task: large})
+    with pytest.raises(NumericalError, match=rf"{name}, task '{task}': .*mlp\.fc1.* not finite"):
+        measure_conditioning(family, CONFIG)
 
 
 def test_every_system_is_there_and_bounded(tiny: Family) -> None:

@@ -47,7 +47,7 @@ def test_lines_of_a_form_become_tasks() -> None:
 def test_a_draft_is_the_suite_that_is_written(tmp_path: Path) -> None:
     text = draft("mine", "base", "merged", [WORDS])
     suite = write_draft(text, tmp_path / "mine.yaml")
-    assert load_suite(tmp_path / "mine.yaml") == suite == read_draft(text, tmp_path)
+    assert load_suite(tmp_path / "mine.yaml") == suite == read_draft(text, tmp_path / "mine.yaml")
     assert suite.tasks["nli"].metric == "exact_match"
     with pytest.raises(InputError, match="is there already"):
         write_draft(text, tmp_path / "mine.yaml")
@@ -67,7 +67,7 @@ def test_a_draft_is_the_suite_that_is_written(tmp_path: Path) -> None:
 )
 def test_a_draft_that_is_no_suite_says_why(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        read_draft(text, Path())
+        read_draft(text, Path("mine.yaml"))
     assert said in str(error.value)
 
 
@@ -120,3 +120,16 @@ def test_the_page_checks_writes_and_opens(tiny_suite_file: Path, tmp_path: Path)
     assert app.query_params["suite"] == [str(tmp_path / "own.yaml")] or "own.yaml" in str(
         app.session_state["selection"].suite
     )
+
+
+@pytest.mark.usefixtures("instant_maps")
+def test_the_page_checks_paths_from_where_they_are_written_to(own_suite_file: Path) -> None:
+    app = opened(own_suite_file, "bring")
+    app.session_state["draft"] = app.session_state["draft-text"] = own_suite_file.read_text()
+    app.run()
+    assert app.error  # its models do not lie where the app was started
+    app.text_input[-1].set_value(str(own_suite_file.with_name("own.yaml"))).run()
+    assert healthy(app)
+    button(app, "Write and open it").click().run()
+    assert healthy(app)
+    assert load_suite(own_suite_file.with_name("own.yaml")).root == own_suite_file.parent

@@ -21,15 +21,19 @@ import torch
 from app_pages import button, charts, healthy, opened
 
 from app import jobs as app_jobs
+from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.errors import InputError
 from featcal.family import Family
+from featcal.formats.weights import in_memory
 from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
+from featcal.preflight import estimates
 from featcal.recording import hash_of
-from featcal.resources import bundle_root, cache_folder
+from featcal.resources import bundle_root, cache_folder, ready_suites
+from featcal.results import nbytes
 from featcal.runs import History
 from featcal.session import Session
 from featcal.sweep import Grid, missing
@@ -294,6 +298,11 @@ def test_an_order_is_told_by_suite_files_options_and_kind(own_suite_file: Path) 
         order("dance", str(own_suite_file), {})
 
 
+def test_a_ready_suite_is_ordered_by_its_name() -> None:
+    name = next(iter(ready_suites()))
+    assert order("scores", name, {"model": "merged"}).suite == name
+
+
 def test_a_job_outlives_its_server_and_a_session_takes_its_result(
     tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +338,29 @@ def test_a_job_outlives_its_server_and_a_session_takes_its_result(
     files = {file.name for file in (last.folder / kinds.CHECKPOINT).iterdir()}
     assert {"model.safetensors", "config.json", "featcal.json"} <= files
     assert sorted(file.name for file in last.folder.iterdir()) == ["checkpoint", "log.txt", "result.json"]
+
+
+@pytest.mark.parametrize("budget", [20_000, 2**30])
+def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_folder(
+    tiny: Family, tiny_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    config = config_for(tiny, rho=1.5, samples=8)
+    job = line.submit(order("calibrate", str(tiny_suite_file), {"options": asdict(config)}), "ann")
+    done(line, job)
+    document = line.result(job.order)
+    assert document is not None
+    usual = calibrate(tiny, config).weights.read(tiny.adapter.tower)
+    monkeypatch.setattr("featcal.session.calibrate", None)  # nobody calibrates again
+    session = Session(tiny, budget=budget)
+    found = session.once("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
+    assert nbytes(found, beside=vars(tiny).values()) < 20_000 < sum(one.nbytes for one in usual.values())
+    assert session.calibrated(config) is found
+    read = session.weights(config).read(tiny.adapter.tower)
+    assert all(torch.equal(read[name], usual[name]) for name in usual)
+    assert not in_memory(found.weights, tiny.adapter.blocks()[0].names)
+    assert not kinds.is_gone(found)
+    line.forget(job.id)
+    assert kinds.is_gone(found)
 
 
 def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: Path, line: Queue) -> None:
@@ -390,6 +422,36 @@ def test_a_failed_calibration_says_it_in_the_librarys_words_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.parametrize("when", ["in line", "ran"])
+def test_a_job_whose_files_change_is_not_filed_under_what_they_were(
+    own_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    args = {"model": "merged", "split": "test", "samples": 2, "seed": 42}
+    job = line.submit(order("scores", str(own_suite_file), args), "ann")
+    assert line.claim() is not None
+    score = kinds.scores
+
+    def change() -> None:
+        (own_suite_file.parent / "base" / "model.safetensors").touch()
+
+    def changes(work: kinds.Work) -> dict[str, Any]:
+        found = score(work)
+        change()
+        return found
+
+    if when == "in line":
+        change()
+    monkeypatch.setattr(worker, "KINDS", {"scores": changes})
+    assert worker.work(line, job.id) == 1
+    failed = line.get(job.id)
+    assert failed is not None
+    assert failed.state == "failed"
+    assert when in failed.message
+    assert "ask for it anew" in failed.message
+    assert line.result(job.order) is None
+    assert line.result(order("scores", str(own_suite_file), args)) is None
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_calibration_that_is_ended_leaves_no_partial_folder(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
@@ -435,6 +497,25 @@ def test_estimates_grow_with_samples(tiny: Family) -> None:
     assert 2 * few < many < 12 * few
 
 
+def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "gemm_rate", lambda _: 1e6)  # a slow machine: operations outweigh calls
+    monkeypatch.setattr(estimates, "CALL", 0.0)
+    session, layers = Session(tiny), tiny.adapter.block_layers()
+
+    def seconds(**options: Any) -> float:
+        return lengths.seconds_to_calibrate(session, config_for(tiny, samples=8, **options))
+
+    whole, (one, *_) = seconds(), TASKS
+    assert seconds(tasks=[one]) < whole
+    # whatever is calibrated, the expert and the student go through every block
+    walked = estimates.scoring_seconds(tiny.adapter, lengths._drawn(session, View(8, "calibration")), 64, {})
+    blocks = [seconds(blocks=[layer]) for layer in layers]
+    assert all(2 * walked < block < whole for block in blocks)
+    assert sum(block - 2 * walked for block in blocks) == pytest.approx(whole - 2 * walked)
+    maps = [seconds(maps=[part]) for part in tiny.adapter.parts()]
+    assert sum(part - 3 * walked for part in maps) == pytest.approx(whole - 3 * walked)
+
+
 # The app.
 
 
@@ -467,6 +548,11 @@ def test_a_page_asks_waits_and_shows_the_result(tiny_suite_file: Path, slow: Que
     other = opened(tiny_suite_file, "calibrate", rho="1.3", samples="8")  # another visitor finds it
     assert charts(other) == 3
     assert len(slow.jobs()) == 1
+    slow.forget(job.id)  # with its folder: what was read from there is asked for again
+    other.run()
+    assert healthy(other)
+    assert charts(other) == 0
+    assert button(other, "Start")
 
 
 @pytest.mark.filterwarnings("ignore")

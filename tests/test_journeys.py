@@ -295,13 +295,13 @@ def test_everything_that_a_suite_reads_here_is_looked_at(
     """Homes, links to folders and back up again, local folders of the kind `hub`, references with a '+'."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
-    files = ("home/base/a", "linked/in/b", "data/c", "x+y/d", "arch.json", "w.pt")
+    files = ("home/base/a", "linked/b", "data/c", "below/in/e", "x+y/d", "arch.json", "w.pt")
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged" / "link").symlink_to(tmp_path / "linked")
-    (tmp_path / "linked" / "up").symlink_to(tmp_path / "merged")
+    (tmp_path / "merged").symlink_to(tmp_path / "linked")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "below")
+    (tmp_path / "below" / "up").symlink_to(tmp_path / "data")
 
     def change(content: dict[str, Any]) -> None:
         content.update(base="~/base", merged=str(tmp_path / "merged"))

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from conftest import TASKS, saying
 from featcal import cli, preflight
+from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.formats.locate import locate
@@ -584,7 +585,7 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
 
 def test_operations_of_a_block_counted_by_hand(tiny: Family) -> None:
     (stage,) = tiny.adapter.stages
-    forward, products, solve = estimates._operations(stage, 0, [100, 10])
+    forward, products, solve = estimates._operations(stage, 0, [100, 10], CalibrationConfig())
     assert forward == 2 * (4 * 16 * 16 + 2 * 16 * 32) * 110
     gram = 110 * (3 * 16**2 + 32**2)
     targets = {  # of the task with 100 tokens and the one with 10, by the cheapest of the three routes
@@ -595,6 +596,6 @@ def test_operations_of_a_block_counted_by_hand(tiny: Family) -> None:
     }
     assert products == gram + 2 * sum(targets.values())
     assert solve == pytest.approx(3 * 16**3 / 3 + 32**3 / 3 + 2 * (48 + 16 + 32) * 16**2 + 2 * 16 * 32**2)
-    last = estimates._operations(stage, len(stage.blocks) - 1, [100, 10])
+    last = estimates._operations(stage, len(stage.blocks) - 1, [100, 10], CalibrationConfig())
     assert last[0] == forward
     assert last[1] > products  # the query has a matrix of its own

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -211,18 +213,21 @@ def test_settings_say_what_the_numbers_depend_on(report: Page) -> None:
     words = " ".join(report.words)
     for needed in (MODELS[1].split(",")[0], "rho", "patch_weight", "validation", "torch", "model.safetensors"):
         assert needed in words
+    assert "None" not in words.split()  # parts that were not chosen
     assert len(re.findall(r"\b[0-9a-f]{64}\b", words)) == 1 + 3  # suite; base and two experts
 
 
-def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(figures: Any, folder: Path) -> dict[str, str]:
-        files = {figure.name: f"{figure.name}.svg" for figure in figures}
-        for file in files.values():
-            (folder / file).write_text("<svg/>")
-        return files
+def drawn(figures: Any, folder: Path) -> dict[str, str]:
+    """What `svg.draw` does, without a browser."""
+    files = {figure.name: f"{figure.name}.svg" for figure in figures}
+    for file in files.values():
+        (folder / file).write_text("<svg/>")
+    return files
 
+
+def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svg, "can_draw", lambda: True)
-    monkeypatch.setattr(svg, "draw", draw)
+    monkeypatch.setattr(svg, "draw", drawn)
     out = tmp_path / "my report (1).md"
     said = write_report(session, "tiny", out, models=MODELS, on=View(4))
     text = out.read_text(encoding="utf-8")
@@ -252,10 +257,26 @@ def test_complete_or_absent(ending: str, session: Session, tmp_path: Path, monke
 
     monkeypatch.setattr(svg, "can_draw", lambda: True)
     monkeypatch.setattr(svg, "draw", stopped)
-    monkeypatch.setattr(Path, "rename", stopped)
+    monkeypatch.setattr(os, "link", stopped)
     with pytest.raises(KeyboardInterrupt):
         write_report(session, "tiny", tmp_path / f"report{ending}", models=("merged",), on=View(4))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_go_with_the_report_that_could_not_be_written_and_nobody_elses(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    others = tmp_path / "report-figures.partial"
+    others.mkdir()
+    monkeypatch.setattr(svg, "can_draw", lambda: True)
+    monkeypatch.setattr(svg, "draw", drawn)
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(InputError, match=r"cannot write .*report\.md: No space left"):
+        write_report(session, "tiny", tmp_path / "report.md", models=("merged",), on=View(4))
+    assert list(tmp_path.iterdir()) == [others]
 
 
 def test_places_that_cannot_be_written(session: Session, tmp_path: Path) -> None:
@@ -285,6 +306,19 @@ def test_a_suite_without_answers_has_a_report(edit_suite: Edit, tmp_path: Path) 
     page = parsed(out)
     assert any(words.startswith("There are none: task 'pets'") for words in page.words)
     assert set(page.figures) == {"drift", "drift-tasks", "attribution", "features-1", "features-2"}
+
+
+def test_what_cannot_be_scored_for_another_reason_is_said(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise InputError("task 'pets': label 9 has no class, the head scores 3")
+
+    session = Session(tiny)
+    monkeypatch.setattr(session, "scores", fails)
+    with pytest.raises(InputError, match="label 9 has no class"):
+        write_report(session, "tiny", tmp_path / "report.html", models=["merged"], on=View(4))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_language_model(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import featcal
 
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
-    ("errors", "progress", "resources", "results", "stamps", "words"),
+    ("errors", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("jsons", "paths", "views"),
     ("schema",),
     ("reproduce",),

@@ -15,13 +15,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from conftest import TASKS
 from featcal import load_suite, runs
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
+from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.figures import run_tables
 from featcal.recording import hash_of, looking, measure, record, run_of
@@ -324,6 +325,46 @@ def test_samples_without_answers_have_drift_alone(edit_suite: Callable[..., Path
     assert dict(found.scores) == {}
     assert all(value > 0 for value in found.drift.values())
     assert set(found.drift) == set(TASKS)
+
+
+def test_what_cannot_be_scored_for_another_reason_is_no_record_without_scores(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise InputError("task 'pets': label 9 has no class, the head scores 3")
+
+    session, history = Session(tiny), History(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "quick_scores", fails)
+        with pytest.raises(InputError, match="label 9 has no class"):
+            record(session, CONFIG, FEW, history)
+    assert history.runs() == []
+    assert record(session, CONFIG, FEW, history) == ""
+    assert set(history.runs()[0].measured[0].scores) == set(TASKS)
+
+
+def test_a_drift_that_is_no_number_is_an_error_that_says_so(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, history = Session(tiny), History(tmp_path)
+    found = session.features(CONFIG, FEW)
+    one = found.tasks[TASKS[0]]
+    nothing = replace(one.layers[-1], expert_norm=torch.zeros(8), drift=torch.zeros(8))
+    tasks = {**found.tasks, TASKS[0]: replace(one, layers=(*one.layers[:-1], nothing))}
+    monkeypatch.setattr(session, "features", lambda *_: replace(found, tasks=tasks))
+    with pytest.raises(NumericalError, match=rf"task '{TASKS[0]}': the relative final drift of calibrated is nan"):
+        record(session, CONFIG, FEW, history)
+    assert history.runs() == []
+
+
+def test_a_history_that_can_be_written_again_is_written(tiny: Family, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    session = Session(tiny)
+    assert "not kept" in record(session, CONFIG, FEW, History(tmp_path / "runs"))
+    (tmp_path / "runs").unlink()
+    history = History(tmp_path / "runs")
+    assert record(session, CONFIG, FEW, history) == ""
+    assert len(history.runs()) == 1
 
 
 def test_a_look_is_a_model_that_was_scored_on_test(

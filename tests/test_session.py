@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from conftest import TASKS
-from featcal import evaluate, load_suite, measure_drift, session
+from featcal import evaluate, load_suite, measure_drift, session, suite_files
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
@@ -337,11 +337,40 @@ def test_a_stamp_is_of_the_content_of_the_suite(own_suite_file: Path) -> None:
     assert suite_stamp(load_suite(own_suite_file)) == stamp
 
 
+def test_a_models_folder_costs_little_whatever_lies_below_or_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a change of the model is found among everything else."""
+    monkeypatch.setattr(suite_files, "MOST", 10)
+    for i in range(40):
+        (tmp_path / "below" / f"{i}").mkdir(parents=True)
+        (tmp_path / "below" / f"{i}" / "config.json").write_text("{}")
+        (tmp_path / f"a{i}.jpg").write_text("")
+    for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).write_text(name)
+    before = suite_files.model_stamp(str(tmp_path), tmp_path)
+    assert len(before) == 10
+    (tmp_path / "below" / "1" / "config.json").write_text("changed")
+    assert suite_files.model_stamp(str(tmp_path), tmp_path) == before
+    (tmp_path / "model-00002-of-00002.safetensors").write_text("changed")
+    after = suite_files.model_stamp(str(tmp_path), tmp_path)
+    assert after != before
+    (tmp_path / "tokenizer.json").write_text("new")
+    assert suite_files.model_stamp(str(tmp_path), tmp_path) != after
+
+
 def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..., Path]) -> None:
     file = edit_suite(lambda content: content.update(base="gone"))
     for _ in range(2):
         with pytest.raises(InputError, match="gone"):
             open_session(file)
+
+
+def test_the_experts_features_are_beside_those_of_the_merged_model(tiny: Family) -> None:
+    own = Session(tiny)
+    assert not own.has_features("expert", FEW)
+    assert own.features("expert", FEW) is own.features("merged", FEW)
+    assert own.has_features("expert", FEW)
 
 
 def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:

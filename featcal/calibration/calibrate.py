@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -30,20 +28,9 @@ from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
+from featcal.versions import all_versions
 
 T = TypeVar("T")
-_PACKAGES = (
-    "featcal",
-    "torch",
-    "transformers",
-    "safetensors",
-    "numpy",
-    "torchvision",
-    "pillow",
-    "open_clip_torch",
-    "tokenizers",
-)
-"""Whose versions are recorded: all that can move a number, those that make inputs too."""
 
 
 def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
@@ -91,15 +78,9 @@ class CalibrationResult:
             InputError: `out` exists or cannot be written.
             NumericalError: the folder does not load back to the same model.
         """
-        family = self.family
-        hashes, notes = input_hashes(family), _notes(family)
-
-        def finished_record() -> dict[str, Any]:
-            return {**self.record, "peak_rss_bytes": peak_rss_bytes(), "inputs": hashes, "notes": notes}
-
+        origin = _origin(self.family)
         with OutputFolder(out) as folder:
-            card = _card(family, self.config, self.record["warnings"])
-            content = write_model(folder, family.adapter, family.container, self.weights, finished_record, card)
+            content = _write(folder, self, origin, lambda: self.record["seconds"])
         written: list[str] = content["written"]
         return written
 
@@ -168,32 +149,23 @@ def calibrate_to_folder(
     family = as_family(suite, device, config.precision)
     config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
-    hashes, notes = input_hashes(family), _notes(family)
+    origin = _origin(family)
     passes = expert_passes(family, config)
     run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
     loaded = time.perf_counter() - started
-    with OutputFolder(out, _identity(family, config, passes, hashes), resume) as folder:
+    with OutputFolder(out, _identity(family, config, passes, origin["inputs"]), resume) as folder:
         account = calibrate_blocks(run, passes, config, folder)
         record = _record(family, config, passes, account, run)
         del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()
 
-        def finished_record() -> dict[str, Any]:
+        def seconds() -> dict[str, float]:
             now = time.perf_counter()
-            seconds = {"total": now - started, "samples": loaded, **run.seconds, "writing": now - solved}
-            memory = {"peak_rss_bytes": peak_rss_bytes()}
-            return {**record, "seconds": seconds, **memory, "inputs": hashes, "notes": notes}
+            return {"total": now - started, "samples": loaded, **run.seconds, "writing": now - solved}
 
         done = folder.finished_tensors(family.adapter.blocks())
-        content = write_model(
-            folder,
-            family.adapter,
-            family.container,
-            Overlay("calibrated model", family.merged, done),
-            finished_record,
-            _card(family, config, record["warnings"]),
-            whole=can_reload(family.merged.info, max_memory),
-        )
+        made = CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
+        content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, max_memory))
     return {"out": str(folder.out), **content}
 
 
@@ -252,7 +224,7 @@ def _identity(
         "suite": family.suite.model_dump(mode="json"),
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
-        "versions": versions(),
+        "versions": all_versions(),
     }
 
 
@@ -281,8 +253,35 @@ def _record(
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
-        "versions": versions(),
+        "versions": all_versions(),
     }
+
+
+def _origin(family: Family) -> dict[str, Any]:
+    """What a saved record says of the models that were read, asked for before the work: `inputs` and `notes`.
+
+    Raises:
+        InputError: a model that does not come from the base.
+    """
+    return {"inputs": input_hashes(family), "notes": _notes(family)}
+
+
+def _write(
+    folder: OutputFolder,
+    made: CalibrationResult,
+    origin: Mapping[str, Any],
+    seconds: Callable[[], Mapping[str, float]],
+    whole: bool = True,
+) -> dict[str, Any]:
+    """Write a calibrated model with its card and its record, whose seconds are asked for when all is verified; the
+    content of `featcal.json`, as `write_model` gives it and raises."""
+    family = made.family
+
+    def finished_record() -> dict[str, Any]:
+        return {**made.record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes(), **origin}
+
+    card = _card(family, made.config, made.record["warnings"])
+    return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
 
 
 def _notes(family: Family) -> list[str]:
@@ -294,11 +293,6 @@ def _notes(family: Family) -> list[str]:
     recipe = isinstance(family.suite.merged, MergeRecipe)
     doubts = check_lineage(family, None if recipe else family.merged)
     return [*doubts, *(left_out(family).values() if recipe else ())]
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of every package that can move a number."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:

@@ -13,7 +13,9 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments, FirstBlock
+from featcal.errors import NumericalError
 from featcal.family import Family
+from featcal.formats.weights import all_finite
 from featcal.models.lane import ExpertPass
 from featcal.progress import Progress, silent
 
@@ -51,15 +53,21 @@ class Conditioning:
 
 
 def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:
-    """One system, before it is solved; costs a decomposition of the matrix in float64."""
+    """One system, before it is solved; costs a decomposition of the matrix in float64.
+
+    Raises:
+        NumericalError: matrix or eigenvalues are not finite; names block and maps.
+    """
     sums, ridge = group.sums, config.lam + config.eps
+    if not all_finite(sums.gram.norm()):
+        raise NumericalError(f"{layer}: {group}: the left matrix is not finite")
     found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
+    if not all_finite(found):
+        raise NumericalError(f"{layer}: {group}: eigenvalues of the left matrix are not finite")
     decided = found.clamp_min(0)
-    rank = float(torch.where(decided == 0, 0.0, decided / (decided + ridge)).sum())
-    names = ", ".join(group.names)
-    return Conditioning(
-        layer, names, group.inputs, sums.tokens, float(found[0]) + ridge, float(found[-1]) + ridge, rank
-    )
+    rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
+    ends = float(found[0]) + ridge, float(found[-1]) + ridge
+    return Conditioning(layer, str(group), group.inputs, sums.tokens, *ends, rank)
 
 
 def measure_conditioning(

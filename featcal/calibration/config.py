@@ -21,6 +21,8 @@ OF_A_RECIPE = ("lam", "rho", "alpha", "beta")
 """Options whose good values differ from recipe to recipe."""
 PARTIAL = ("blocks", "maps", "tasks")
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""
+IDLE = ("batch_size",)
+"""Options that change nothing but time and memory."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
         found[option] = None if chosen in (set(), set(own)) else tuple(one for one in own if one in chosen)
     if problems:
         raise InputError(*problems)
-    return replace(config, **found)  # type: ignore[arg-type]
+    return replace(config, blocks=found["blocks"], maps=found["maps"], tasks=found["tasks"])
 
 
 def _apart(asked: Sequence[str], known: Collection[str]) -> list[str]:

@@ -114,7 +114,7 @@ def calibrate_blocks(
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
-                    with run.seconds("solve"), named(block):
+                    with run.seconds("solve"), named(block.name):
                         own, base = anchors(run, block, merged)
                         solved = [group.solve(own, base, config) for group in moments.groups]
                         deployed = merged | as_stored(block, merged, solved)
@@ -187,7 +187,7 @@ def count_block(
 ) -> None:
     """Run all tasks through a block on both streams and count them, one expert in memory at a time.
 
-    The experts are behind the block then, the student is in front of it.
+    The experts are behind the block then, the student is in front of it. Numerical errors name block and task.
 
     Args:
         moments: of one block; several differ in alpha alone.
@@ -198,7 +198,7 @@ def count_block(
     for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
-        with run.seconds("moments"):
+        with run.seconds("moments"), named(f"{block.name}, task '{task}'"):
             for one in moments:
                 one.end_task(tensors)
         run.store.settle()

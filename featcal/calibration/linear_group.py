@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from featcal.calibration import closed_form
@@ -245,6 +245,10 @@ class LinearGroup:
         omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
         self._sums.add(omega, task, target, target_mean)
         self._sums.tokens += current.tokens
+
+    def finite(self) -> Bool[Tensor, ""]:
+        """Whether the sums over the finished tasks are finite, told by those of the smallest size; on their device."""
+        return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge(self, other: LinearGroup) -> None:
         """Take over what another group of the same maps counted: other tasks, or other samples of the current one.

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import asdict
 from weakref import ref
 
+import torch
 from torch import nn
 
 from featcal.calibration.alike import require_alike
@@ -18,7 +19,7 @@ from featcal.calibration.config import CalibrationConfig, calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.token_rows import Named, TaskRows
-from featcal.errors import InputError
+from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
 from featcal.models.lane import ExpertPass, Step
@@ -112,10 +113,15 @@ class BlockMoments:
         """Fold the task's statistics into the sums over tasks.
 
         Raises:
-            InputError, NumericalError: as `LinearGroup.end_task`.
+            InputError: as `LinearGroup.end_task`.
+            NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
         """
         for group in self.groups:
             group.end_task(expert, self.config)
+        finite = torch.stack([group.finite() for group in self.groups]).tolist() if self.groups else []
+        bad = [str(group) for group, fine in zip(self.groups, finite, strict=True) if not fine]
+        if bad:
+            raise NumericalError(f"{', '.join(bad)}: features are not finite")
         self._task = None
 
     def merge(self, other: BlockMoments) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -90,6 +90,10 @@ class NormGroup:
         """Fold the current task into the sums."""
         task, self._task = self._task, NormMoments(self._zeros(), self._zeros())
         self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
+
+    def finite(self) -> Bool[Tensor, ""]:
+        """Whether the sums over the finished tasks are finite; on their device."""
+        return torch.isfinite(self._sums.square.sum() + self._sums.mean.sum())
 
     def merge(self, other: NormGroup) -> None:
         """Take over what another group of the same norm counted, as `LinearGroup.merge`; `other` gives it up.

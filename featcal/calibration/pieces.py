@@ -93,7 +93,7 @@ class Pieces:
                     continue
                 self._count(part, moments, placed, traces, rows)
                 self._watch(moments)
-                with run.seconds("solve"), named(block):
+                with run.seconds("solve"), named(block.name):
                     own, base = anchors(run, block, merged)
                     solved = [group.solve(own, base, self._config) for group in moments.groups]
                     stored = stored | as_stored(block, merged, solved)
@@ -180,7 +180,7 @@ class Pieces:
                 with seconds("moments"):
                     given = dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
-            with seconds("moments"):
+            with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
                 moments.end_task(tensors)
             self._run.store.settle()
 

@@ -34,12 +34,12 @@ def anchors(run: Run, block: Block, merged: Mapping[str, Tensor]) -> tuple[dict[
 
 
 @contextmanager
-def named(block: Block) -> Iterator[None]:
-    """Inside the `with`, numerical errors say in which block."""
+def named(place: str) -> Iterator[None]:
+    """Inside the `with`, numerical errors say where."""
     try:
         yield
     except NumericalError as error:
-        raise NumericalError(f"{block.name}: {error}") from error
+        raise NumericalError(f"{place}: {error}") from error
 
 
 def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ LOSS_NODES = 64
 """Gauss-Legendre nodes of the loss integral; CLIP-sized logits need 32 to 64 for an error below 1e-3."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OutputDrift:
     """One model against one expert on n samples with C classes."""
 
@@ -103,14 +103,14 @@ def output_drift(
     before, after = expert_head.scores(expert), model_head.scores(model)
     gradient = mean_loss_gradient(before, after, labels, nodes)
     return OutputDrift(
-        before,
-        after,
-        (model - expert).norm(dim=1),
-        model_head.lipschitz(expert, model),
-        (model_head.scores(expert) - before).norm(dim=1),
-        (gradient * (after - before)).sum(1),
-        gradient.norm(dim=1),
-        labels,
+        expert_scores=before,
+        model_scores=after,
+        feature_drift=(model - expert).norm(dim=1),
+        lipschitz=model_head.lipschitz(expert, model),
+        head_mismatch=(model_head.scores(expert) - before).norm(dim=1),
+        loss_change=(gradient * (after - before)).sum(1),
+        gradient_norm=gradient.norm(dim=1),
+        labels=labels,
     )
 
 

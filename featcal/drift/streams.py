@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,6 +19,10 @@ MODEL = "model"
 """The model beside the experts, as its lanes are called."""
 
 
+States = tuple[Tensor, Tensor]
+"""The expert's and the model's."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where in a model a layer is."""
@@ -30,7 +34,7 @@ class Place:
     """The layer's tensors as they are stored, the expert's and the model's; of a block by names inside it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Crossing:
     """One batch of one task through one layer, on both streams."""
 
@@ -40,9 +44,9 @@ class Crossing:
     layer: str
     run: Layer | None
     """The model's layer on any state before it; None for the first one, which starts from the sample."""
-    before: tuple[Tensor, Tensor] | None
+    before: States | None
     """Expert's and model's states before the layer; None for the first one."""
-    after: tuple[Tensor, Tensor]
+    after: States
     """Their states after it; after the last layer the final features."""
     skip: bool
     """Whether the layer has a skip connection around all of it."""
@@ -107,7 +111,7 @@ class _Both:
             return stage.state(through(stage, block, tensors, stage.with_state(self.model.call, state)), batch)
 
         after = stage.state(self.expert.after, batch), stage.state(self.model.after, batch)
-        return Crossing(self.task, self.position, self.layer, layer, self._before, after, True, self.place)
+        return self._crossing(self.layer, layer, self._before, after)
 
     def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
         """Its residual parts, each a layer, with the expert's and the model's tensors."""
@@ -117,8 +121,20 @@ class _Both:
             of_expert = _layer(own[name], stage, self.expert.call, self.batch)
             of_model = _layer(part, stage, self.model.call, self.batch)
             after = of_expert(states[0]), of_model(states[1])
-            yield Crossing(self.task, self.position, f"{self.layer} {name}", of_model, states, after, True, self.place)
+            yield self._crossing(f"{self.layer} {name}", of_model, states, after)
             states = after
+
+    def _crossing(self, name: str, layer: Layer, before: States, after: States) -> Crossing:
+        return Crossing(
+            task=self.task,
+            position=self.position,
+            layer=name,
+            run=layer,
+            before=before,
+            after=after,
+            skip=True,
+            place=self.place,
+        )
 
     @property
     def _block(self) -> Block:
@@ -152,18 +168,24 @@ def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering
     """
     batch, own, entry = one.batches[entering.position], entering.expert, entering.models[MODEL]
     front = entering.fronts[MODEL]
-    layer = adapter.first_layer(stage)
-    place = Place(stage, None, (entering.front.stored, front.stored))
-    after = stage.state(own.first, batch), stage.state(entry.first, batch)
+    first = Crossing(
+        task=entering.task,
+        position=entering.position,
+        layer=adapter.first_layer(stage),
+        run=None,
+        before=None,
+        after=(stage.state(own.first, batch), stage.state(entry.first, batch)),
+        skip=False,
+        place=Place(stage, None, (entering.front.stored, front.stored)),
+    )
     if own.ended is None or entry.ended is None:
-        return Crossing(entering.task, entering.position, layer, None, None, after, False, place)
+        return first
     upper, ended = adapter.stages[adapter.stages.index(stage) - 1], entry.ended
 
     def lead_over(state: Tensor) -> Tensor:
         return stage.state(stage.first_call(front.placed, batch, upper.with_state(ended, state)), batch)
 
-    arrived = upper.state(own.ended, batch), upper.state(ended, batch)
-    return Crossing(entering.task, entering.position, layer, lead_over, arrived, after, False, place)
+    return replace(first, run=lead_over, before=(upper.state(own.ended, batch), upper.state(ended, batch)))
 
 
 def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Walk) -> Iterator[Crossing]:
@@ -182,4 +204,13 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
             after = mapped(one.weights, task, adapter.final(own, expert_call, batch)), layer(before[1])
-            yield Crossing(task, position, LAST_LAYER, layer, before, after, False, place)
+            yield Crossing(
+                task=task,
+                position=position,
+                layer=LAST_LAYER,
+                run=layer,
+                before=before,
+                after=after,
+                skip=False,
+                place=place,
+            )

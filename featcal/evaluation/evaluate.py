@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from featcal.errors import InputError, NumericalError
+from featcal.errors import InputError, NoScores, NumericalError
 from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, right_answers, shared_heads
 from featcal.evaluation.language import METRICS, generated
 from featcal.family import Family, batches_of
@@ -112,7 +112,7 @@ def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head |
         head: of `scoring_heads`; a model's own head for the task comes before it.
 
     Raises:
-        InputError: labels, answers or a head are missing.
+        NoScores: labels, answers or a head are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
     return joined([_score(family, model, part, head) for part in parts])
@@ -120,16 +120,22 @@ def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head |
 
 def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
     if answers_of(family, model, drawn.task) == "classes":
-        return _accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
+        return accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
-        raise InputError(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
+        raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
     predicted = generated(family, model, drawn, task.max_target_length)
     metric = "exact_match" if task.metric == "accuracy" else task.metric
     return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
 
 
-def _accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> TaskScore:
+    """How often the largest score is that of the right class, or of the first token of the right answer.
+
+    Raises:
+        InputError: labels or answers are missing, or count other classes than the head's.
+        NumericalError: features that are not finite, which have no largest score.
+    """
     labels = right_answers(family, model, drawn)
     check_classes(head, drawn)
     batches = batches_of(drawn, BATCH_SIZE, family.compute.device)

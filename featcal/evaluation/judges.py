@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.errors import InputError, NoScores
 from featcal.evaluation.heads import LinearHead
 from featcal.evaluation.language import first_answers
 from featcal.evaluation.zero_shot import zero_shot_heads
@@ -26,8 +26,9 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
     """For every task the expert's head, the model's head and the right class or first token of every sample.
 
     Raises:
-        InputError: labels, answers, class names, a text tower or a head are missing, a task has fewer than two
-            classes, or the two heads score different ones.
+        NoScores: labels, answers, class names, a text tower or a head are missing, or a task has fewer than two
+            classes.
+        InputError: the two heads score different classes, or others than the labels count.
     """
     right = {task: right_answers(family, model, one) for task, one in drawn.items()}
     experts = family.experts
@@ -40,7 +41,7 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
         if counts[0] != counts[1]:
             raise InputError(f"task '{task}': the head of {model.label} does not score the classes of the expert's")
         if counts[0] is not None and counts[0] < 2:
-            raise InputError(f"task '{task}': a margin needs at least two classes")
+            raise NoScores(f"task '{task}': a margin needs at least two classes")
         for head in (expert, own):
             check_classes(head, one)
         found[task] = expert, own, right[task]
@@ -55,7 +56,7 @@ def head_of(family: Family, model: Weights, task: str, shared: Head | None = Non
         shared: of `shared_heads`, for a task that has one.
 
     Raises:
-        InputError: nobody has a head for the task.
+        NoScores: nobody has a head for the task.
     """
     own, scores_with = own_head(model, task), family.adapter.scores_with
     if own is not None:
@@ -68,7 +69,7 @@ def head_of(family: Family, model: Weights, task: str, shared: Head | None = Non
         return shared
     theirs = own_head(family.experts[task], task)
     if theirs is None:
-        raise InputError(
+        raise NoScores(
             f"task '{task}': {model.label} has no head for it, nor has the task's expert; "
             f"give Model(weights, heads={{'{task}': ClassificationHead(weight, bias)}})"
         )
@@ -90,7 +91,7 @@ def shared_heads(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str
         names: of the classes, by task; prompts are made of these and the suite's templates.
 
     Raises:
-        InputError: the base has no text tower or no tokenizer.
+        InputError: as `Adapter.prompt_encoder`.
     """
     if family.adapter.scores_with != "prompts" or not names:
         return {}
@@ -113,12 +114,12 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
     """The right class of every sample, or the first token of its answer where the model's answers are text.
 
     Raises:
-        InputError: no labels, no answers, or no class names where prompts are made of them.
+        NoScores: no labels, no answers, or no class names where prompts are made of them.
     """
     if answers_of(family, model, drawn.task) == "text":
         return first_answers(drawn)
     if drawn.labels is None:
-        raise InputError(
+        raise NoScores(
             f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"
         )
     prompted = family.adapter.scores_with == "prompts" and own_head(model, drawn.task) is None
@@ -127,9 +128,9 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
     return drawn.labels
 
 
-def no_class_names(task: str) -> InputError:
+def no_class_names(task: str) -> NoScores:
     """The error for a task of which no prompts can be made."""
-    return InputError(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+    return NoScores(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
 
 
 def check_classes(head: Head, drawn: Samples) -> None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.errors import InputError, NoScores
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.language import IGNORED, answer_position
@@ -24,14 +24,14 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
     """The right first token of every answer.
 
     Raises:
-        InputError: the samples have no answers.
+        NoScores: the samples have no answers.
     """
     inputs = drawn.inputs
     if "labels" in inputs and bool((inputs["labels"][:, 0] != IGNORED).all()):
         return inputs["labels"][:, 0]
     answered = "completion_mask" in inputs and not torch.equal(inputs["completion_mask"], inputs["attention_mask"])
     if not answered:
-        raise InputError(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
+        raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
     rows = torch.arange(len(inputs["input_ids"]))
     return inputs["input_ids"][rows, answer_position(inputs) + 1]
 

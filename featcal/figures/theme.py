@@ -46,9 +46,9 @@ class Shown(str):
         shown.role, shown.second = role, second
         return shown
 
-    def __getnewargs__(self) -> tuple[str, str, bool]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[Shown], tuple[str, str, bool]]:
         """For copies, which plotly makes of every text."""
-        return str(self), self.role, self.second
+        return Shown, (str(self), self.role, self.second)
 
 
 def colour(model: str) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups
+from featcal.whole_files import put
 
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""
@@ -68,9 +69,7 @@ class OutputFolder:
         try:
             self._blocks.mkdir(parents=True, exist_ok=True)
             if not self._identity.exists():
-                writing = self._identity.with_suffix(".writing")
-                writing.write_text(json.dumps(run), encoding="utf-8")
-                writing.replace(self._identity)
+                put(self._identity, json.dumps(run))
         except OSError as error:
             raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
 
@@ -97,10 +96,7 @@ class OutputFolder:
 
     def put(self, block: Named, tensors: Mapping[str, Tensor]) -> None:
         """Keep a finished block on disk."""
-        file = self._file(block)
-        unfinished = file.with_suffix(".writing")
-        save_tensors(tensors, unfinished)
-        unfinished.replace(file)
+        put(self._file(block), lambda file: save_tensors(tensors, file))
 
     def adopt(self, block: Named, name: str) -> bool:
         """Make a finished block the weight file `name` without a second copy; False if it was not finished.

@@ -140,9 +140,30 @@ class Overlay(Over):
         return {name: self.replaced[name] if name in self.replaced else below[name] for name in wanted}
 
 
+class OnDemand(Mapping[str, Tensor]):
+    """Some tensors of a model by name, each read when it is looked up."""
+
+    def __init__(self, weights: Weights, names: Iterable[str]) -> None:
+        self._weights, self._names = weights, dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._weights.read([name])[name]
+
+    def __contains__(self, name: object) -> bool:  # a mapping's own would read it
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def in_memory(weights: Weights, names: Iterable[str]) -> bool:
     """Whether reading these tensors only looks them up."""
-    if isinstance(weights, Overlay):
+    if isinstance(weights, Overlay) and isinstance(weights.replaced, dict):
         below = [name for name in names if name not in weights.replaced]
         return not below or in_memory(weights.under, below)
     return isinstance(weights, InMemory)

@@ -9,6 +9,7 @@ from typing import Any
 
 from featcal.errors import InputError
 from featcal.suite import read_yaml
+from featcal.whole_files import put_new
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ def write_new(out: Path, text: str) -> None:
         InputError: it is there, or cannot be written.
     """
     try:
-        content = text.encode()
-        with out.open("xb") as target:
-            target.write(content)
+        put_new(out, text)
     except FileExistsError as error:
         raise InputError(f"{out} is there already; choose another name or remove it") from error
     except UnicodeEncodeError as error:

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from featcal.progress import Progress
 
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.calibration.config import CalibrationConfig
+    from featcal.calibration.config import CalibrationConfig, Options
     from featcal.evaluation.evaluate import Scores
     from featcal.family import Family
 
@@ -72,7 +72,8 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
 def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
     from featcal.calibration.calibrate import all_parts, config_for
 
-    return config_for(family, **{n: all_parts(family)[n] if v == [] else v for n, v in options.items()})  # type: ignore[arg-type]
+    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items()}
+    return config_for(family, **cast("Options", named))
 
 
 def scores(work: Work) -> dict[str, Any]:
@@ -125,17 +126,23 @@ KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate,
 
 
 def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
-    """What a "calibrate" job has left, as `calibrate` gives it; its blocks are read into memory.
+    """What a "calibrate" job has left, as `calibrate` gives it; its blocks stay in the job's folder, and each is read
+    from there whenever it is asked for.
 
     Raises:
         InputError: the folder is not there any more, or not of this suite.
     """
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.formats.weights import Overlay
+    from featcal.formats.weights import OnDemand, Overlay
 
     written = family.model(str(document["out"]))
-    blocks = written.read(name for block in family.adapter.blocks() for name in block.names)
+    blocks = OnDemand(written, (name for block in family.adapter.blocks() for name in block.names))
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks), dict(document))
+
+
+def is_gone(result: CalibrationResult) -> bool:
+    """Whether the folder that a result of `calibration_from` reads from was removed; of other results False."""
+    return "out" in result.record and not Path(result.record["out"]).is_dir()
 
 
 def scores_from(document: Mapping[str, Any]) -> Scores:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PARTIAL, CalibrationConfig
+from featcal.calibration.linear_group import FLOAT64_BELOW
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
@@ -41,7 +42,8 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
         drawn = _drawn(session, View(config.samples, "calibration", config.seed))
         return calibration_seconds(session.family.adapter, drawn, config)
 
-    alike = config.samples, config.batch_size, config.precision, config.lam < 1e-3
+    parts = tuple(getattr(config, name) for name in PARTIAL)
+    alike = config.samples, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
     return session.once("seconds to calibrate", alike, make)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from featcal.errors import InputError
 from featcal.jobs.kinds import KINDS
 from featcal.jobs.queue import Order
-from featcal.resources import code_digest, embedded_suites
+from featcal.resources import code_digest, embedded_suites, ready_suites
 from featcal.runs import made_by
 from featcal.schema.model_name import REFERENCE, model_name
 from featcal.suite import load_suite
@@ -25,7 +25,7 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     where any of these changes, an earlier result is not taken for this one's.
 
     Args:
-        suite: an embedded name or the path of a suite file.
+        suite: the name of an embedded or ready suite, or the path of a suite file.
         args: as `KINDS` has them for the kind.
         stamp: of the suite, where it is known.
 
@@ -34,7 +34,8 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     """
     if kind not in KINDS:
         raise InputError(f"no kind of job is called '{kind}'; there are {', '.join(KINDS)}")
-    place = suite if suite in embedded_suites() else str(Path(suite).expanduser().absolute())
+    known = {**ready_suites(), **embedded_suites()}
+    place = suite if suite in known else str(Path(suite).expanduser().absolute())
     files = suite_stamp(load_suite(place)) if stamp is None else stamp
     here = Path.cwd()
     model = str(args.get("model", "merged"))
@@ -42,3 +43,19 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
+
+
+def require_current(asked: Order, when: str) -> None:
+    """Nothing that the result of an order depends on may have changed since it was asked for.
+
+    Args:
+        when: it would have changed, for the message.
+
+    Raises:
+        InputError: it has, or what `load_suite` says of the suite.
+    """
+    if order(asked.kind, asked.suite, asked.args).key != asked.key:
+        raise InputError(
+            f"{when}, the suite, a file that it reads or featcal itself was changed: the result would be filed under "
+            "what they were; ask for it anew"
+        )

@@ -52,7 +52,7 @@ class Order:
     kind: str
     """A name in `kinds.KINDS`."""
     suite: str
-    """An embedded name or the absolute path of a suite file."""
+    """The name of an embedded or ready suite, or the absolute path of a suite file."""
     args: Mapping[str, Any]
     """Anything that JSON can hold; what it means is up to the kind."""
     cwd: str

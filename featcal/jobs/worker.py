@@ -16,8 +16,10 @@ from types import FrameType
 
 from featcal.errors import FeatcalError
 from featcal.jobs.kinds import KINDS, Work
+from featcal.jobs.orders import require_current
 from featcal.jobs.queue import DONE, FAILED, Job, Queue
 from featcal.progress import Progress, keep_memory
+from featcal.whole_files import put
 
 OFTEN = 0.25
 """Seconds between two reports of progress."""
@@ -29,17 +31,18 @@ CANCELLED = 143
 
 
 def work(queue: Queue, identity: int) -> int:
-    """Do a job; returns the exit status. Its document is complete or not there."""
+    """Do a job; returns the exit status. Its document is complete or not there, and of the files that were there when
+    it was asked for."""
     job = queue.get(identity)
     if job is None:
         return 1
     order, file = job.order, job.folder / "result.json"
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
+        require_current(order, "while this was in line")
         document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
-        writing = file.with_suffix(".writing")
-        writing.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
-        writing.replace(file)
+        require_current(order, "while this ran")
+        put(file, json.dumps(document, allow_nan=False))
     except FeatcalError as error:
         print(f"featcal: {error}", file=sys.stderr)
         queue.end(identity, FAILED, str(error))

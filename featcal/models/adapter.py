@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.errors import InputError
+from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
@@ -260,9 +260,10 @@ class Adapter(ABC):
         """What encodes class prompts through the base's text tower, and the factor of their cosines to features.
 
         Raises:
-            InputError: the base has no text tower, or no tokenizer.
+            NoScores: the base has no text tower, or no tokenizer.
+            InputError: a tokenizer that cannot be used.
         """
-        raise InputError(f"base: {base.folder} has no text tower, so there is no zero-shot head")
+        raise NoScores(f"base: {base.folder} has no text tower, so there is no zero-shot head")
 
     @abstractmethod
     def tokens(self, inputs: Batch) -> int:

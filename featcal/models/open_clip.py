@@ -16,7 +16,7 @@ from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.errors import InputError
+from featcal.errors import InputError, NoScores
 from featcal.formats.located import Located
 from featcal.formats.open_clip import library_model, load_folder, tokenizer
 from featcal.formats.open_clip_config import check_plain, quick_gelu, weight_name
@@ -263,6 +263,8 @@ class OpenClip(Adapter):
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
         """Prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
+        if not any(name.endswith("token_embedding.weight") for name in base.names):
+            raise NoScores(f"{base.label}: {base.described_in} has no text tower, so there is no zero-shot head")
         model, tokenize = library_model(base), tokenizer(base)
 
         def encode(texts: list[str]) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.calibrate import taking_part
+from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps
 from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import SLACK, working_bytes
 from featcal.calibration.moments import likely_groups
@@ -124,29 +125,46 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
 
 
 def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: CalibrationConfig) -> float:
-    """Seconds of a calibration in a process that has the models at hand, and nothing of the experts."""
+    """Seconds of a calibration in a process that has the models at hand, and nothing of the experts.
+
+    Blocks and maps that the options leave out are only walked through, and tasks that they leave out are not.
+    """
+    drawn, chosen = taking_part(config, drawn), calibrated_blocks(adapter, config)
     tokens = [int(one.samples * one.tokens) for one in drawn.values()]
     batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
     single = double = 0.0
+    passes = 0
     for stage, index in _places(adapter):
-        forward, products, solve = _operations(stage, index, tokens)
-        single += FORWARDS * forward
+        solved = stage.blocks[index].name in chosen
+        forward, products, solve = _operations(stage, index, tokens, config if solved else None)
+        own = FORWARDS if solved else FORWARDS - 1
+        passes += own
+        single += own * forward
         if multiplied_in(torch.float32, config) is torch.float64:
             double += products
         else:
             single += products
         double += solve
-    calls = FORWARDS * batches * len(adapter.blocks())
     rates = {dtype: EFFICIENCY * gemm_rate(dtype) for dtype in (torch.float32, torch.float64)}
-    return single / rates[torch.float32] + double / rates[torch.float64] + calls * CALL
+    return single / rates[torch.float32] + double / rates[torch.float64] + passes * batches * CALL
 
 
-def _operations(stage: Stage, index: int, tokens: Sequence[int]) -> tuple[float, float, float]:
-    """Operations of one forward of a block, of its moments and targets, and of its solve; `tokens` are of each task."""
+def _operations(
+    stage: Stage, index: int, tokens: Sequence[int], config: CalibrationConfig | None
+) -> tuple[float, float, float]:
+    """Operations of one forward of a block, of its moments and targets, and of its solve.
+
+    Args:
+        tokens: of each task.
+        config: options that choose among its maps; None where nothing of the block is calibrated.
+    """
+    maps = {} if config is None else calibrated_maps(stage, stage.blocks[index], config)
     forward, products, solve = 0.0, 0.0, 0.0
     for group in likely_groups(stage, index):
         d, m = group.inputs, group.outputs
         forward += 2 * d * m * sum(tokens)
+        if group.names[0] not in maps:
+            continue
         products += sum(n * d**2 + 2 * group.costs(n)[group.route(n)] for n in tokens)
         solve += d**3 / 3 + 2 * m * d**2
     return forward, products, solve

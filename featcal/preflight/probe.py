@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.errors import InputError
-from featcal.evaluation.evaluate import task_features
+from featcal.evaluation.evaluate import accuracy
 from featcal.evaluation.judges import head_of, names_of, right_answers, shared_heads
-from featcal.family import Family, batches_of
+from featcal.family import Family
 from featcal.preflight.models import expert_role
 from featcal.tasks.sources import Samples
 from featcal.words import some
@@ -19,7 +19,6 @@ PROBE_SAMPLES = 64
 DEVIATIONS = 3.0
 """By how many standard deviations another order of the experts must be better. The difference of two accuracies on n
 samples has one of at most sqrt(0.5 / n): 0.27 is needed with 64 samples, 0.61 with 12."""
-_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -115,22 +114,23 @@ class Diagonal:
 
 
 def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
-    """Score the experts of a family on each other's tasks; None where fewer than two tasks have labels here."""
+    """Score the experts of a family on each other's tasks; None where fewer than two tasks have labels here.
+
+    Raises:
+        InputError, NumericalError: as `accuracy`.
+    """
     drawn = {task: one for task in family.experts if (one := _labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
         return None
     shared = shared_heads(family, names_of(drawn))
-    right = {task: right_answers(family, family.experts[task], one) for task, one in drawn.items()}
-    accuracy: dict[str, dict[str, float]] = {}
+    right: dict[str, dict[str, float]] = {}
     for expert in drawn:
-        weights, accuracy[expert] = family.experts[expert], {}
+        weights, right[expert] = family.experts[expert], {}
         for task, samples in drawn.items():
             head = head_of(family, weights, task, shared.get(task))
-            batches = batches_of(samples, _BATCH, family.compute.device)
-            scores = head.scores(task_features(family, weights, task, batches))
-            accuracy[expert][task] = float((scores.argmax(1) == right[task]).double().mean())
+            right[expert][task] = accuracy(family, weights, samples, head).value
     splits = {task: one.split for task, one in drawn.items()}
-    return Diagonal(accuracy, min(len(one) for one in drawn.values()), splits)
+    return Diagonal(right, min(len(one) for one in drawn.values()), splits)
 
 
 def _labelled(family: Family, task: str, seed: int) -> Samples | None:

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from featcal.calibration.calibrate import versions
 from featcal.drift.ledger import DriftLedger
-from featcal.errors import InputError
+from featcal.errors import NoScores
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import compared
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
@@ -28,6 +27,7 @@ from featcal.report.content import Content, Figure, Part, Table
 from featcal.reproduce import Measured
 from featcal.runs import History
 from featcal.session import Session
+from featcal.versions import versions
 from featcal.views import DriftOptions, View
 from featcal.words import percent
 
@@ -81,7 +81,7 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
     return Content(
         suite.name,
         suite.description,
-        f"featcal {versions()['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         tuple(_sentences(ledgers, scores, next(iter(asked.names)))),
         tuple(parts),
         settings.settings(session, asked.names, asked.on, final),
@@ -89,12 +89,12 @@ def gather(asked: Asked, progress: Progress = silent) -> Content:
 
 
 def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
-    """Of base, the models that are shown and the experts; or none, and why."""
+    """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
         with looking(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
-    except InputError as error:
+    except NoScores as error:
         return {}, str(error)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 
 from PIL import Image
+from torch import Tensor
 
 from featcal.evaluation.evaluate import TaskScore
 from featcal.evaluation.paired import BROKEN, FIXED, flips
@@ -60,7 +61,7 @@ def data_address(picture: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
-def _word(data: Samples, answer: object) -> str:
+def _word(data: Samples, answer: str | Tensor) -> str:
     if isinstance(answer, str):
         return shortened(answer.strip())
-    return f"class {int(answer)}" if data.class_names is None else data.class_names[int(answer)]  # type: ignore[call-overload]
+    return f"class {int(answer)}" if data.class_names is None else data.class_names[int(answer)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import pandas as pd
 
-from featcal.calibration.calibrate import input_hashes, versions
+from featcal.calibration.calibrate import input_hashes
 from featcal.calibration.config import CalibrationConfig
 from featcal.report.content import Table
 from featcal.schema.recipe import MergeRecipe
 from featcal.session import Session
+from featcal.versions import all_versions
 from featcal.views import View
 
 
@@ -37,7 +37,9 @@ def settings(session: Session, names: Mapping[str, str], on: View, final: View) 
         for task in session.tasks
     ]
     calibrations = {
-        one: asdict(model) for one, name in names.items() if isinstance(model := session.named(name), CalibrationConfig)
+        one: model.settings()
+        for one, name in names.items()
+        if isinstance(model := session.named(name), CalibrationConfig)
     }
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]
@@ -48,7 +50,7 @@ def settings(session: Session, names: Mapping[str, str], on: View, final: View) 
             for one, of_it in calibrations.items()
         ),
         Table("Samples", pd.DataFrame(drawn, columns=["task", "for", "split", "samples", "seed"])),
-        Table("Versions", pd.DataFrame([*versions().items(), *machine], columns=["", "version"])),
+        Table("Versions", pd.DataFrame([*all_versions().items(), *machine], columns=["", "version"])),
         Table("Files (SHA-256)", pd.DataFrame(_hashes(session), columns=["of", "file", "hash"])),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from featcal.report.measure import Asked, gather
 from featcal.report.models import called
 from featcal.session import Session
 from featcal.views import View
+from featcal.whole_files import put_new, unfinished
 
 MODELS = ("merged", "calibrated")
 """What a report shows unless somebody says otherwise."""
@@ -59,7 +61,8 @@ def write_report(
         else:
             places = _figures(content, beside)
             drawn, written = list(places.values()), markdown.document(content, places)
-        _appear(out, written)
+        with _or_without(beside if drawn else None):
+            put_new(out, written)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
     return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
@@ -96,26 +99,26 @@ def _free(out: Path) -> Path | None:
 
 def _figures(content: Content, folder: Path) -> dict[str, str]:
     """Draw all figures into a folder that is there when all of them are; name → path from beside it."""
-    unfinished = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
+    drawing = unfinished(folder)
+    drawing.mkdir()
     try:
-        files = svg.draw(content.figures, unfinished)
-        unfinished.rename(folder)
+        files = svg.draw(content.figures, drawing)
+        drawing.rename(folder)
     except OSError:
         raise
     except Exception as error:  # of the browser that draws: each has a kind of its own
         raise InputError(f"{folder.name}: figures could not be drawn ({type(error).__name__}: {error})") from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(drawing, ignore_errors=True)
     return {name: f"{folder.name}/{file}" for name, file in files.items()}
 
 
-def _appear(out: Path, text: str) -> None:
-    """Write a file under another name, then give it its own."""
-    unfinished = out.with_name(f"{out.name}.partial")
+@contextmanager
+def _or_without(folder: Path | None) -> Iterator[None]:
+    """A folder that is of no use without what the `with` does is removed where that fails."""
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.rename(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        yield
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
