@@ -16,9 +16,9 @@ from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
 from featcal.schema.model_name import REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
+from featcal.schema.recipe import OPTIONS
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -99,9 +99,9 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
     for option, _ in name.options:
-        known_option(option, tuple(_OF_A_MERGER), name.kind)
+        known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
     given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return RecipeWeights(recipe_for(family.suite, name.kind, **given), family.base, family.experts)
+    return family.merge(recipe_for(family.suite, name.kind, **given))
 
 
 def _read(model: str) -> ModelName:

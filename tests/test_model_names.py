@@ -20,7 +20,6 @@ from featcal.cli import commands
 from featcal.errors import InputError
 from featcal.family import Family
 from featcal.formats.weights import Weights
-from featcal.mergers.recipe import RecipeWeights
 from featcal.model_ids import resolved, spelled, weights_of
 from featcal.schema.model_name import ModelName, model_name
 from featcal.schema.recipe import MergeRecipe
@@ -50,7 +49,7 @@ def test_a_name_in_its_parts() -> None:
 
 def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
     merged, base = tensors(tiny, tiny.merged), tensors(tiny, tiny.base)
-    recipe = RecipeWeights(MergeRecipe(method="task-arithmetic", scale=0.6), tiny.base, tiny.experts)
+    recipe = tiny.merge(MergeRecipe(method="task-arithmetic", scale=0.6))
     assert same(tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny)), tensors(tiny, recipe))
     assert same(tensors(tiny, weights_of(f"expert:{TASKS[1]}", tiny)), tensors(tiny, tiny.experts[TASKS[1]]))
     assert same(tensors(tiny, weights_of("anchor:rho=1", tiny)), merged, 1e-7)
@@ -117,8 +116,8 @@ WRONG = {
     "scale is given twice": "ties:scale=1,scale=2",
     "scale is a number, not 'much'": "ties:scale=much",
     "--scale must be a finite number, not inf": "ties:scale=inf",
-    "has no option 'scal'; it takes scale, density, normalize, dtype. Did you mean 'scale'?": "ties:scal=1",
-    "'density' means nothing to task-arithmetic": "task-arithmetic:density=0.5",
+    "has no option 'scal'; it takes scale, density, dtype. Did you mean 'scale'?": "ties:scal=1",
+    "has no option 'density'; it takes scale, normalize, dtype": "task-arithmetic:density=0.5",
     "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
     "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
     "biases is true or false, not 'no'": "calibrated:biases=no",

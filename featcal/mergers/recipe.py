@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
-from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
+from featcal.mergers import linear, selection, simple_averaging, task_arithmetic, ties, ties_per_tensor
 from featcal.schema.recipe import MergeRecipe
 
 VALUES_AT_ONCE = 2**24
@@ -28,6 +29,8 @@ class RecipeWeights:
     base: Weights
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
+    whole: Sequence[str]
+    """The tensors that a task vector consists of, for methods that look at all of it: the tower that is merged."""
 
     @property
     def label(self) -> str:
@@ -67,8 +70,30 @@ class RecipeWeights:
             return linear.merge(base, experts, weights, recipe.normalize is not False)
         if recipe.method == "task-arithmetic":
             return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
+        if recipe.method == "ties":
+            return ties.merge(base, experts, self._thresholds, recipe.scale)
         densities = self._by_expert(recipe.density)
-        return ties.merge(base, experts, recipe.scale, weights, densities, recipe.normalize is not False, sizes)
+        return ties_per_tensor.merge(
+            base, experts, recipe.scale, weights, densities, recipe.normalize is not False, sizes
+        )
+
+    @cached_property
+    def _thresholds(self) -> list[float]:
+        """The smallest magnitude that TIES keeps of every expert's whole task vector.
+
+        Found once, where a tensor is read for the first time, in three passes over every expert and the base.
+        """
+        sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
+        densities = self._by_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
+        return [
+            selection.largest(partial(self._task_vector, expert, sizes), ties.kept(sum(sizes.values()), density))
+            for expert, density in zip(self.experts.values(), densities, strict=True)
+        ]
+
+    def _task_vector(self, expert: Weights, sizes: Mapping[str, int]) -> Iterator[Tensor]:
+        """tau = theta_i - theta_0 of tensors with these sizes, some of them at a time."""
+        for group in in_groups(sizes, VALUES_AT_ONCE):
+            yield _joined(expert.read(group), group) - _joined(self.base.read(group), group)
 
     def _by_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
         if option is None:
