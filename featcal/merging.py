@@ -16,7 +16,7 @@ from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
-from featcal.mergers import task_arithmetic, ties, ties_per_tensor
+from featcal.mergers import breadcrumbs, dare, task_arithmetic, ties, ties_per_tensor
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import Suite
 from featcal.words import did_you_mean
@@ -25,6 +25,9 @@ DEFAULT_SCALES = {
     "task-arithmetic": task_arithmetic.DEFAULT_SCALE,
     "ties": ties.DEFAULT_SCALE,
     "ties-per-tensor": ties_per_tensor.DEFAULT_SCALE,
+    "dare": dare.DEFAULT_SCALE,
+    "dare-ties": ties.DEFAULT_SCALE,
+    "breadcrumbs": breadcrumbs.DEFAULT_SCALE,
 }
 
 

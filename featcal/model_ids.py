@@ -26,7 +26,16 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
-_OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
+_OF_A_MERGER = {
+    "scale": float,
+    "density": float,
+    "drop": float,
+    "seed": int,
+    "beta": float,
+    "gamma": float,
+    "normalize": bool,
+    "dtype": str,
+}
 _RHO = "rho"
 _AND, ALL = "+", "all"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the

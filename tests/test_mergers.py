@@ -16,7 +16,17 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.weights import InMemory, TensorInfo
-from featcal.mergers import linear, recipe, simple_averaging, task_arithmetic, ties, ties_per_tensor
+from featcal.mergers import (
+    breadcrumbs,
+    dare,
+    linear,
+    model_stock,
+    recipe,
+    simple_averaging,
+    task_arithmetic,
+    ties,
+    ties_per_tensor,
+)
 from featcal.mergers.recipe import RecipeWeights
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import suite_from_dict
@@ -169,6 +179,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "linear": {"weights": BY_TASK},
     "task-arithmetic": {"scale": 0.7, "weights": BY_TASK, "normalize": True},
     "ties": {"scale": 1.3, "density": 0.4},
+    "dare": {"scale": 0.4, "drop": 0.3, "seed": 5},
+    "dare-ties": {"scale": 0.9, "density": 0.6, "drop": 0.3},
+    "breadcrumbs": {"beta": 0.2, "gamma": 0.9},
+    "model-stock": {},
     "ties-per-tensor": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},
 }
 
@@ -182,16 +196,28 @@ def expected(method: str, held: list[InMemory], name: str) -> Tensor:
         return linear.merge(base, experts, WEIGHTS)
     if method == "task-arithmetic":
         return task_arithmetic.merge(base, experts, 0.7, WEIGHTS, True)
-    if method == "ties":
-        vectors = [whole(expert) - whole(held[0]) for expert in held[1:]]
-        kept = int(0.4 * len(vectors[0]))
-        return ties.merge(base, experts, [float(vector.abs().topk(kept).values[-1]) for vector in vectors], 1.3)
-    return ties_per_tensor.merge(base, experts, 1.3, None, DENSITIES, False)
+    if method == "breadcrumbs":
+        return breadcrumbs.merge(base, experts, None, 0.2, 0.9)
+    if method == "model-stock":
+        return model_stock.merge(base, experts)
+    if method == "ties-per-tensor":
+        return ties_per_tensor.merge(base, experts, 1.3, None, DENSITIES, False)
+    changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}
+    if method == "dare":
+        return dare.merge(base, changes[name], 0.4)
+    scale, density = {"ties": (1.3, 0.4), "dare-ties": (0.9, 0.6)}[method]
+    vectors = [torch.cat([changes[n][i].flatten() for n in SHAPES]) for i in range(len(TASKS))]
+    cuts = [float(vector.abs().topk(int(density * len(vector))).values[-1]) for vector in vectors]
+    return ties.merge(base, changes[name], cuts, scale)
 
 
-def whole(model: InMemory) -> Tensor:
-    """All tensors of a model as one vector."""
-    return torch.cat([model.tensors[name].double().flatten() for name in SHAPES])
+def thinned(method: str, held: list[InMemory], i: int, name: str) -> Tensor:
+    """The change of one tensor by one expert, after DARE where that is part of the method."""
+    change = held[i + 1].tensors[name].double() - held[0].tensors[name].double()
+    if not method.startswith("dare"):
+        return change
+    stream = dare.stream(5 if method == "dare" else None, TASKS[i], name)
+    return dare.thin(change.flatten(), 0.3, [stream], [change.numel()]).view_as(change)
 
 
 def open_recipe(
@@ -275,7 +301,7 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
     experts = {str(i): watched(i) for i in range(count)}
     RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
     assert watched.most == 1
-    passes = 3 if method == "ties" else 0  # for the cut, before the first tensor is merged
+    passes = 3 if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
     assert [expert.reads for expert in experts.values()] == [1 + passes] * count
 
 
@@ -297,6 +323,14 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
         ({"method": "ties-per-tensor", "density": 0}, "greater than 0"),
         ({"method": "ties-per-tensor", "density": {"a": 1.5}}, "less than or equal to 1"),
         ({"method": "linear", "weights": {"a": 1, "b": -1}}, "sum to 0"),
+        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "means nothing to ties.*write ties-per-tensor"),
+        ({"method": "ties", "drop": 0.5}, "'drop' means nothing to ties"),
+        ({"method": "dare", "density": 0.5}, "'density' means nothing to dare, which takes scale, drop, seed, dtype"),
+        ({"method": "dare", "drop": 1.0}, "less than 1"),
+        ({"method": "dare", "seed": -1}, "greater than or equal to 0"),
+        ({"method": "breadcrumbs", "beta": 0.5, "gamma": 0.5}, "nothing lies between"),
+        ({"method": "breadcrumbs", "gamma": 0.0}, "nothing lies between"),
+        ({"method": "model-stock", "scale": 0.5}, "'scale' means nothing to model-stock, which takes dtype"),
         ({"method": "task-arithmetic", "weights": {"a": 0.1, "b": -0.1}, "normalize": True}, "sum to 0"),
         ({"method": "ties-per-tensor", "dtype": "int8"}, "'float32', 'bfloat16' or 'float16'"),
         ({"method": "ties-per-tensor", "scale": float("inf")}, "finite"),

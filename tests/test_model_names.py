@@ -101,7 +101,13 @@ def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
 
 
 def test_the_command_line_takes_every_name(tiny_suite_file: Path) -> None:
-    for name in ("anchor:rho=2", "ties:scale=1,density=0.5", f"expert:{TASKS[0]}", "calibrated:samples=8"):
+    for name in (
+        "anchor:rho=2",
+        "ties:scale=1,density=0.5",
+        "dare-ties:drop=0.2,seed=7",
+        f"expert:{TASKS[0]}",
+        "calibrated:samples=8",
+    ):
         for command in (["drift", "--samples", "4"], ["evaluate"]):
             done = CliRunner().invoke(
                 commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]

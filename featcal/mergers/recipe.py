@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
-from featcal.mergers import linear, selection, simple_averaging, task_arithmetic, ties, ties_per_tensor
+from featcal.mergers import (
+    breadcrumbs,
+    dare,
+    linear,
+    model_stock,
+    selection,
+    simple_averaging,
+    task_arithmetic,
+    ties,
+    ties_per_tensor,
+)
 from featcal.schema.recipe import MergeRecipe
 
 VALUES_AT_ONCE = 2**24
@@ -52,7 +62,7 @@ class RecipeWeights:
         base = self.base.read(names)
         sizes = [base[name].numel() for name in names]
         experts = (_joined(expert.read(names), names) for expert in self.experts.values())
-        parts = torch.split(self._merge(_joined(base, names), experts, sizes), sizes)
+        parts = torch.split(self._merge(_joined(base, names), experts, dict(zip(names, sizes, strict=True))), sizes)
         merged: dict[str, Tensor] = {}
         for name, part in zip(names, parts, strict=True):
             dtype = self._dtype(base[name].dtype)
@@ -60,22 +70,39 @@ class RecipeWeights:
             check_finite(merged[name], f"{self.label}: tensor '{name}' in {dtype}")
         return merged
 
-    def _merge(self, base: Tensor, experts: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
-        """One merged vector out of one per model; `sizes` are those of the tensors joined in it."""
-        recipe = self.recipe
+    def _merge(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Tensor:
+        """One merged vector out of one per model; `parts` are the tensors joined in it, with their sizes."""
+        recipe, sizes = self.recipe, list(parts.values())
         weights = self._by_expert(recipe.weights)
-        if recipe.method == "simple-averaging":
-            return simple_averaging.merge(base, experts)
-        if recipe.method == "linear":
-            return linear.merge(base, experts, weights, recipe.normalize is not False)
-        if recipe.method == "task-arithmetic":
-            return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
-        if recipe.method == "ties":
-            return ties.merge(base, experts, self._thresholds, recipe.scale)
-        densities = self._by_expert(recipe.density)
-        return ties_per_tensor.merge(
-            base, experts, recipe.scale, weights, densities, recipe.normalize is not False, sizes
-        )
+        match recipe.method:
+            case "simple-averaging":
+                return simple_averaging.merge(base, experts)
+            case "linear":
+                return linear.merge(base, experts, weights, recipe.normalize is not False)
+            case "task-arithmetic":
+                return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
+            case "ties":
+                return ties.merge(base, (expert - base for expert in experts), self._thresholds, recipe.scale)
+            case "ties-per-tensor":
+                kept, divides = self._by_expert(recipe.density), recipe.normalize is not False
+                return ties_per_tensor.merge(base, experts, recipe.scale, weights, kept, divides, sizes)
+            case "dare":
+                return dare.merge(base, self._thinned(base, experts, parts), recipe.scale)
+            case "dare-ties":
+                return ties.merge(base, self._thinned(base, experts, parts), self._thresholds, recipe.scale)
+            case "breadcrumbs":
+                return breadcrumbs.merge(base, experts, recipe.scale, recipe.beta, recipe.gamma, sizes)
+            case "model-stock":
+                return model_stock.merge(base, experts, sizes)
+
+    def _thinned(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Iterator[Tensor]:
+        """Task vectors as DARE leaves them."""
+        for task, expert in zip(self.experts, experts, strict=True):
+            yield self._thin(expert - base, task, parts)
+
+    def _thin(self, vector: Tensor, task: str, parts: Mapping[str, int]) -> Tensor:
+        streams = [dare.stream(self.recipe.seed, task, name) for name in parts]
+        return dare.thin(vector, self.recipe.drop, streams, list(parts.values()))
 
     @cached_property
     def _thresholds(self) -> list[float]:
@@ -86,14 +113,16 @@ class RecipeWeights:
         sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
         densities = self._by_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
         return [
-            selection.largest(partial(self._task_vector, expert, sizes), ties.kept(sum(sizes.values()), density))
-            for expert, density in zip(self.experts.values(), densities, strict=True)
+            selection.largest(partial(self._task_vector, task, sizes), ties.kept(sum(sizes.values()), density))
+            for task, density in zip(self.experts, densities, strict=True)
         ]
 
-    def _task_vector(self, expert: Weights, sizes: Mapping[str, int]) -> Iterator[Tensor]:
-        """tau = theta_i - theta_0 of tensors with these sizes, some of them at a time."""
+    def _task_vector(self, task: str, sizes: Mapping[str, int]) -> Iterator[Tensor]:
+        """tau = theta_i - theta_0 of tensors with these sizes, some of them at a time, as TIES is given it."""
         for group in in_groups(sizes, VALUES_AT_ONCE):
-            yield _joined(expert.read(group), group) - _joined(self.base.read(group), group)
+            vector = _joined(self.experts[task].read(group), group) - _joined(self.base.read(group), group)
+            thinned = self.recipe.method == "dare-ties"
+            yield self._thin(vector, task, {name: sizes[name] for name in group}) if thinned else vector
 
     def _by_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
         if option is None:

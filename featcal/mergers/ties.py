@@ -23,24 +23,21 @@ DEFAULT_DENSITY = 0.2
 DEFAULT_SCALE = 1.0
 
 
-def merge(base: Tensor, experts: Iterable[Tensor], thresholds: Sequence[float], scale: float | None = None) -> Tensor:
+def merge(base: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float], scale: float | None = None) -> Tensor:
     """Base plus `scale` (lambda, 1 when None) times the elected task vector.
 
+    The elected sign of an entry is that of the sum of its trimmed values; the elected value is the mean of those that
+    have it.
+
     Args:
-        base, experts: one tensor each; the experts are read one at a time, in order.
-        thresholds: smallest magnitude that is kept, one per expert; see `kept`.
+        vectors: task vectors, taken one at a time, in order.
+        thresholds: smallest magnitude that is kept of each; see `kept`.
     """
-    elected = elect(base, (expert - base for expert in experts), thresholds)
-    return base + (DEFAULT_SCALE if scale is None else scale) * elected
-
-
-def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) -> Tensor:
-    """The mean of those trimmed entries that have the elected sign, which is that of their sum over the experts."""
-    cut = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
-    plus, minus, plus_count, minus_count = votes(like, cut)
+    trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
+    plus, minus, plus_count, minus_count = votes(base, trimmed)
     total = plus + minus
-    merged = torch.where(total > 0, plus / plus_count.clamp(min=1), minus / minus_count.clamp(min=1))
-    return merged.masked_fill(total == 0, 0)
+    elected = torch.where(total > 0, plus / plus_count.clamp(min=1), minus / minus_count.clamp(min=1))
+    return base + (DEFAULT_SCALE if scale is None else scale) * elected.masked_fill(total == 0, 0)
 
 
 def trim(vector: Tensor, threshold: float) -> Tensor:

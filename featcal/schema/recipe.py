@@ -9,9 +9,23 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from featcal.schema.strict import Strict
 
-Method = Literal["simple-averaging", "linear", "task-arithmetic", "ties", "ties-per-tensor"]
+Method = Literal[
+    "simple-averaging",
+    "linear",
+    "task-arithmetic",
+    "ties",
+    "ties-per-tensor",
+    "dare",
+    "dare-ties",
+    "breadcrumbs",
+    "model-stock",
+]
 METHODS: tuple[str, ...] = get_args(Method)
 Density = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_BETA = 0.9
+DEFAULT_GAMMA = 0.99
+"""Percentiles of Breadcrumbs."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "simple-averaging": (),
@@ -19,6 +33,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "task-arithmetic": ("scale", "weights", "normalize"),
     "ties": ("scale", "density"),
     "ties-per-tensor": ("scale", "weights", "density", "normalize"),
+    "dare": ("scale", "drop", "seed"),
+    "dare-ties": ("scale", "density", "drop", "seed"),
+    "breadcrumbs": ("scale", "beta", "gamma"),
+    "model-stock": (),
 }
 """Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
 
@@ -33,6 +51,14 @@ class MergeRecipe(Strict):
     """Weight of every task's expert, by task name; all 1 when left out."""
     density: Density | dict[str, Density] | None = None
     """TIES: share of a task vector's entries that is kept, for all experts or by task name; 0.2 when left out."""
+    drop: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """DARE: probability p that an entry of a task vector is dropped; 0.5 when left out."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """DARE: of what is dropped; 42 when left out."""
+    beta: Share | None = None
+    """Breadcrumbs: share of a tensor's entries, the smallest, that is masked; 0.9 when left out."""
+    gamma: Share | None = None
+    """Breadcrumbs: share of a tensor's entries above which the largest are masked; 0.99 when left out."""
     normalize: bool | None = None
     """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -60,6 +86,14 @@ class MergeRecipe(Strict):
             and abs(sum(weights)) <= 1e-9 * sum(map(abs, weights))
         ):
             raise ValueError("'weights' sum to 0, so they cannot be normalized; change them or set 'normalize: false'")
+        return self
+
+    @model_validator(mode="after")
+    def _something_stays_between_percentiles(self) -> MergeRecipe:
+        low = DEFAULT_BETA if self.beta is None else self.beta
+        high = DEFAULT_GAMMA if self.gamma is None else self.gamma
+        if low >= high:
+            raise ValueError(f"nothing lies between 'beta' ({low:g}) and 'gamma' ({high:g}); beta must be the smaller")
         return self
 
     @property
