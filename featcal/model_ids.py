@@ -33,6 +33,8 @@ _OF_A_MERGER = {
     "seed": int,
     "beta": float,
     "gamma": float,
+    "common": float,
+    "steps": int,
     "normalize": bool,
     "dtype": str,
 }

@@ -18,6 +18,7 @@ from featcal.errors import InputError
 from featcal.formats.weights import InMemory, TensorInfo
 from featcal.mergers import (
     breadcrumbs,
+    by_matrix,
     dare,
     linear,
     model_stock,
@@ -183,6 +184,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dare-ties": {"scale": 0.9, "density": 0.6, "drop": 0.3},
     "breadcrumbs": {"beta": 0.2, "gamma": 0.9},
     "model-stock": {},
+    "tsv-m": {"scale": 0.9},
+    "iso-c": {},
+    "iso-cts": {"common": 0.5},
+    "wudi": {"steps": 3},
+    "wudi-optimum": {},
     "ties-per-tensor": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},
 }
 
@@ -202,6 +208,10 @@ def expected(method: str, held: list[InMemory], name: str) -> Tensor:
         return model_stock.merge(base, experts)
     if method == "ties-per-tensor":
         return ties_per_tensor.merge(base, experts, 1.3, None, DENSITIES, False)
+    if method in by_matrix.MERGERS:
+        changed = [expert - base for expert in experts]
+        asked = MergeRecipe.model_validate({"method": method, **RECIPES[method]})
+        return base + by_matrix.merge(asked, changed, base.dim() == 2, name)
     changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}
     if method == "dare":
         return dare.merge(base, changes[name], 0.4)
@@ -300,7 +310,7 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
 ) -> None:
     experts = {str(i): watched(i) for i in range(count)}
     RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
-    assert watched.most == 1
+    assert watched.most == 1 or method in by_matrix.MERGERS
     passes = 3 if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
     assert [expert.reads for expert in experts.values()] == [1 + passes] * count
 
@@ -330,6 +340,9 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
         ({"method": "dare", "seed": -1}, "greater than or equal to 0"),
         ({"method": "breadcrumbs", "beta": 0.5, "gamma": 0.5}, "nothing lies between"),
         ({"method": "breadcrumbs", "gamma": 0.0}, "nothing lies between"),
+        ({"method": "wudi", "scale": 1.0}, "'scale' means nothing to wudi, which takes steps, dtype"),
+        ({"method": "iso-c", "common": 0.5}, "'common' means nothing to iso-c"),
+        ({"method": "iso-cts", "common": 1.5}, "less than or equal to 1"),
         ({"method": "model-stock", "scale": 0.5}, "'scale' means nothing to model-stock, which takes dtype"),
         ({"method": "task-arithmetic", "weights": {"a": 0.1, "b": -0.1}, "normalize": True}, "sum to 0"),
         ({"method": "ties-per-tensor", "dtype": "int8"}, "'float32', 'bfloat16' or 'float16'"),

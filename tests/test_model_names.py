@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +14,18 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from conftest import TASKS, saying
-from featcal import evaluate, measure_drift
+from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.errors import InputError
-from featcal.family import Family
+from featcal.family import Family, open_family
 from featcal.formats.weights import Weights
+from featcal.merging import merge_to_folder
 from featcal.model_ids import resolved, spelled, weights_of
 from featcal.schema.model_name import ModelName, model_name
-from featcal.schema.recipe import MergeRecipe
+from featcal.schema.recipe import METHODS, MergeRecipe
+from featcal.suite import load_suite
 
 
 def tensors(family: Family, model: Weights) -> Mapping[str, Tensor]:
@@ -66,6 +69,23 @@ def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
     assert same(tensors(tiny, weights_of("anchor:rho=2", family)), twice, 1e-6)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merge_is_written_named_and_calibrated_alike(
+    method: str, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], tmp_path: Path
+) -> None:
+    """One model: what `merge` writes, what its name means, and what a strong ridge holds a calibration to."""
+    few = {"steps": 3} if method == "wudi" else {}
+    suite = load_suite(edit_suite(lambda content: content.update(merged={"method": method, **few})))
+    family = open_family(suite, device="cpu")
+    written = merge_to_folder(family, method, None, tmp_path / "out")
+    assert written["method"] == method
+    merged = tensors(family, family.merged)
+    assert same(tensors(family, family.model(str(tmp_path / "out"))), merged)
+    assert same(tensors(family, weights_of(method, family)), merged)
+    held = calibrate(family, CalibrationConfig(samples=4, lam=1e6, rho=1.0)).weights
+    assert same(tensors(family, held), merged, 1e-4)
+
+
 def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     own = config_for(tiny)
     assert resolved("calibrated", tiny) == own
@@ -91,8 +111,6 @@ def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: 
 
 
 def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
-    from featcal import calibrate
-
     result = calibrate(tiny, CalibrationConfig(samples=8, rho=1.5))
     name = "calibrated:samples=8,rho=1.5"
     assert evaluate(tiny, name).average == evaluate(tiny, result).average

@@ -1,5 +1,5 @@
 """Model Stock: the average of the experts, interpolated with the base by the angle between the task vectors (Jang, Yun,
-Han, Model Stock, arXiv 2403.19522, Sec. 4: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
+Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
 
 Layer-wise, as in the paper: every tensor has its own angle and its own t. Of more than two experts cos is the mean over
 all pairs, for which the paper says nothing else. The paper merges models of *one* task, whose angles are acute; a mean

@@ -19,6 +19,11 @@ Method = Literal[
     "dare-ties",
     "breadcrumbs",
     "model-stock",
+    "tsv-m",
+    "iso-c",
+    "iso-cts",
+    "wudi",
+    "wudi-optimum",
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 Density = Annotated[float, Field(gt=0, le=1)]
@@ -37,6 +42,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "dare-ties": ("scale", "density", "drop", "seed"),
     "breadcrumbs": ("scale", "beta", "gamma"),
     "model-stock": (),
+    "tsv-m": ("scale",),
+    "iso-c": ("scale",),
+    "iso-cts": ("scale", "common"),
+    "wudi": ("steps",),
+    "wudi-optimum": (),
 }
 """Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
 
@@ -59,6 +69,10 @@ class MergeRecipe(Strict):
     """Breadcrumbs: share of a tensor's entries, the smallest, that is masked; 0.9 when left out."""
     gamma: Share | None = None
     """Breadcrumbs: share of a tensor's entries above which the largest are masked; 0.99 when left out."""
+    common: Share | None = None
+    """Iso-CTS: share of a matrix's directions that the common space has; 0.8 when left out."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """WUDI: steps of Adam; 300 when left out."""
     normalize: bool | None = None
     """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
