@@ -354,6 +354,11 @@ def test_recipes_that_mean_nothing(content: dict[str, Any], message: str) -> Non
         MergeRecipe.model_validate(content)
 
 
+def test_a_name_with_two_meanings_is_explained() -> None:
+    assert [method for method in METHODS if MergeRecipe(method=method).notes] == ["ties"]
+    assert "as mergekit does it, it is ties-per-tensor" in MergeRecipe(method="ties").notes[0]
+
+
 def test_weights_that_cancel_are_fine_where_nothing_is_divided() -> None:
     for content in (
         {"method": "linear", "normalize": False},

@@ -79,6 +79,7 @@ def test_a_merge_is_written_named_and_calibrated_alike(
     family = open_family(suite, device="cpu")
     written = merge_to_folder(family, method, None, tmp_path / "out")
     assert written["method"] == method
+    assert [note for note in written["notes"] if note.startswith("merged: ")] == MergeRecipe(method=method).notes
     merged = tensors(family, family.merged)
     assert same(tensors(family, family.model(str(tmp_path / "out"))), merged)
     assert same(tensors(family, weights_of(method, family)), merged)
