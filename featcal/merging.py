@@ -16,7 +16,7 @@ from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
-from featcal.mergers import breadcrumbs, dare, iso_c, iso_cts, task_arithmetic, ties, ties_per_tensor, tsv_m
+from featcal.mergers import breadcrumbs, by_matrix, dare, task_arithmetic, ties, ties_per_tensor
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import Suite
 from featcal.words import did_you_mean
@@ -28,9 +28,7 @@ DEFAULT_SCALES = {
     "dare": dare.DEFAULT_SCALE,
     "dare-ties": ties.DEFAULT_SCALE,
     "breadcrumbs": breadcrumbs.DEFAULT_SCALE,
-    "tsv-m": tsv_m.DEFAULT_SCALE,
-    "iso-c": iso_c.DEFAULT_SCALE,
-    "iso-cts": iso_cts.DEFAULT_SCALE,
+    **dict.fromkeys(("tsv-m", "iso-c", "iso-cts"), by_matrix.DEFAULT_SCALE),
 }
 
 

@@ -12,6 +12,8 @@ from featcal.errors import NumericalError
 from featcal.mergers import iso_c, iso_cts, tsv_m, wudi
 from featcal.schema.recipe import MergeRecipe
 
+DEFAULT_SCALE = 1.0
+"""Of those methods that have a scale."""
 _LINALG: Any = torch.linalg
 MERGERS: Mapping[str, Callable[[MergeRecipe, Sequence[Tensor]], Tensor]] = {
     "tsv-m": lambda recipe, changes: tsv_m.merge(changes),
@@ -34,7 +36,7 @@ def merge(recipe: MergeRecipe, changes: Sequence[Tensor], is_map: bool, name: st
     Raises:
         NumericalError: a decomposition does not converge.
     """
-    scale = 1.0 if recipe.scale is None else recipe.scale
+    scale = DEFAULT_SCALE if recipe.scale is None else recipe.scale
     if not is_map:
         return scale * sum(changes[1:], changes[0]) / len(changes)
     try:

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from featcal.mergers.singular import top
 
-DEFAULT_SCALE = 1.0
-
 
 def merge(changes: Sequence[Tensor]) -> Tensor:
     """mean(S) U V^T of sum_i tau_i = U S V^T, all `[m, d]`."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from featcal.mergers.singular import orthonormal, top
 
 DEFAULT_COMMON = 0.8
-DEFAULT_SCALE = 1.0
 
 
 def merge(changes: Sequence[Tensor], common: float | None = None) -> Tensor:

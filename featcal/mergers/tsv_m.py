@@ -15,8 +15,6 @@ from torch import Tensor
 
 from featcal.mergers.singular import orthonormal, top
 
-DEFAULT_SCALE = 1.0
-
 
 def merge(changes: Sequence[Tensor]) -> Tensor:
     """The merged task matrix `[m, d]` of task matrices of that shape; at least one component of every task is kept.

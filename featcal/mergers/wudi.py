@@ -7,8 +7,9 @@ For every matrix, minimise over t in R^{m x d}, with tau_i = theta_i - theta_0,
 
 whose gradient is 2 (t A - B), A = sum_i K_i, B = sum_i tau_i K_i, K_i = tau_i^T tau_i / ||tau_i||^2. `descend` is the
 published method: steps of Adam from t = sum_i tau_i. It is defined by where it stops: an entry moves by at most about
-steps * 1e-5, which leaves it between Task Arithmetic at scale 1 and the minimiser. `minimise` is the minimiser itself,
-in closed form, which is another merge with other numbers: RegMean of the task matrices with the Gram matrices K_i.
+steps * 1e-5, which leaves it between Task Arithmetic at scale 1 and the minimiser, and close to the former where the
+experts moved much farther than that. `minimise` is the minimiser itself, in closed form, which is another merge with
+other numbers: RegMean of the task matrices with the Gram matrices K_i.
 
 What is no matrix is averaged, as in FusionBench; the authors' code leaves it, and every matrix outside of attention and
 MLP, as in the base. There is no scale.
