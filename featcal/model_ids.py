@@ -15,7 +15,6 @@ from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
 from featcal.schema.model_name import (
     REFERENCE,
@@ -27,6 +26,7 @@ from featcal.schema.model_name import (
     parts_said,
     value_of,
 )
+from featcal.schema.recipe import OPTIONS
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -34,7 +34,18 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
-_OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
+_OF_A_MERGER = {
+    "scale": float,
+    "density": float,
+    "drop": float,
+    "seed": int,
+    "beta": float,
+    "gamma": float,
+    "common": float,
+    "steps": int,
+    "normalize": bool,
+    "dtype": str,
+}
 _RHO = "rho"
 
 
@@ -99,9 +110,9 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
     for option, _ in name.options:
-        known_option(option, tuple(_OF_A_MERGER), name.kind)
+        known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
     given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return RecipeWeights(recipe_for(family.suite, name.kind, **given), family.base, family.experts)
+    return family.merge(recipe_for(family.suite, name.kind, **given))
 
 
 def _read(model: str) -> ModelName:

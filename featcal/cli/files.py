@@ -9,12 +9,13 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import JSON, OUT, SUITE, file_to_write
 from featcal.cli.terminal import say, say_notes, show
+from featcal.schema.recipe import METHODS
 
 
 @click.command()
 @SUITE
-@click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
-@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
+@click.option("--method", help=f"{', '.join(METHODS)}.  [the suite's own recipe]")
+@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
 @OUT
 @JSON
 def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:
