@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 from weakref import ref
 
+from featcal.baselines.options import Options, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import PARTIAL, CalibrationConfig
@@ -18,7 +19,7 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
-from featcal.schema.model_name import REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
+from featcal.schema.model_name import FITTED, REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -37,7 +38,7 @@ _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:="}
 
 def resolved(model: ModelId, family: Family) -> ModelId:
     """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
-    paper's), of every other model itself.
+    paper's), of a baseline its name with all options, of every other model itself.
 
     Raises:
         InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
@@ -45,6 +46,8 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     if not isinstance(model, str):
         return model
     name = _read(model)
+    if name.kind in FITTED:
+        return baseline_of(model, family).name
     if name.kind != "calibrated":
         return model
     options: dict[str, Any] = {}
@@ -56,6 +59,18 @@ def resolved(model: ModelId, family: Family) -> ModelId:
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)
+
+
+def baseline_of(model: str, family: Family) -> Options:
+    """The options of a baseline that is named.
+
+    Raises:
+        InputError: a name of another kind, or an option that is unknown or outside its range.
+    """
+    name = _read(model)
+    if name.kind not in FITTED:
+        raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
+    return options_of(name, family)
 
 
 def spelled(model: ModelId, family: Family) -> str:
@@ -86,7 +101,7 @@ def _said(value: Any) -> str:
 
 
 def weights_of(model: str, family: Family) -> Weights:
-    """The tensors of a model that is named, but for calibrated ones.
+    """The tensors of a model that is named, but for calibrated ones and baselines.
 
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
@@ -108,7 +123,7 @@ def _read(model: str) -> ModelName:
     """The parts of a name that can mean one thing alone."""
     name = model_name(model)
     if model in WITH_OPTIONS and Path(model).exists():
-        option = "seed=42" if model == "calibrated" else "scale=1"
+        option = "seed=42" if model in ("calibrated", *FITTED) else "scale=1"
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"

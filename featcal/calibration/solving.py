@@ -39,7 +39,7 @@ def solve(run: Run, moments: BlockMoments, merged: Mapping[str, Tensor]) -> dict
     with run.seconds("solve"), named(block):
         own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
         solved = {n: t for group in moments.groups for n, t in group.solve(own, base, moments.config).items()}
-        return _as_stored(block.canonical(solved), merged)
+        return as_stored(block.canonical(solved), merged)
 
 
 @contextmanager
@@ -51,12 +51,12 @@ def named(block: Block) -> Iterator[None]:
         raise NumericalError(f"{block.name}: {error}") from error
 
 
-def _as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_stored(solved: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The solution in the dtype and place of the tensors it replaces; NumericalError if it does not fit."""
     stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
     for name, tensor in stored.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NumericalError(
-                f"{name}: the solution does not fit {tensor.dtype}; raise lam or store the model wider"
+                f"{name}: the solution does not fit {tensor.dtype}; store it wider, or calibrate with a larger lam"
             )
     return stored

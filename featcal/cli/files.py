@@ -8,12 +8,17 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.options import JSON, OUT, SUITE, file_to_write
-from featcal.cli.terminal import say, say_notes, show
+from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.schema.model_name import FITTED, model_name
 
 
 @click.command()
 @SUITE
-@click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
+@click.option(
+    "--method",
+    help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe] Or a baseline with its options: "
+    "regmean:samples=64,reduce=0.9, regmean++.",
+)
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
 @OUT
 @JSON
@@ -21,6 +26,14 @@ def merge(suite: str, method: str | None, scale: float | None, out: Path, as_jso
     """Merge the experts of a suite into a checkpoint folder."""
     from featcal.merging import merge_to_folder
 
+    if method is not None and model_name(method).kind in FITTED:
+        if scale is not None:
+            raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+        session = opening.session(suite, "auto")
+        document = session.fitted(method, bar()).save(out)
+        say_notes(document)
+        show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
+        return
     document = merge_to_folder(opening.loaded(suite), method, scale, out)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))

@@ -9,12 +9,15 @@ from featcal.schema.recipe import METHODS
 from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
-WITH_OPTIONS = ("calibrated", "anchor", *METHODS)
+FITTED = ("regmean", "regmean++")
+"""Models that are made of the experts on calibration samples, beside the calibrated one."""
+WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
 GRAMMAR = (
     "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
-    "anchor:rho=2, a merge method[:scale=0.6,…], or a checkpoint (folder or Hub id)"
+    "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, or a checkpoint (folder "
+    "or Hub id)"
 )
 
 
@@ -23,7 +26,7 @@ class ModelName:
     """A name in its parts. A folder that is called like a name is meant by `./ties`.
 
     Args:
-        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, or `REFERENCE`.
+        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, one of `FITTED`, or `REFERENCE`.
         options: values as they were written.
         task: of one expert; None for every expert on its own task, and for other kinds.
     """
