@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from featcal.baselines.options import KINDS, Options, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import IDLE, PARTIAL, CalibrationConfig
@@ -17,6 +18,7 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.merging import recipe_for
 from featcal.schema.model_name import (
+    FITTED,
     REFERENCE,
     WITH_OPTIONS,
     ModelName,
@@ -24,6 +26,7 @@ from featcal.schema.model_name import (
     model_name,
     parts_of,
     parts_said,
+    reference_in,
     value_of,
 )
 from featcal.schema.recipe import OPTIONS
@@ -51,7 +54,7 @@ _RHO = "rho"
 
 def resolved(model: ModelId, family: Family) -> ModelId:
     """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
-    paper's), of every other model itself.
+    paper's), of a baseline its name with all options, of every other model itself.
 
     Raises:
         InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
@@ -59,6 +62,9 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     if not isinstance(model, str):
         return model
     name = _read(model)
+    if name.kind in FITTED:
+        below = "merged" if name.of is None else spelled(resolved(name.of, family), family)
+        return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
     options: dict[str, Any] = {}
@@ -69,6 +75,18 @@ def resolved(model: ModelId, family: Family) -> ModelId:
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)
+
+
+def baseline_of(model: str, family: Family) -> tuple[Options, str]:
+    """The options of a baseline that is named, and the name of the model that it is made of.
+
+    Raises:
+        InputError: a name of another kind, or an option that is unknown or outside its range.
+    """
+    name = _read(model)
+    if name.kind not in FITTED:
+        raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
+    return options_of(name, family), name.of or "merged"
 
 
 def spelled(model: ModelId, family: Family) -> str:
@@ -97,7 +115,7 @@ def _said(value: Any) -> str:
 
 
 def weights_of(model: str, family: Family) -> Weights:
-    """The tensors of a model that is named, but for calibrated ones.
+    """The tensors of a model that is named, but for calibrated ones and baselines.
 
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
@@ -120,6 +138,8 @@ def _read(model: str) -> ModelName:
     name = model_name(model)
     if model in WITH_OPTIONS and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
+        if model in FITTED:
+            option = KINDS[model]().name.partition(":")[2].partition(",")[0]
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"
@@ -161,9 +181,10 @@ def model_key(model: ModelId) -> Hashable:
         return model
     if not isinstance(model, str):
         return Same(model)
-    if model_name(model).kind != REFERENCE:
+    reference = reference_in(model)
+    if reference is None:
         return model
-    return model, Path.cwd(), model_stamp(model, Path.cwd())
+    return model, Path.cwd(), model_stamp(reference, Path.cwd())
 
 
 class Same:
