@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import chosen_parts, made_with, turned
-from featcal.calibration.config import PAPER, CalibrationConfig
+from app.selection import made_with
+from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain
+from featcal.model_ids import calibrate_command
 from featcal.session import Session
-from featcal.words import exactly
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
@@ -38,7 +37,8 @@ def section(ws: Session, config: CalibrationConfig) -> None:
     if written and written[0] == (state.reference(), config):
         _show_written(written[1], written[2], ws)
     st.caption("The same from the command line:")
-    st.code(command(state.reference(), config, opening.defaults(ws), name), language="bash", wrap_lines=True)
+    line = calibrate_command(state.reference(), config, opening.defaults(ws), name)
+    st.code(line, language="bash", wrap_lines=True)
 
 
 def _folder(place: DeltaGenerator, offered: str) -> str:
@@ -67,21 +67,6 @@ def output_folder(name: str) -> Path:
         return Path(name).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
-
-
-def command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
-    """The `featcal calibrate` line with these options; it says of a switch what differs from the suite's defaults."""
-    parts = [
-        f"featcal calibrate {shlex.quote(suite)}",
-        *([f"--recipe {config.recipe} --beta {exactly(config.beta)}"] if config.recipe != PAPER else []),
-        f"--lam {exactly(config.lam)} --rho {exactly(config.rho)} --alpha {exactly(config.alpha)}",
-        f"--samples {config.samples}",
-        *([f"--seed {config.seed}"] if config.seed != defaults.seed else []),
-        *(f"--{switch}" for switch in turned(config, defaults)),
-        *(f"--{part} {shlex.quote(','.join(names))}" for part, names in chosen_parts(config).items()),
-        f"--out {shlex.quote(out)}",
-    ]
-    return " ".join(parts)
 
 
 def _show_written(folder: Path, files: list[str], ws: Session) -> None:

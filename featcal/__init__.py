@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from featcal.measure import compare, evaluate, measure_drift
     from featcal.models.model import Model
     from featcal.runs import History, Run
+    from featcal.selection.choose import Selection, select
     from featcal.session import Session, open_session
     from featcal.suite import Suite, load_suite
     from featcal.sweep import Grid, SweepPoint, run_sweep
@@ -47,6 +48,7 @@ _HOME = {
     "NumericalError": "errors",
     "Run": "runs",
     "Scores": "evaluation.evaluate",
+    "Selection": "selection.choose",
     "Session": "session",
     "Suite": "suite",
     "SweepPoint": "sweep",
@@ -62,6 +64,7 @@ _HOME = {
     "open_family": "family",
     "open_session": "session",
     "run_sweep": "sweep",
+    "select": "selection.choose",
     "task_vector_cosines": "drift.task_vectors",
 }
 
@@ -83,6 +86,7 @@ __all__ = [
     "NumericalError",
     "Run",
     "Scores",
+    "Selection",
     "Session",
     "Suite",
     "SweepPoint",
@@ -98,6 +102,7 @@ __all__ = [
     "open_family",
     "open_session",
     "run_sweep",
+    "select",
     "task_vector_cosines",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from weakref import ref
 from featcal.baselines.options import KINDS, Options, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import IDLE, PARTIAL, CalibrationConfig
+from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -106,6 +107,31 @@ def spelled(model: ModelId, family: Family) -> str:
         if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
     ]
     return f"calibrated:{','.join(said)}"
+
+
+def calibrate_command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
+    """The `featcal calibrate` line with these options.
+
+    Args:
+        suite: its name or its file.
+        defaults: the suite's own options; of switches and of what is seldom changed, what differs from them is said.
+    """
+    parts = ["featcal", "calibrate", suite]
+    refined = config.recipe == REFINED
+    parts += ["--recipe", config.recipe] if refined or config.recipe != defaults.recipe else []
+    parts += ["--beta", exactly(config.beta)] if refined else []
+    for name in ("lam", _RHO, "alpha"):
+        parts += [f"--{name}", exactly(getattr(config, name))]
+    parts += ["--samples", str(config.samples)]
+    parts += ["--seed", str(config.seed)] if config.seed != defaults.seed else []
+    parts += ["--precision", config.precision] if config.precision != defaults.precision else []
+    for name in (name for name, kind in _OPTIONS.items() if kind is bool):
+        on = getattr(config, name)
+        parts += [f"--{'' if on else 'no-'}{name.replace('_', '-')}"] if on != getattr(defaults, name) else []
+    for name in PARTIAL:
+        chosen = getattr(config, name)
+        parts += [f"--{name}", ",".join(chosen)] if chosen is not None else []
+    return shlex.join([*parts, "--out", out])
 
 
 def _said(value: Any) -> str:

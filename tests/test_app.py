@@ -22,6 +22,7 @@ from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
+from featcal.model_ids import calibrate_command
 from featcal.resources import bundle_root
 from featcal.session import Session, open_session
 from featcal.views import DriftOptions, View
@@ -336,7 +337,7 @@ def test_score_table_shares_of_the_gap() -> None:
 
 def test_the_command_line_repeats_the_sliders() -> None:
     config = CalibrationConfig(lam=1e-6, rho=0.0, alpha=1.0, samples=8, biases=False)
-    line = export.command("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
+    line = calibrate_command("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
     assert line == (
         "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
         "--no-biases --no-rmsnorms --out out"

@@ -13,7 +13,7 @@ import featcal
 
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
-    ("errors", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
+    ("errors", "locks", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("jsons", "paths", "views"),
     ("schema",),
     ("reproduce",),
@@ -33,7 +33,7 @@ FLOORS = (
     ("measure",),
     ("runs",),
     ("recording",),
-    ("sweep",),
+    ("selection", "sweep"),
     ("figures",),
     ("clouds",),
     ("report",),

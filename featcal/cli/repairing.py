@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -10,6 +11,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
 from featcal.cli.terminal import bar, say, say_notes, say_problems, show
+from featcal.errors import InputError
 from featcal.progress import keep_memory
 
 if TYPE_CHECKING:
@@ -133,4 +135,64 @@ def sweep(
     show(sweep_json(session, points, view), as_json, shown.tolist(), columns)
 
 
-COMMANDS = (calibrate, conditioning, sweep)
+@click.command()
+@SUITE
+@click.option("--out", type=click.Path(path_type=Path), help="File for the JSON document; must not exist.")
+@click.option("--budget", default=24, show_default=True, help="Candidates, each of them one calibration.")
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path),
+    help="File of the study; several processes may work on one.  [in the cache folder]",
+)
+@click.option(
+    "--recipe",
+    type=click.Choice(["paper", "refined"]),
+    help="Whose defaults the choice is held against; candidates are of both.  [the suite's own]",
+)
+@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
+@click.option("--seed", type=int, help="Decides which samples are drawn and held out, and what is tried.  [42]")
+@SWITCHES_AND_PARTS
+@DEVICE
+@JSON
+def select(
+    suite: str,
+    out: Path | None,
+    budget: int,
+    study: Path | None,
+    device: str,
+    as_json: bool,
+    **chosen: Unpack[Options],
+) -> None:
+    """Choose lam, rho, alpha, beta and recipe without labels.
+
+    One calibration sample in eight is held out. Every candidate is calibrated on the others and scored by how far its
+    final features are from the experts' on those; the best is calibrated on all of them. Nothing but calibration
+    samples is read. Candidates are kept in the study, so a choice that was interrupted goes on where it stopped. With
+    fewer than 16 samples of a task nothing can be told, and the defaults stay.
+    """
+    from featcal.calibration.calibrate import config_for
+    from featcal.figures import selection_table
+    from featcal.selection.choose import select as choose
+    from featcal.whole_files import put_new
+
+    if out is not None and out.exists():
+        raise InputError(f"{out} exists; name another file")
+    keep_memory()
+    session = opening.session(suite, device, one_shot=False)
+    config = config_for(session.family, **chosen)
+    found = choose(session, config, budget=budget, study=study, progress=bar())
+    document = found.to_json(suite)
+    if out is not None:
+        try:
+            put_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
+    say_notes(document)
+    rows, columns = selection_table.candidates(found)
+    show(document, as_json, rows, columns)
+    if not as_json:
+        for line in selection_table.said(found, suite):
+            say(line)
+
+
+COMMANDS = (calibrate, conditioning, sweep, select)

@@ -31,10 +31,20 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
         InputError: the two heads score different classes, or others than the labels count.
     """
     right = {task: right_answers(family, model, one) for task, one in drawn.items()}
+    return {task: (*both, right[task]) for task, both in pairs_of_heads(family, model, drawn).items()}
+
+
+def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head]]:
+    """For every task the expert's head and the model's head; needs no labels.
+
+    Raises:
+        InputError: class names, a text tower or a head are missing, a task has fewer than two classes, or the two
+            heads score different ones.
+    """
     experts = family.experts
     complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
     shared = shared_heads(family, names_of({task: one for task, one in drawn.items() if task not in complete}))
-    found: dict[str, tuple[Head, Head, Tensor]] = {}
+    found: dict[str, tuple[Head, Head]] = {}
     for task, one in drawn.items():
         expert, own = (head_of(family, weights, task, shared.get(task)) for weights in (experts[task], model))
         counts = [None if head.classes is None else len(head.classes) for head in (expert, own)]
@@ -44,7 +54,7 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
             raise NoScores(f"task '{task}': a margin needs at least two classes")
         for head in (expert, own):
             check_classes(head, one)
-        found[task] = expert, own, right[task]
+        found[task] = expert, own
     return found
 
 

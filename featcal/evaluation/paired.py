@@ -155,8 +155,7 @@ class _Pair:
 
     def drawn(self, draws: int, seed: int) -> Array:
         """`[draws]` differences of the score, of samples that are drawn again; seed and task decide which."""
-        digest = hashlib.sha256(f"{seed}:{self.task}".encode()).digest()
-        rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        rng = generator(seed, self.task)
         if self.turned is not None:
             return drawn_means(self.turned, draws, rng)
         from featcal.evaluation.language import as_number
@@ -194,9 +193,9 @@ def compared(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comp
     spreads = {pair.task: pair.drawn(draws, seed) for pair in pairs}
     tasks = {}
     for pair in pairs:
-        low, high = _interval(spreads[pair.task])
+        low, high = interval(spreads[pair.task])
         tasks[pair.task] = Difference(pair.a.metric, pair.a.n, pair.a.value, pair.b.value, low, high, pair.counts())
-    low, high = _interval(np.mean(list(spreads.values()), axis=0))
+    low, high = interval(np.mean(list(spreads.values()), axis=0))
     total = sum(one.n for one in tasks.values())
     average = Difference("", total, a.average, b.average, low, high, _summed([one.counts for one in tasks.values()]))
     return Comparison(a.suite, a.split, a.model, b.model, draws, seed, tasks, average)
@@ -261,7 +260,28 @@ def _correlation(left: Array, right: Array, times: NDArray[np.int64]) -> Array:
     return correlation
 
 
-def _interval(spread: Array) -> tuple[float, float]:
+def generator(seed: int, task: str) -> np.random.Generator:
+    """Decides which samples of a task are drawn again."""
+    digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+
+
+def drawn_ratios(change: Array, scale: Array, draws: int, rng: np.random.Generator) -> Array:
+    """`[draws]` sums of `change` over sums of `scale`, both `[n]`, of n samples drawn with replacement.
+
+    Args:
+        scale: > 0, of the same samples; ones make it a mean.
+    """
+    n, parts = len(change), []
+    step = max(1, CHUNK // n)
+    for start in range(0, draws, step):
+        picked = rng.integers(n, size=(min(step, draws - start), n))
+        parts.append(change[picked].sum(1) / scale[picked].sum(1))
+    return np.concatenate(parts)
+
+
+def interval(spread: Array) -> tuple[float, float]:
+    """The 2.5th and the 97.5th percentile of what was drawn."""
     low, high = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be 0
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from featcal.jobs.queue import CANCELLED, DIED, FAILED, Job, Queue
+from featcal.locks import locked
 from featcal.resources import bundle_root
 
 POLL = 0.1
@@ -30,6 +29,7 @@ AGAIN = 3.0
 """Seconds before a second manager is started where the first has not come up."""
 WORKER = ("-m", "featcal.jobs.worker")
 """What Python is told to run for a job, before the queue's folder and the job's number."""
+_LOCK = "manager.lock"
 _TURN = 2.0
 """Seconds that a new manager waits for the lock, which others hold for a moment to see whether it is free."""
 _started: dict[Path, tuple[float, subprocess.Popen[bytes]]] = {}
@@ -42,7 +42,7 @@ def ensure_manager(queue: Queue) -> None:
         last.poll()  # else one that has ended stays in the table of processes
     if time.monotonic() - moment < AGAIN or not queue.busy():
         return
-    with _lock(queue, 0.0) as free:
+    with locked(queue.folder / _LOCK, 0.0) as free:
         pass
     if free:
         with (queue.folder / "manager.txt").open("ab") as said:
@@ -56,7 +56,7 @@ def ensure_manager(queue: Queue) -> None:
 def manage(queue: Queue) -> None:
     """Run all jobs of the queue, unless another manager does."""
     while True:
-        with _lock(queue, _TURN) as mine:
+        with locked(queue.folder / _LOCK, _TURN) as mine:
             if not mine:
                 return
             queue.end_all("the computer or the manager of jobs was stopped while it ran; start it again")
@@ -116,22 +116,6 @@ def _leave_the_log(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         elif left.name != "log.txt":
             left.unlink(missing_ok=True)
-
-
-@contextmanager
-def _lock(queue: Queue, patience: float) -> Iterator[bool]:
-    """Whether this is the manager, as long as the `with` lasts; the system gives the lock back when a process ends."""
-    queue.folder.mkdir(parents=True, exist_ok=True)
-    held = sqlite3.connect(queue.folder / "manager.lock", timeout=patience, isolation_level=None)
-    try:
-        try:
-            held.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
-            yield False
-        else:
-            yield True
-    finally:
-        held.close()
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,29 @@
+"""Locks that the system takes back when a process ends, so that nobody has to find out whether it still runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def locked(file: Path, patience: float) -> Iterator[bool]:
+    """Whether the lock is ours, as long as the `with` lasts.
+
+    Args:
+        file: stands for the lock; it is made where there is none, and stays.
+        patience: seconds to wait for whoever has it.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    held = sqlite3.connect(file, timeout=patience, isolation_level=None)
+    try:
+        try:
+            held.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            yield False
+        else:
+            yield True
+    finally:
+        held.close()
