@@ -27,6 +27,7 @@ from featcal.selection.study import SELECT, Candidate, Study, opened
 from featcal.session import Session
 from featcal.suite import Suite
 from featcal.tasks.sources import Samples
+from featcal.versions import all_versions
 
 FEWEST = 16
 """Samples per task below which held-out ones say too little."""
