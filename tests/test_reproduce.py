@@ -18,6 +18,8 @@ from featcal.reproduce import KINDS, Measured, commands, python
 from featcal.reproduce.sweeps import boxes
 from featcal.views import View
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 CALIBRATED = ("calibrated:lam=0.02,samples=4", *MODELS[1:])
 ON = View(5, "validation", 3)
