@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app test e2e check compat screenshots lock clean
+.PHONY: app test test-slow e2e check compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -17,9 +17,13 @@ $(VENV)/installed: requirements.lock pyproject.toml
 app: $(VENV)/installed
 	$(BIN)/featcal app
 
-# Two processes, each with one thread of torch.
+# Two processes, each with one thread of torch. Quick tests, then those that take long: whole journeys through the app
+# without a browser, processes that are started, commands held against charts.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e" --ignore tests/e2e
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not e2e" --ignore tests/e2e
 
 # Journeys through the app in a real browser, and many sessions at once; skipped, with the reason, without a Chromium.
 e2e: $(VENV)/installed

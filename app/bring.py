@@ -16,8 +16,9 @@ from app.export import output_folder
 from featcal.draft import KINDS, DraftTask, draft, read_draft, taken_over, write_draft
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain, plain_lines
+from featcal.merging import DEFAULT_SCALES
 from featcal.preflight import Preflight, check
-from featcal.schema.recipe import METHODS
+from featcal.schema.recipe import METHODS, OPTIONS
 from featcal.suite import Suite, task_catalogue
 from featcal.suite_files import Stamp, suite_stamp
 
@@ -61,8 +62,8 @@ def form() -> None:
     merged: str | dict[str, Any] = {"method": how}
     if how == CHECKPOINT:
         merged = _field(right.text_input, "merged", "", "Merged checkpoint", placeholder="folder or Hub id")
-    elif how in ("task-arithmetic", "ties"):
-        merged = {"method": how, "scale": _field(right.number_input, "scale", 0.3, "Scale")}
+    elif "scale" in OPTIONS[how]:
+        merged = {"method": how, "scale": _field(right.number_input, f"scale {how}", DEFAULT_SCALES[how], "Scale")}
     columns: dict[str, Any] = {name: st.column_config.TextColumn(help=HELP.get(name)) for name in FIELDS}
     columns["kind"] = st.column_config.SelectboxColumn(options=list(KINDS), help=HELP["kind"], default=KINDS[0])
     kept: list[dict[str, str]] = st.session_state.get(_ROWS) or [asdict(DraftTask("", ""))]

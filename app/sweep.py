@@ -88,7 +88,7 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{count} calibrations, {new} of them new, beside {len(baselines(grid))} models that need none; "
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
-    with st.expander("Command, Python", icon=":material/terminal:"):
+    with st.popover("Command and Python", icon=":material/terminal:"):
         names = tuple(spelled(config, session.family) for config in grid.configs())
         view.again(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)

@@ -77,6 +77,10 @@ class Family:
         located = locate(name, Path.cwd(), f"model '{name}'")
         return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
 
+    def merge(self, recipe: MergeRecipe) -> RecipeWeights:
+        """The experts merged by a recipe, whatever the suite's own is."""
+        return RecipeWeights(recipe, self.base, self.experts, self.adapter.tower, self.adapter.vocabulary)
+
     def samples(self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None)) -> Samples:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
 
@@ -177,7 +181,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
-        recipe = RecipeWeights(suite.merged, base[1], experts)
+        recipe = RecipeWeights(suite.merged, base[1], experts, adapter.tower, adapter.vocabulary)
         return Family(suite, adapter, compute, base[1], recipe, experts, found, found)
     assert merged is not None
     container = found if isinstance(merged[1], FirstRows) else merged[0]  # a config that says how many rows there are

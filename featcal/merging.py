@@ -16,13 +16,20 @@ from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
-from featcal.mergers import task_arithmetic, ties
-from featcal.mergers.recipe import RecipeWeights
+from featcal.mergers import breadcrumbs, by_matrix, dare, task_arithmetic, ties, ties_per_tensor
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import Suite
 from featcal.words import did_you_mean
 
-DEFAULT_SCALES = {"task-arithmetic": task_arithmetic.DEFAULT_SCALE, "ties": ties.DEFAULT_SCALE}
+DEFAULT_SCALES = {
+    "task-arithmetic": task_arithmetic.DEFAULT_SCALE,
+    "ties": ties.DEFAULT_SCALE,
+    "ties-per-tensor": ties_per_tensor.DEFAULT_SCALE,
+    "dare": dare.DEFAULT_SCALE,
+    "dare-ties": ties.DEFAULT_SCALE,
+    "breadcrumbs": breadcrumbs.DEFAULT_SCALE,
+    **dict.fromkeys(("tsv-m", "iso-c", "iso-cts"), by_matrix.DEFAULT_SCALE),
+}
 
 
 def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | None, out: str | Path) -> dict[str, Any]:
@@ -40,11 +47,11 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
     """
     family = as_family(suite, "cpu")
     recipe = recipe_for(family.suite, method, **({} if scale is None else {"scale": scale}))
-    merged = RecipeWeights(recipe, family.base, family.experts)
+    merged = family.merge(recipe)
     settings = {**recipe.model_dump(exclude_none=True)}
     if recipe.method in DEFAULT_SCALES:
         settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
-    notes = [*check_lineage(family), *left_out(family).values()]
+    notes = [*recipe.notes, *check_lineage(family), *left_out(family).values()]
     record = {"suite": family.suite.name, **settings, "notes": notes}
     with OutputFolder(out) as folder:
         card = model_card(

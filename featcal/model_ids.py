@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from featcal.baselines.options import KINDS, Options, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
@@ -16,9 +17,9 @@ from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
 from featcal.jsons import read_json
-from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
 from featcal.schema.model_name import (
+    FITTED,
     REFERENCE,
     WITH_OPTIONS,
     ModelName,
@@ -26,8 +27,10 @@ from featcal.schema.model_name import (
     model_name,
     parts_of,
     parts_said,
+    reference_in,
     value_of,
 )
+from featcal.schema.recipe import OPTIONS
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -35,13 +38,24 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
-_OF_A_MERGER = {"scale": float, "density": float, "normalize": bool, "dtype": str}
+_OF_A_MERGER = {
+    "scale": float,
+    "density": float,
+    "drop": float,
+    "seed": int,
+    "beta": float,
+    "gamma": float,
+    "common": float,
+    "steps": int,
+    "normalize": bool,
+    "dtype": str,
+}
 _RHO = "rho"
 
 
 def resolved(model: ModelId, family: Family) -> ModelId:
     """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
-    paper's), of every other model itself.
+    paper's), of a baseline its name with all options, of every other model itself.
 
     Raises:
         InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
@@ -49,6 +63,9 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     if not isinstance(model, str):
         return model
     name = _read(model)
+    if name.kind in FITTED:
+        below = "merged" if name.of is None else spelled(resolved(name.of, family), family)
+        return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
     options: dict[str, Any] = {}
@@ -59,6 +76,18 @@ def resolved(model: ModelId, family: Family) -> ModelId:
             continue
         options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
     return config_for(family, **options)
+
+
+def baseline_of(model: str, family: Family) -> tuple[Options, str]:
+    """The options of a baseline that is named, and the name of the model that it is made of.
+
+    Raises:
+        InputError: a name of another kind, or an option that is unknown or outside its range.
+    """
+    name = _read(model)
+    if name.kind not in FITTED:
+        raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
+    return options_of(name, family), name.of or "merged"
 
 
 def spelled(model: ModelId, family: Family) -> str:
@@ -112,7 +141,7 @@ def _said(value: Any) -> str:
 
 
 def weights_of(model: str, family: Family) -> Weights:
-    """The tensors of a model that is named, but for calibrated ones.
+    """The tensors of a model that is named, but for calibrated ones and baselines.
 
     Raises:
         InputError: no such model, options that it does not have, or a checkpoint that does not fit the suite.
@@ -125,9 +154,9 @@ def weights_of(model: str, family: Family) -> Weights:
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
     for option, _ in name.options:
-        known_option(option, tuple(_OF_A_MERGER), name.kind)
+        known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
     given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return RecipeWeights(recipe_for(family.suite, name.kind, **given), family.base, family.experts)
+    return family.merge(recipe_for(family.suite, name.kind, **given))
 
 
 def _read(model: str) -> ModelName:
@@ -135,6 +164,8 @@ def _read(model: str) -> ModelName:
     name = model_name(model)
     if model in WITH_OPTIONS and Path(model).exists():
         option = "seed=42" if model == "calibrated" else "scale=1"
+        if model in FITTED:
+            option = KINDS[model]().name.partition(":")[2].partition(",")[0]
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"
@@ -176,9 +207,10 @@ def model_key(model: ModelId) -> Hashable:
         return model
     if not isinstance(model, str):
         return Same(model)
-    if model_name(model).kind != REFERENCE:
+    reference = reference_in(model)
+    if reference is None:
         return model
-    return model, Path.cwd(), model_stamp(model, Path.cwd())
+    return model, Path.cwd(), model_stamp(reference, Path.cwd())
 
 
 class Same:

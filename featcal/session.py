@@ -12,6 +12,9 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
+from featcal.baselines.fit import fit
+from featcal.baselines.fitted import Fitted
+from featcal.baselines.options import Sampled
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import PAPER, CalibrationConfig
@@ -29,13 +32,14 @@ from featcal.evaluation.judges import answers_of, judges
 from featcal.evaluation.paired import Comparison, compared
 from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import ModelId, label_of, model_key, recorded_config, resolved, spelled, weights_of
+from featcal.model_ids import ModelId, baseline_of, label_of, model_key, recorded_config, resolved, spelled, weights_of
 from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
 from featcal.models.run import Run
 from featcal.progress import Progress, available_bytes, silent
 from featcal.results import Results, nbytes
+from featcal.schema.model_name import FITTED, model_name
 from featcal.suite import Suite, load_suite
 from featcal.suite_files import suite_stamp
 from featcal.tasks.sources import Samples, look
@@ -140,6 +144,23 @@ class Session:
         """The suite's merged model, calibrated with these options."""
 
         return self._calibrated(config, lambda: self._calibration_passes(config), progress)
+
+    def fitted(self, model: str, progress: Progress = silent) -> Fitted:
+        """The model that a baseline makes of the suite, by its name.
+
+        Raises:
+            InputError: a name of another kind, or an option that is unknown or outside its range.
+            NumericalError: as `fit`.
+        """
+        options, below = baseline_of(model, self.family)
+
+        def make() -> Fitted:
+            of = self.weights(self.named(below))
+            passes = self._calibration_passes(options.counting) if isinstance(options, Sampled) else None
+            found = fit(self.family, options, of, experts=passes, progress=progress)
+            return replace(found, record={**found.record, "model": self.named(model)})
+
+        return self.once("fitted", (options, model_key(self.named(below))), make)
 
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`. For "expert", whose
@@ -389,6 +410,8 @@ class Session:
             return self.calibrated(model).weights
         if not isinstance(model, str):
             return self.family.model(model)
+        if model_name(model).kind in FITTED:
+            return self.fitted(model).weights
         return self.once("weights", model_key(model), lambda: weights_of(model, self.family))
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:

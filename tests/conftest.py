@@ -6,6 +6,7 @@ import os
 import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may look outside
+os.environ["STREAMLIT_BROWSER_GATHER_USAGE_STATS"] = "false"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 
@@ -140,6 +141,8 @@ def instant_maps() -> Iterator[None]:
     import streamlit
     from app_pages import InstantMaps
     from streamlit.components.v2 import manifest_scanner
+    from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+    from streamlit.testing.v1 import local_script_runner
 
     from app import afterwards, state
 
@@ -148,6 +151,7 @@ def instant_maps() -> Iterator[None]:
         patched.setattr(afterwards, "later", lambda key, version, meanwhile, draw: draw())  # no browser asks for it
         # every AppTest would look through all installed packages again, which takes longer than most pages
         patched.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        patched.setattr(local_script_runner, "ScriptCache", cache(ScriptCache))
         yield
     streamlit.cache_resource.clear()
 

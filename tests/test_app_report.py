@@ -28,6 +28,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
     return found
 
 
+@pytest.mark.slow
 def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered: Offered) -> None:
     app = opened(tiny_suite_file, "suite", n="8", b="calibrated", rho="1.5", samples="6")
     assert healthy(app)

@@ -29,7 +29,11 @@ from featcal.session import Session
 from featcal.sweep import Grid, baselines, run_sweep
 from featcal.views import View
 
-pytestmark = [pytest.mark.usefixtures("instant_maps", "own_history"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("instant_maps", "own_history"),
+    pytest.mark.filterwarnings("ignore"),
+]
 FEW = {"n": "8", "samples": "8"}
 ONE = {"sweep_lam": "0.05", "sweep_alpha": "0.3"}
 ONE_LAM = {**ONE, "sweep_rho": "1.5, 2"}
@@ -60,7 +64,7 @@ def listed(app: AppTest) -> Any:
 def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
     control(app, "rho").set_value(2.5).run()
-    go(app, "drift")
+    go(app, "cosines")
     control(app, "rho").set_value(0.5).run()
     assert set(recorded()) == {1.5, 2.5, 0.5}
     st.cache_resource.clear()
@@ -196,7 +200,7 @@ def test_a_history_that_cannot_be_written_is_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file"))
-    app = opened(tiny_suite_file, "calibrate", **FEW)
+    app = opened(tiny_suite_file, "calibrate", **ONE_LAM, **FEW)
     assert healthy(app)
     assert any("is not kept" in one.value for one in app.warning)
     go(app, "runs")

@@ -281,6 +281,7 @@ def test_interrupt_is_status_130_and_leaves_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
 def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
     """The process is told to stop once the first block is on disk."""

@@ -17,6 +17,8 @@ from featcal.suite import load_suite
 from featcal.tasks import embedded_images as embedded
 from featcal.tasks.embedded_images.glyphs import digit_rows
 
+pytestmark = pytest.mark.slow
+
 TASKS = tuple(embedded.CLASSES)
 HELD_OUT = ("calibration", "validation", "test")
 
@@ -62,7 +64,6 @@ def clip_mini() -> Family:
     return open_family(load_suite("clip-mini"), device="cpu").resident()
 
 
-@pytest.mark.slow
 def test_the_story_of_the_card(clip_mini: Family) -> None:
     """Mediocre base, experts above 90 %, Task Arithmetic damaged, calibration worth 9 points and more."""
     session = Session(clip_mini)
@@ -84,7 +85,6 @@ def test_the_story_of_the_card(clip_mini: Family) -> None:
         assert new.layers[-1].relative_drift < old.layers[-1].relative_drift
 
 
-@pytest.mark.slow
 def test_margin_certificates_are_never_wrong(clip_mini: Family) -> None:
     """Eq. (44) on every test picture: a certified decision is the expert's."""
     for task in measure_drift(clip_mini, split="test", samples=500, output=True).tasks.values():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -47,7 +49,6 @@ def test_the_wheel_takes_one_name() -> None:
     assert all(place.startswith("featcal/_bundle/") for place in wheel["force-include"].values())
 
 
-@pytest.mark.slow
 def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Path) -> None:
     import shutil
 

@@ -69,7 +69,7 @@ def test_ties_with_parameters_of_models_and_of_the_file(tmp_path: Path) -> None:
         "description": "Imported from recipe.yml (mergekit, ties).",
         "base": "org/base@v2",
         "merged": {
-            "method": "ties",
+            "method": "ties-per-tensor",
             "scale": 1.3,
             "weights": {"math": 0.5, "code-lora": 0.1},
             "density": {"math": 0.3, "code-lora": 0.5},

@@ -303,6 +303,7 @@ def test_a_ready_suite_is_ordered_by_its_name() -> None:
     assert order("scores", name, {"model": "merged"}).suite == name
 
 
+@pytest.mark.slow
 def test_a_job_outlives_its_server_and_a_session_takes_its_result(
     tiny: Family, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,10 +22,13 @@ from featcal.preflight import Preflight
 from featcal.session import open_session
 from featcal.suite_files import suite_stamp
 
-pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("instant_maps"),
+    pytest.mark.filterwarnings("ignore"),
+]  # streamlit warns a lot
 OPTIONS = {"lam": "0.0002", "rho": "1.2", "alpha": "0.35", "samples": "8"}
 SHOWN = "λ 0.0002 · ρ 1.2 · α 0.35 · n 8"
-ORDERS = [PAGES, PAGES[::-1], ("calibrate", "drift", "calibrate", "accuracy")]
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
 
 
@@ -39,29 +42,27 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
             assert all(one.value == value for one in controls(app, field)), (page, field)
 
 
-@pytest.mark.parametrize("pages", ORDERS, ids="-".join)
+@pytest.mark.parametrize("pages", [PAGES, PAGES[::-1]], ids=["forwards", "backwards"])
 def test_options_from_a_link_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
     app = opened(tiny_suite_file, pages[0], b="calibrated", n="16", task="signs", **OPTIONS)
     walk(app, pages, SHOWN, n=16, task="signs")
 
 
-@pytest.mark.parametrize("pages", ORDERS, ids="-".join)
-def test_options_set_by_hand_on_one_page_hold_on_every_other(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
+def test_options_set_by_hand_on_one_page_hold_on_every_other(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
     for field, value in OPTIONS.items():
         control(app, field).set_value(float(value) if "." in value else int(value)).run()
-    walk(app, pages, SHOWN)
+    walk(app, PAGES[::-1], SHOWN)
     go(app, "features")
     control(app, "rho").set_value(0.7).run()
     assert shown_model(app) == SHOWN.replace("ρ 1.2", "ρ 0.7")
-    walk(app, pages, SHOWN.replace("ρ 1.2", "ρ 0.7"))
+    walk(app, PAGES, SHOWN.replace("ρ 1.2", "ρ 0.7"))
 
 
-@pytest.mark.parametrize("pages", ORDERS, ids="-".join)
-def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
+def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "cosines", **OPTIONS)
     button(app, "with the defaults").click().run()
-    walk(app, pages, "λ 0.05 · ρ 2 · α 0.3 · n 64")
+    walk(app, ("calibrate", "drift", "calibrate", "accuracy"), "λ 0.05 · ρ 2 · α 0.3 · n 64")
 
 
 def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
@@ -86,9 +87,10 @@ def test_another_suite_starts_from_its_own_options(tiny_suite_file: Path, edit_s
     control(app, "suite").options.append(str(other))  # what is typed into the field
     control(app, "suite").set_value(str(other)).run()
     assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 9"
-    walk(app, PAGES, "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+    walk(app, ("cosines", "accuracy", "runs", "suite"), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
     for page, layer in (("drift", "block 2"), ("features", "head")):  # what each of them begins with
-        assert control(go(app, page), "layer").value == layer
+        walk(app, (page,), "λ 0.05 · ρ 1.5 · α 0.3 · n 9", task="pets")
+        assert control(app, "layer").value == layer
 
 
 def test_pages_show_the_numbers_of_the_model_they_name(own_suite_file: Path) -> None:
@@ -154,17 +156,13 @@ def test_a_calibration_that_raises_the_drift_says_so(tiny_suite_file: Path) -> N
     assert not app.warning
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "   ", "a\x07b", "x" * 300, "~nobody-at-all/x"],
-    ids=["nothing", "spaces", "bell", "long", "home of nobody"],
-)
-def test_a_folder_that_cannot_be_is_a_message(tiny_suite_file: Path, name: str) -> None:
-    app = opened(tiny_suite_file, "calibrate")
-    app.text_input(key="folder").set_value(name).run()
-    button(app, "Write").click().run()
-    assert not app.exception
-    assert len(app.error) == 1
+def test_a_folder_that_cannot_be_is_a_message(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", **OPTIONS)
+    for name in ("", "   ", "a\x07b", "x" * 300, "~nobody-at-all/x"):
+        app.text_input(key="folder").set_value(name)
+        button(app, "Write").click().run()
+        assert not app.exception, name
+        assert len(app.error) == 1, name
 
 
 @pytest.mark.parametrize(("lam", "shown"), [("0.03", "λ 0.03"), ("0.0123456789", "λ 0.0123456789")])
@@ -269,24 +267,24 @@ def test_captions_state_the_samples_that_were_measured_on(edit_suite: Edit) -> N
     assert "9 to 12 test samples per task" in " ".join(one.value for one in go(app, "accuracy").caption)
 
 
-@pytest.mark.parametrize("changed", ["expert", "samples", "suite"])
-def test_a_changed_file_changes_what_is_shown(own_suite_file: Path, changed: str) -> None:
+def test_a_changed_file_changes_what_is_shown(own_suite_file: Path) -> None:
     app = opened(own_suite_file, "calibrate")
-    before = [one.value for one in app.metric]
-    if changed == "suite":
-        own_suite_file.write_text(own_suite_file.read_text().replace("scale: 0.5", "scale: 0.9"))
-    else:
-        parts = {"expert": ("experts", "pets", "model.safetensors"), "samples": ("samples.safetensors",)}[changed]
-        file = own_suite_file.parent.joinpath(*parts)
-        tensors = load_file(file)
-        moved = {
-            name: one + 0.3 * torch.randn_like(one) if one.is_floating_point() else one for name, one in tensors.items()
-        }
-        save_file(moved, file, {"format": "pt"})
-        os.utime(file, ns=(10**18, 10**18))
-    app.run()
-    assert healthy(app)
-    assert [one.value for one in app.metric] != before
+    seen = [[one.value for one in app.metric]]
+    for changed in ("experts/pets/model.safetensors", "samples.safetensors", "suite.yaml"):
+        file = own_suite_file.parent / changed
+        if file == own_suite_file:
+            file.write_text(file.read_text().replace("scale: 0.5", "scale: 0.9"))
+        else:
+            moved = {
+                name: one + 0.3 * torch.randn_like(one) if one.is_floating_point() else one
+                for name, one in load_file(file).items()
+            }
+            save_file(moved, file, {"format": "pt"})
+            os.utime(file, ns=(10**18, 10**18))
+        app.run()
+        assert healthy(app)
+        seen.append([one.value for one in app.metric])
+        assert seen[-1] != seen[-2], changed
 
 
 def test_everything_that_a_suite_reads_here_is_looked_at(

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.weights import InMemory, TensorInfo
-from featcal.mergers import linear, recipe, simple_averaging, task_arithmetic, ties
+from featcal.mergers import (
+    breadcrumbs,
+    by_matrix,
+    dare,
+    linear,
+    model_stock,
+    recipe,
+    simple_averaging,
+    task_arithmetic,
+    ties,
+    ties_per_tensor,
+)
 from featcal.mergers.recipe import RecipeWeights
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import suite_from_dict
@@ -76,15 +87,15 @@ WEIGHTS, DENSITIES = [0.5, 0.25, 0.4], [0.3, 0.5, 0.77]
             ],
         ),
         (
-            lambda: ties.merge(BASE, EXPERTS, 1.3, WEIGHTS, DENSITIES),
+            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.3, WEIGHTS, DENSITIES),
             [1.0, -4.6, 10.9, -3.5, -5.2, 11.2222222222, -9.6666666667, 10.3],
         ),
         (
-            lambda: ties.merge(BASE, EXPERTS, 1.0, WEIGHTS, DENSITIES, normalize=False),
+            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.0, WEIGHTS, DENSITIES, normalize=False),
             [1.0, -2.8, 3.7, 1.75, -1.6, 9.0, -6.0, 6.15],
         ),
         (
-            lambda: ties.merge(BASE, EXPERTS, 1.0, [0.5, -0.25, 0.4], DENSITIES),
+            lambda: ties_per_tensor.merge(BASE, EXPERTS, 1.0, [0.5, -0.25, 0.4], DENSITIES),
             [1.0, -4.0, 8.5, 19.3333333333, -4.0, 13.2307692308, -8.0, 8.0],
         ),
     ],
@@ -112,13 +123,13 @@ def test_mergers_agree_where_they_must() -> None:
     torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 0.5), average)
     torch.testing.assert_close(linear.merge(base, [one, two], [3.0, 3.0]), average)
     torch.testing.assert_close(task_arithmetic.merge(base, [one, two], 1.0, [2.0, 2.0], normalize=True), average)
-    torch.testing.assert_close(ties.merge(base, [one], densities=[1.0]), one)
+    torch.testing.assert_close(ties_per_tensor.merge(base, [one], densities=[1.0]), one)
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=5, max_size=5), min_size=1, max_size=4), st.booleans())
 def test_ties_is_the_disjoint_mean_of_what_agrees_in_sign(changes: list[list[int]], normalize: bool) -> None:
     vectors = [tensor(*change) for change in changes]
-    merged = ties.merge(
+    merged = ties_per_tensor.merge(
         torch.zeros(5, dtype=torch.float64), vectors, densities=[1.0] * len(vectors), normalize=normalize
     )
     for entry, value in enumerate(merged.tolist()):
@@ -131,25 +142,25 @@ def test_ties_is_the_disjoint_mean_of_what_agrees_in_sign(changes: list[list[int
 
 def test_trimming_keeps_the_largest_of_every_part() -> None:
     vector = tensor(1, -9, 3, -2, 0.1, 0.3, -0.2)
-    assert ties.trim(vector, 0.5).tolist() == [0, -9, 3, -2, 0, 0, 0]
-    assert ties.trim(vector, 0.5, [4, 3]).tolist() == [0, -9, 3, 0, 0, 0.3, 0]
-    assert ties.trim(vector, 1.0).equal(vector)
-    assert ties.trim(vector, 1e-9).count_nonzero() == 1
-    assert ties.trim(torch.ones(10), 0.3).count_nonzero() == 3
+    assert ties_per_tensor.trim(vector, 0.5).tolist() == [0, -9, 3, -2, 0, 0, 0]
+    assert ties_per_tensor.trim(vector, 0.5, [4, 3]).tolist() == [0, -9, 3, 0, 0, 0.3, 0]
+    assert ties_per_tensor.trim(vector, 1.0).equal(vector)
+    assert ties_per_tensor.trim(vector, 1e-9).count_nonzero() == 1
+    assert ties_per_tensor.trim(torch.ones(10), 0.3).count_nonzero() == 3
     matrix = tensor([1, 2], [-4, 3])
-    assert ties.trim(matrix.T, 0.5).equal(tensor([0, -4], [0, 3]))
+    assert ties_per_tensor.trim(matrix.T, 0.5).equal(tensor([0, -4], [0, 3]))
 
 
 def test_trimming_tensor_by_tensor_is_another_merge_than_trimming_the_whole() -> None:
     small, large = tensor(1.0, 2.0), tensor(10.0, 20.0)
     joined = torch.cat([small, large])
     base = torch.zeros_like(joined)
-    assert ties.merge(base, [joined], densities=[0.5]).tolist() == [0, 0, 10, 20]
-    assert ties.merge(base, [joined], densities=[0.5], sizes=[2, 2]).tolist() == [0, 2, 0, 20]
+    assert ties_per_tensor.merge(base, [joined], densities=[0.5]).tolist() == [0, 0, 10, 20]
+    assert ties_per_tensor.merge(base, [joined], densities=[0.5], sizes=[2, 2]).tolist() == [0, 2, 0, 20]
 
 
 def test_too_few_weights_are_an_error_and_not_a_lost_expert() -> None:
-    for merge in (linear.merge, ties.merge, task_arithmetic.merge):
+    for merge in (linear.merge, ties_per_tensor.merge, task_arithmetic.merge):
         with pytest.raises(IndexError):
             merge(BASE, EXPERTS, weights=[1.0])
 
@@ -168,18 +179,55 @@ RECIPES: dict[str, dict[str, Any]] = {
     "simple-averaging": {},
     "linear": {"weights": BY_TASK},
     "task-arithmetic": {"scale": 0.7, "weights": BY_TASK, "normalize": True},
-    "ties": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},
+    "ties": {"scale": 1.3, "density": 0.4},
+    "dare": {"scale": 0.4, "drop": 0.3, "seed": 5},
+    "dare-ties": {"scale": 0.9, "density": 0.6, "drop": 0.3},
+    "breadcrumbs": {"beta": 0.2, "gamma": 0.9},
+    "model-stock": {},
+    "tsv-m": {"scale": 0.9},
+    "iso-c": {},
+    "iso-cts": {"common": 0.5},
+    "wudi": {"steps": 3},
+    "wudi-optimum": {},
+    "ties-per-tensor": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},
 }
 
 
-def expected(method: str, base: Tensor, experts: list[Tensor]) -> Tensor:
+def expected(method: str, held: list[InMemory], name: str) -> Tensor:
+    """A tensor of the merged model, by the merger's own function."""
+    base, *experts = (model.tensors[name].double() for model in held)
     if method == "simple-averaging":
         return simple_averaging.merge(base, experts)
     if method == "linear":
         return linear.merge(base, experts, WEIGHTS)
     if method == "task-arithmetic":
         return task_arithmetic.merge(base, experts, 0.7, WEIGHTS, True)
-    return ties.merge(base, experts, 1.3, None, DENSITIES, False)
+    if method == "breadcrumbs":
+        return breadcrumbs.merge(base, experts, None, 0.2, 0.9)
+    if method == "model-stock":
+        return model_stock.merge(base, experts)
+    if method == "ties-per-tensor":
+        return ties_per_tensor.merge(base, experts, 1.3, None, DENSITIES, False)
+    if method in by_matrix.MERGERS:
+        changed = [expert - base for expert in experts]
+        asked = MergeRecipe.model_validate({"method": method, **RECIPES[method]})
+        return base + by_matrix.merge(asked, changed, base.dim() == 2, name)
+    changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}
+    if method == "dare":
+        return dare.merge(base, changes[name], 0.4)
+    scale, density = {"ties": (1.3, 0.4), "dare-ties": (0.9, 0.6)}[method]
+    vectors = [torch.cat([changes[n][i].flatten() for n in SHAPES]) for i in range(len(TASKS))]
+    cuts = [float(vector.abs().topk(int(density * len(vector))).values[-1]) for vector in vectors]
+    return ties.merge(base, changes[name], cuts, scale)
+
+
+def thinned(method: str, held: list[InMemory], i: int, name: str) -> Tensor:
+    """The change of one tensor by one expert, after DARE where that is part of the method."""
+    change = held[i + 1].tensors[name].double() - held[0].tensors[name].double()
+    if not method.startswith("dare"):
+        return change
+    stream = dare.stream(5 if method == "dare" else None, TASKS[i], name)
+    return dare.thin(change.flatten(), 0.3, [stream], [change.numel()]).view_as(change)
 
 
 def open_recipe(
@@ -187,7 +235,7 @@ def open_recipe(
 ) -> tuple[RecipeWeights, list[InMemory]]:
     held = models(4, stored)
     given_recipe = MergeRecipe.model_validate({"method": method, **RECIPES[method], **options})
-    return RecipeWeights(given_recipe, held[0], dict(zip(TASKS, held[1:], strict=True))), held
+    return RecipeWeights(given_recipe, held[0], dict(zip(TASKS, held[1:], strict=True)), [*SHAPES]), held
 
 
 @pytest.mark.parametrize("at_once", [1, 15, 2**24])
@@ -198,9 +246,8 @@ def test_recipes_merge_every_tensor_on_its_own(method: str, at_once: int, monkey
     read = merged.read(["c", "a", "b"])
     assert list(read) == ["c", "a", "b"]
     for name in SHAPES:
-        base, *experts = (model.tensors[name].double() for model in held)
         assert read[name].dtype is torch.float32
-        torch.testing.assert_close(read[name], expected(method, base, experts).float(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(read[name], expected(method, held, name).float(), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -262,9 +309,10 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
     method: str, count: int, watched: type[Watched]
 ) -> None:
     experts = {str(i): watched(i) for i in range(count)}
-    RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts).read(SHAPES)
-    assert watched.most == 1
-    assert [expert.reads for expert in experts.values()] == [1] * count
+    RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
+    assert watched.most == 1 or method in by_matrix.MERGERS
+    passes = 3 if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
+    assert [expert.reads for expert in experts.values()] == [1 + passes] * count
 
 
 def test_what_does_not_fit_the_dtype_is_an_error() -> None:
@@ -282,12 +330,23 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
             "'density' means nothing to linear, which takes weights, normalize, dtype",
         ),
         ({"method": "task-arithmetic", "density": 0.5}, "'density' means nothing to task-arithmetic"),
-        ({"method": "ties", "density": 0}, "greater than 0"),
-        ({"method": "ties", "density": {"a": 1.5}}, "less than or equal to 1"),
+        ({"method": "ties-per-tensor", "density": 0}, "greater than 0"),
+        ({"method": "ties-per-tensor", "density": {"a": 1.5}}, "less than or equal to 1"),
         ({"method": "linear", "weights": {"a": 1, "b": -1}}, "sum to 0"),
+        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "means nothing to ties.*write ties-per-tensor"),
+        ({"method": "ties", "drop": 0.5}, "'drop' means nothing to ties"),
+        ({"method": "dare", "density": 0.5}, "'density' means nothing to dare, which takes scale, drop, seed, dtype"),
+        ({"method": "dare", "drop": 1.0}, "less than 1"),
+        ({"method": "dare", "seed": -1}, "greater than or equal to 0"),
+        ({"method": "breadcrumbs", "beta": 0.5, "gamma": 0.5}, "nothing lies between"),
+        ({"method": "breadcrumbs", "gamma": 0.0}, "nothing lies between"),
+        ({"method": "wudi", "scale": 1.0}, "'scale' means nothing to wudi, which takes steps, dtype"),
+        ({"method": "iso-c", "common": 0.5}, "'common' means nothing to iso-c"),
+        ({"method": "iso-cts", "common": 1.5}, "less than or equal to 1"),
+        ({"method": "model-stock", "scale": 0.5}, "'scale' means nothing to model-stock, which takes dtype"),
         ({"method": "task-arithmetic", "weights": {"a": 0.1, "b": -0.1}, "normalize": True}, "sum to 0"),
-        ({"method": "ties", "dtype": "int8"}, "'float32', 'bfloat16' or 'float16'"),
-        ({"method": "ties", "scale": float("inf")}, "finite"),
+        ({"method": "ties-per-tensor", "dtype": "int8"}, "'float32', 'bfloat16' or 'float16'"),
+        ({"method": "ties-per-tensor", "scale": float("inf")}, "finite"),
     ],
 )
 def test_recipes_that_mean_nothing(content: dict[str, Any], message: str) -> None:
@@ -295,13 +354,26 @@ def test_recipes_that_mean_nothing(content: dict[str, Any], message: str) -> Non
         MergeRecipe.model_validate(content)
 
 
+def test_a_name_with_two_meanings_is_explained() -> None:
+    assert [method for method in METHODS if MergeRecipe(method=method).notes] == ["ties"]
+    assert "as mergekit does it, it is ties-per-tensor" in MergeRecipe(method="ties").notes[0]
+
+
 def test_weights_that_cancel_are_fine_where_nothing_is_divided() -> None:
-    for content in ({"method": "linear", "normalize": False}, {"method": "task-arithmetic"}, {"method": "ties"}):
+    for content in (
+        {"method": "linear", "normalize": False},
+        {"method": "task-arithmetic"},
+        {"method": "ties-per-tensor"},
+    ):
         MergeRecipe.model_validate({**content, "weights": {"a": 1, "b": -1}})
 
 
 def test_weights_and_densities_name_every_task_and_no_other() -> None:
-    merged = {"method": "ties", "weights": {"pets": 1.0}, "density": {"pets": 0.5, "signs": 0.5, "cars": 0.5}}
+    merged = {
+        "method": "ties-per-tensor",
+        "weights": {"pets": 1.0},
+        "density": {"pets": 0.5, "signs": 0.5, "cars": 0.5},
+    }
     tasks = {task: {"expert": task, "calibration": {"imagefolder": task}} for task in ("pets", "signs")}
     with pytest.raises(InputError) as caught:
         suite_from_dict({"name": "s", "base": "b", "merged": merged, "tasks": tasks}, Path())

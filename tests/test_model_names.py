@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +14,18 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from conftest import TASKS, saying
-from featcal import evaluate, measure_drift
+from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.errors import InputError
-from featcal.family import Family
+from featcal.family import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.mergers.recipe import RecipeWeights
+from featcal.merging import merge_to_folder
 from featcal.model_ids import resolved, spelled, weights_of
 from featcal.schema.model_name import ModelName, model_name
-from featcal.schema.recipe import MergeRecipe
+from featcal.schema.recipe import METHODS, MergeRecipe
+from featcal.suite import load_suite
 
 
 def tensors(family: Family, model: Weights) -> Mapping[str, Tensor]:
@@ -50,7 +52,7 @@ def test_a_name_in_its_parts() -> None:
 
 def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
     merged, base = tensors(tiny, tiny.merged), tensors(tiny, tiny.base)
-    recipe = RecipeWeights(MergeRecipe(method="task-arithmetic", scale=0.6), tiny.base, tiny.experts)
+    recipe = tiny.merge(MergeRecipe(method="task-arithmetic", scale=0.6))
     assert same(tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny)), tensors(tiny, recipe))
     assert same(tensors(tiny, weights_of(f"expert:{TASKS[1]}", tiny)), tensors(tiny, tiny.experts[TASKS[1]]))
     assert same(tensors(tiny, weights_of("anchor:rho=1", tiny)), merged, 1e-7)
@@ -65,6 +67,24 @@ def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
     family = Family(**{**vars(tiny), "merged": of_recipe})
     twice = tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny))
     assert same(tensors(tiny, weights_of("anchor:rho=2", family)), twice, 1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merge_is_written_named_and_calibrated_alike(
+    method: str, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], tmp_path: Path
+) -> None:
+    """One model: what `merge` writes, what its name means, and what a strong ridge holds a calibration to."""
+    few = {"steps": 3} if method == "wudi" else {}
+    suite = load_suite(edit_suite(lambda content: content.update(merged={"method": method, **few})))
+    family = open_family(suite, device="cpu")
+    written = merge_to_folder(family, method, None, tmp_path / "out")
+    assert written["method"] == method
+    assert [note for note in written["notes"] if note.startswith("merged: ")] == MergeRecipe(method=method).notes
+    merged = tensors(family, family.merged)
+    assert same(tensors(family, family.model(str(tmp_path / "out"))), merged)
+    assert same(tensors(family, weights_of(method, family)), merged)
+    held = calibrate(family, CalibrationConfig(samples=4, lam=1e6, rho=1.0)).weights
+    assert same(tensors(family, held), merged, 1e-4)
 
 
 def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
@@ -92,8 +112,6 @@ def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: 
 
 
 def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
-    from featcal import calibrate
-
     result = calibrate(tiny, CalibrationConfig(samples=8, rho=1.5))
     name = "calibrated:samples=8,rho=1.5"
     assert evaluate(tiny, name).average == evaluate(tiny, result).average
@@ -102,7 +120,13 @@ def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
 
 
 def test_the_command_line_takes_every_name(tiny_suite_file: Path) -> None:
-    for name in ("anchor:rho=2", "ties:scale=1,density=0.5", f"expert:{TASKS[0]}", "calibrated:samples=8"):
+    for name in (
+        "anchor:rho=2",
+        "ties:scale=1,density=0.5",
+        "dare-ties:drop=0.2,seed=7",
+        f"expert:{TASKS[0]}",
+        "calibrated:samples=8",
+    ):
         for command in (["drift", "--samples", "4"], ["evaluate"]):
             done = CliRunner().invoke(
                 commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]
@@ -117,8 +141,8 @@ WRONG = {
     "scale is given twice": "ties:scale=1,scale=2",
     "scale is a number, not 'much'": "ties:scale=much",
     "--scale must be a finite number, not inf": "ties:scale=inf",
-    "has no option 'scal'; it takes scale, density, normalize, dtype. Did you mean 'scale'?": "ties:scal=1",
-    "'density' means nothing to task-arithmetic": "task-arithmetic:density=0.5",
+    "has no option 'scal'; it takes scale, density, dtype. Did you mean 'scale'?": "ties:scal=1",
+    "has no option 'density'; it takes scale, normalize, dtype": "task-arithmetic:density=0.5",
     "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
     "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
     "biases is true or false, not 'no'": "calibrated:biases=no",

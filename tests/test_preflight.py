@@ -552,6 +552,7 @@ def test_another_declared_base_is_noted(tmp_path: Path, hub: Callable[..., FakeH
     assert "expert 'a': its config.json names 'google/t5-other' as where it comes from, the base is 'some/t5'" in notes
 
 
+@pytest.mark.slow
 # --------------------------------------------------------------------------------------------------------- estimates
 def test_memory_and_disk_are_near_what_a_run_takes(tmp_path: Path) -> None:
     content = yaml.safe_load(data_path("clip-mini", "suite.yaml").read_text())

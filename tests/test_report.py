@@ -35,6 +35,8 @@ from featcal.session import Session
 from featcal.tasks.sources import Samples
 from featcal.views import View
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = '<script>alert(1)</script>"><img src=x>'
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 LABELS = ("merged", "calibrated λ 0.1 ρ 1.5 α 0.3")

@@ -18,6 +18,8 @@ from featcal.reproduce import KINDS, Measured, commands, python
 from featcal.reproduce.sweeps import boxes
 from featcal.views import View
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 CALIBRATED = ("calibrated:lam=0.02,samples=4", *MODELS[1:])
 ON = View(5, "validation", 3)
@@ -149,14 +151,16 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     """Two of them here; what the command cannot say is in the lines of Python."""
     whole = [f"calibrated:lam={lam},rho={rho},alpha=0.3,samples=4" for lam in ("0.05", "0.5") for rho in ("-1", "1.5")]
     part = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,seed=7,layernorms=false,blocks=block 0+block 2,tasks=signs"
+    refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
     unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
-    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, unsaid), View(5))
+    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, refined, unsaid), View(5))
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    first, second = commands(measured)
+    first, second, third = commands(measured)
     assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --n 5" in first
     assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --n 5" in second
-    found = {one["model"]: one["measured"][0] for line in (first, second) for one in document(line)["points"]}
-    assert {name for name in found if name.startswith("calibrated")} == {*whole, part}
+    assert "--samples 4 --recipe refined --beta 0.5 --n 5" in third
+    found = {one["model"]: one["measured"][0] for line in (first, second, third) for one in document(line)["points"]}
+    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined}
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
     again = {model: asdict(one) for model, one in printed(python(measured)).items()}
     assert {*again} == {*found, unsaid}

@@ -16,7 +16,11 @@ from app import downloads
 from app.downloads import Numbers
 from featcal.reproduce import commands, python
 
-pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("instant_maps"),
+    pytest.mark.filterwarnings("ignore"),
+]  # streamlit warns a lot
 
 MODELS = {"b": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "8"}
 PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {

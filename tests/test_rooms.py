@@ -24,6 +24,7 @@ FLOORS = (
     ("family",),
     ("card", "draft", "left_out", "lineage"),
     ("calibration", "evaluation"),
+    ("baselines",),
     ("drift", "merging"),
     ("preflight",),
     ("suite_files",),

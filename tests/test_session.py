@@ -141,6 +141,7 @@ def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) ->
     assert key not in (Same(other), Same(key))
 
 
+@pytest.mark.slow
 def test_a_small_budget_holds_and_changes_no_number(tiny: Family) -> None:
     roomy, tight = Session(tiny), {budget: Session(tiny, budget=budget) for budget in (0, 20_000)}
     for config in (CONFIG, replace(CONFIG, rho=1.5), CONFIG):
@@ -284,6 +285,7 @@ def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], c
     assert sorted(calls) == once
 
 
+@pytest.mark.slow
 def test_threads_of_a_tight_session_give_the_same_numbers(tiny: Family, calm: dict[str, Any]) -> None:
     own = Session(tiny, budget=5000)
     with ThreadPoolExecutor(2) as pool:

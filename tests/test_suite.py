@@ -13,6 +13,7 @@ from conftest import clip_inputs, saying
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.resources import embedded_suites
+from featcal.schema.recipe import METHODS
 from featcal.suite import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.tasks.sources import draw
 
@@ -65,11 +66,11 @@ def top(**change: Any) -> Any:
 
 
 TEXT = {"jsonl": "x.jsonl", "input": "{a}", "target": "{b}"}
-METHODS = "'simple-averaging', 'linear', 'task-arithmetic' or 'ties'"
+LISTED = ", ".join(f"'{name}'" for name in METHODS[:-1]) + f" or '{METHODS[-1]}'"
 WRONG = {
     "base: Field required": lambda content: content.pop("base"),
     "tasks: Dictionary should have at least 1 item": top(tasks={}),
-    f"merged.method: Input should be {METHODS}": top(merged={"method": "soup"}),
+    f"merged.method: Input should be {LISTED}": top(merged={"method": "soup"}),
     "'scale' means nothing to": top(merged={"method": "simple-averaging", "scale": 1}),
     "mergd: unknown key. Did you mean 'merged'?": top(mergd="x"),
     f"{'k' * 60} … (8940 more characters): unknown key.": top(**{"k" * 9000: 1}),

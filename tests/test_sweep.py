@@ -39,6 +39,8 @@ from featcal.sweep import (
 )
 from featcal.views import View
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = CalibrationConfig(samples=8, layernorms=False)
 GRID = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), OPTIONS)
 FEW = View(8)
@@ -46,6 +48,12 @@ FEW = View(8)
 
 class Stopped(Exception):
     """Whoever waited for the sweep has gone."""
+
+
+@pytest.fixture(scope="module")
+def own(tiny: Family) -> Session:
+    """Computes the points of a sweep once for all tests that do not ask what is computed."""
+    return Session(tiny)
 
 
 @pytest.fixture
@@ -62,32 +70,34 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationConfig]:
     return calibrations
 
 
-def test_points_are_single_calibrations_to_the_last_bit(tiny: Family, tmp_path: Path) -> None:
-    points = run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path))
+def test_points_are_single_calibrations_to_the_last_bit(tiny: Family, own: Session, tmp_path: Path) -> None:
+    points = run_sweep(own, GRID, on=FEW, history=History(tmp_path))
+    other = Session(tiny)
     calibrated = [point for point in points if point.kind == "calibrated"]
     assert [CalibrationConfig(**point.run.options) for point in calibrated] == GRID.configs()
     for point, config in zip(calibrated, GRID.configs(), strict=True):
         alone = calibrate(tiny, config)
-        drift = measure_drift(tiny, alone, samples=8)
+        drift = measure_drift(other, alone, samples=8)
         assert dict(point.found.drift) == {t: one.layers[-1].relative_drift for t, one in drift.tasks.items()}
-        scores = Session(tiny).quick_scores(alone, FEW)
+        scores = other.quick_scores(alone, FEW)
         assert {t: one.value for t, one in point.found.scores.items()} == {
             task: one.value for task, one in scores.tasks.items()
         }
         assert point.found.mean == scores.average
 
 
-def test_baselines_are_the_models_they_are_called(tiny: Family, tmp_path: Path) -> None:
-    points = {one.run.model: one for one in run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path))}
+def test_baselines_are_the_models_they_are_called(tiny: Family, own: Session, tmp_path: Path) -> None:
+    points = {one.run.model: one for one in run_sweep(own, GRID, on=FEW, history=History(tmp_path))}
+    other = Session(tiny)
     others = [name for name in baselines(GRID) if name != "expert"]
     assert len(points) == len(baselines(GRID)) + 4
     assert {points[name].kind for name in ("anchor:rho=2", "simple-averaging", "base")} == {"anchor", "merger", "base"}
     assert "anchor:rho=1" not in points  # the merged model
     for name in others:
-        drift = measure_drift(tiny, weights_of(name, tiny), samples=8)
+        drift = measure_drift(other, weights_of(name, tiny), samples=8)
         assert dict(points[name].found.drift) == {t: one.layers[-1].relative_drift for t, one in drift.tasks.items()}
     assert points["task-arithmetic:scale=0.5"].found.scores == points["merged"].found.scores  # the suite's own recipe
-    expert = Session(tiny).quick_scores("expert", FEW)
+    expert = other.quick_scores("expert", FEW)
     assert points["expert"].found.mean == expert.average
     assert dict(points["expert"].found.drift) == {}
 
@@ -109,7 +119,11 @@ def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[Cali
     assert len(made) == 12
 
 
-def test_a_sweep_that_was_ended_goes_on(tiny: Family, tmp_path: Path, made: list[CalibrationConfig]) -> None:
+def test_a_sweep_that_was_ended_goes_on(
+    tiny: Family, own: Session, tmp_path: Path, made: list[CalibrationConfig]
+) -> None:
+    at_once = run_sweep(own, GRID, on=FEW, history=History(tmp_path / "new"))
+    made.clear()
     steps: list[tuple[int, int]] = []
 
     def until_the_second(label: str, done: int, total: int) -> None:
@@ -126,7 +140,6 @@ def test_a_sweep_that_was_ended_goes_on(tiny: Family, tmp_path: Path, made: list
     assert len([run for run in history.runs() if run.options]) == 1
     points = run_sweep(Session(tiny), GRID, on=FEW, history=history)
     assert made == [GRID.configs()[0], *GRID.configs()[1:2], *GRID.configs()[1:]]
-    at_once = run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path / "new"))
     assert [(p.run.id, p.found.scores, p.found.drift) for p in points] == [
         (p.run.id, p.found.scores, p.found.drift) for p in at_once
     ]
@@ -145,17 +158,17 @@ def test_experts_run_once_for_a_whole_sweep(tiny: Family, tmp_path: Path, monkey
     assert sorted(drawn) == sorted((task, split) for task in TASKS for split in ("calibration", "validation"))
 
 
-def test_a_history_that_cannot_be_written_costs_no_point(tiny: Family, tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_written_costs_no_point(own: Session, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = History(tmp_path / "file")
-    points = run_sweep(Session(tiny), GRID, on=FEW, history=history)
-    kept = run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path / "kept"))
+    points = run_sweep(own, GRID, on=FEW, history=history)
+    kept = run_sweep(own, GRID, on=FEW, history=History(tmp_path / "kept"))
     assert [point.found.scores for point in points] == [point.found.scores for point in kept]
     assert len(history.problems) == 1
 
 
-def test_every_run_on_the_same_samples_is_a_point(tiny: Family, tmp_path: Path) -> None:
-    own, history = Session(tiny), History(tmp_path)
+def test_every_run_on_the_same_samples_is_a_point(own: Session, tmp_path: Path) -> None:
+    history = History(tmp_path)
     swept = run_sweep(own, GRID, on=FEW, history=history)
     run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=View(4), history=history)
     history.add(new_run(("tiny", hash_of(own)), "calibrated:unmeasured", {"lam": 1.0}, {}))
@@ -239,8 +252,8 @@ def test_what_cannot_be_scored_is_not_swept(edit_suite: Callable[..., Path], tmp
     assert not (tmp_path / "h").exists()
 
 
-def test_the_chart_carries_every_run_and_rings_the_front(tiny: Family, tmp_path: Path) -> None:
-    points = run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path))
+def test_the_chart_carries_every_run_and_rings_the_front(own: Session, tmp_path: Path) -> None:
+    points = run_sweep(own, GRID, on=FEW, history=History(tmp_path))
     frame = run_tables.sweep_table(points, front(points))
     shown = points[-1].run.id
     figure = sweep_charts.mean_against_worst(frame, "accuracy", {shown: "calibrated"})

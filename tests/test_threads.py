@@ -32,6 +32,8 @@ from featcal.models.compute import computing
 from featcal.models.lane import Entrance, Kept
 from featcal.progress import Progress, silent
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("clip", "t5", "llama")
 FEW = CalibrationConfig(samples=4, batch_size=4)
 

@@ -14,7 +14,7 @@ from featcal.family import open_family
 from featcal.resources import bundle_root
 from featcal.suite import load_suite
 
-pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture

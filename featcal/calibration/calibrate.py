@@ -290,9 +290,10 @@ def _notes(family: Family) -> list[str]:
     Raises:
         InputError: a model that does not come from the base.
     """
-    recipe = isinstance(family.suite.merged, MergeRecipe)
-    doubts = check_lineage(family, None if recipe else family.merged)
-    return [*doubts, *(left_out(family).values() if recipe else ())]
+    merged = family.suite.merged
+    if not isinstance(merged, MergeRecipe):
+        return check_lineage(family, family.merged)
+    return [*merged.notes, *check_lineage(family), *left_out(family).values()]
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:

@@ -299,11 +299,11 @@ class LinearGroup:
             weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, config.lam, config.eps)
         except SolveError as error:
             raise NumericalError(f"{self}: {error}; raise lam or use more samples") from error
-        solved = self._split(weight, "weight")
+        solved = self.split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
-            solved |= self._split(bias, "bias")
+            solved |= self.split(bias, "bias")
         return solved
 
     @property
@@ -326,7 +326,8 @@ class LinearGroup:
         parts = [tensors[f"{name}.{kind}"].to(dtype) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
+    def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
+        """The inverse of `stack`, by name inside the block."""
         parts = torch.split(stacked, self._rows)
         return {f"{name}.{kind}": part for name, part in zip(self.names, parts, strict=True)}
 

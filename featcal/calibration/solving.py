@@ -53,6 +53,6 @@ def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[
     for name, tensor in stored.items():
         if not bool(torch.isfinite(tensor).all()):
             raise NumericalError(
-                f"{name}: the solution does not fit {tensor.dtype}; raise lam or store the model wider"
+                f"{name}: the solution does not fit {tensor.dtype}; store it wider, or calibrate with a larger lam"
             )
     return stored

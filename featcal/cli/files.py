@@ -8,19 +8,33 @@ import click
 
 from featcal.cli import opening
 from featcal.cli.options import JSON, OUT, SUITE, file_to_write
-from featcal.cli.terminal import say, say_notes, show
+from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.schema.model_name import FITTED, model_name
+from featcal.schema.recipe import METHODS
 
 
 @click.command()
 @SUITE
-@click.option("--method", help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe]")
-@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
+@click.option(
+    "--method",
+    help=f"{', '.join(METHODS)}.  [the suite's own recipe] Or a baseline with its options: "
+    "regmean:samples=64,reduce=0.9, regmean++, svc:alpha=0.1.",
+)
+@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
 @OUT
 @JSON
 def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
     from featcal.merging import merge_to_folder
 
+    if method is not None and model_name(method).kind in FITTED:
+        if scale is not None:
+            raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+        session = opening.session(suite, "auto")
+        document = session.fitted(method, bar()).save(out)
+        say_notes(document)
+        show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
+        return
     document = merge_to_folder(opening.loaded(suite), method, scale, out)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))

@@ -186,7 +186,7 @@ def select(
         try:
             put_new(out, json.dumps(document, indent=2, allow_nan=False) + "\n")
         except OSError as error:
-            raise InputError(f"{out} cannot be written: {error.strerror}") from error
+            raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
     say_notes(document)
     rows, columns = selection_table.candidates(found)
     show(document, as_json, rows, columns)

@@ -38,11 +38,11 @@ def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tenso
         before: the expert's and the model's state before the layer; None where it has no skip connection.
         class_token: take the first token alone.
     """
-
-    def rows(state: Tensor) -> Tensor:
-        chosen = state[:, :1] if class_token and state.ndim == 3 else state
-        return chosen.flatten(1).double()
-
-    expert, on_expert, model = map(rows, after)
-    incoming = None if before is None else rows(before[1] - before[0])
+    expert, on_expert, model = (_rows(state, class_token) for state in after)
+    incoming = None if before is None else _rows(before[1] - before[0], class_token)
     return Parts(expert, model - expert, on_expert - expert, model - on_expert, incoming)
+
+
+def _rows(state: Tensor, class_token: bool) -> Tensor:
+    chosen = state[:, :1] if class_token and state.ndim == 3 else state
+    return chosen.flatten(1).double()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -126,14 +127,14 @@ def _path_average(
     total = torch.zeros(())
     with _differentiating, plain_attention():  # fused attention has no forward-mode derivative
         for t, weight in gauss_legendre(nodes):
-            point = expert + t * drift
-
-            def along(tangent: Tensor, point: Tensor = point) -> Tensor:
-                derivative: Tensor = jvp(layer, (point,), (tangent,))[1]
-                return derivative
-
+            along = partial(_derivative, layer, expert + t * drift)
             total = total + weight * vmap(along)(tangents)
     return total
+
+
+def _derivative(layer: Layer, point: Tensor, tangent: Tensor) -> Tensor:
+    derivative: Tensor = jvp(layer, (point,), (tangent,))[1]
+    return derivative
 
 
 _differentiating = threading.Lock()

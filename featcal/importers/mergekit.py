@@ -20,7 +20,7 @@ from featcal.importers.mergekit_schema import Configuration, Model, validated
 from featcal.schema.recipe import MergeRecipe
 from featcal.words import did_you_mean
 
-_METHODS = {"linear": "linear", "task_arithmetic": "task-arithmetic", "ties": "ties"}
+_METHODS = {"linear": "linear", "task_arithmetic": "task-arithmetic", "ties": "ties-per-tensor"}
 _MODEL_PARAMETERS = ("weight", "density")
 _PARAMETERS = (*_MODEL_PARAMETERS, "normalize", "lambda", "int8_mask", "rescale")
 """Parameters of these methods; neither `int8_mask` nor the `density` of `task_arithmetic` changes a number."""

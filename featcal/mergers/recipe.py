@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
-from featcal.mergers import linear, simple_averaging, task_arithmetic, ties
+from featcal.mergers import (
+    breadcrumbs,
+    by_matrix,
+    dare,
+    linear,
+    model_stock,
+    selection,
+    simple_averaging,
+    task_arithmetic,
+    ties,
+    ties_per_tensor,
+)
+from featcal.mergers.computed import Computed
 from featcal.schema.recipe import MergeRecipe
 
 VALUES_AT_ONCE = 2**24
@@ -22,12 +35,20 @@ class RecipeWeights:
     """The merged model of a recipe, computed in float64 and given in the base's dtype, or in the recipe's.
 
     Memory holds some tensors of the base, of the sums and of one or two experts, whatever the number of experts.
+    Methods that take a matrix as a whole (`by_matrix`) need it of all experts at once, in float64; what they give is
+    computed once, when it is read for the first time, and kept in files, since decompositions take long and a model is
+    read several times.
     """
 
     recipe: MergeRecipe
     base: Weights
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
+    whole: Sequence[str]
+    """The tensors that a task vector consists of, for methods that look at all of it: the tower that is merged."""
+    tables: Sequence[str] = ()
+    """Matrices that are no linear maps, with a row per token of the vocabulary."""
+    _computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
     @property
     def label(self) -> str:
@@ -39,36 +60,102 @@ class RecipeWeights:
         return {name: TensorInfo(info.shape, self._dtype(info.dtype)) for name, info in self.base.info.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        merged: dict[str, Tensor] = {}
         sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
+        if self.recipe.method in by_matrix.MERGERS:
+            missing = {name: size for name, size in sizes.items() if name not in self._computed}
+            for group in in_groups(missing, VALUES_AT_ONCE // len(self.experts)):
+                self._computed.put(self._by_matrix(group))
+            return {name: self._computed[name] for name in sizes}
+        merged: dict[str, Tensor] = {}
         for group in in_groups(sizes, VALUES_AT_ONCE):
             merged |= self._read_together(group)
+        return merged
+
+    def _by_matrix(self, names: Sequence[str]) -> dict[str, Tensor]:
+        base = self.base.read(names)
+        changes: dict[str, list[Tensor]] = {name: [] for name in names}
+        for expert in self.experts.values():
+            read = expert.read(names)
+            for name in names:
+                changes[name].append(read[name].double() - base[name].double())
+        merged: dict[str, Tensor] = {}
+        for name in names:
+            is_map = base[name].dim() == 2 and name not in self.tables
+            change = by_matrix.merge(self.recipe, changes.pop(name), is_map, name)
+            merged[name] = self._stored(base[name].double() + change, name, base[name].dtype)
         return merged
 
     def _read_together(self, names: Sequence[str]) -> dict[str, Tensor]:
         base = self.base.read(names)
         sizes = [base[name].numel() for name in names]
         experts = (_joined(expert.read(names), names) for expert in self.experts.values())
-        parts = torch.split(self._merge(_joined(base, names), experts, sizes), sizes)
-        merged: dict[str, Tensor] = {}
-        for name, part in zip(names, parts, strict=True):
-            dtype = self._dtype(base[name].dtype)
-            merged[name] = part.view(base[name].shape).to(dtype, copy=True)
-            check_finite(merged[name], f"{self.label}: tensor '{name}' in {dtype}")
-        return merged
+        parts = torch.split(self._merge(_joined(base, names), experts, dict(zip(names, sizes, strict=True))), sizes)
+        return {
+            name: self._stored(part.view(base[name].shape), name, base[name].dtype)
+            for name, part in zip(names, parts, strict=True)
+        }
 
-    def _merge(self, base: Tensor, experts: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
-        """One merged vector out of one per model; `sizes` are those of the tensors joined in it."""
-        recipe = self.recipe
+    def _stored(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
+        """A copy of a merged tensor in the dtype that the model has."""
+        dtype = self._dtype(of_base)
+        stored = merged.to(dtype, copy=True)
+        check_finite(stored, f"{self.label}: tensor '{name}' in {dtype}")
+        return stored
+
+    def _merge(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Tensor:
+        """One merged vector out of one per model; `parts` are the tensors joined in it, with their sizes."""
+        recipe, sizes = self.recipe, list(parts.values())
         weights = self._by_expert(recipe.weights)
-        if recipe.method == "simple-averaging":
-            return simple_averaging.merge(base, experts)
-        if recipe.method == "linear":
-            return linear.merge(base, experts, weights, recipe.normalize is not False)
-        if recipe.method == "task-arithmetic":
-            return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
-        densities = self._by_expert(recipe.density)
-        return ties.merge(base, experts, recipe.scale, weights, densities, recipe.normalize is not False, sizes)
+        match recipe.method:
+            case "simple-averaging":
+                return simple_averaging.merge(base, experts)
+            case "linear":
+                return linear.merge(base, experts, weights, recipe.normalize is not False)
+            case "task-arithmetic":
+                return task_arithmetic.merge(base, experts, recipe.scale, weights, recipe.normalize is True)
+            case "ties":
+                return ties.merge(base, (expert - base for expert in experts), self._thresholds, recipe.scale)
+            case "ties-per-tensor":
+                kept, divides = self._by_expert(recipe.density), recipe.normalize is not False
+                return ties_per_tensor.merge(base, experts, recipe.scale, weights, kept, divides, sizes)
+            case "dare":
+                return dare.merge(base, self._thinned(base, experts, parts), recipe.scale)
+            case "dare-ties":
+                return ties.merge(base, self._thinned(base, experts, parts), self._thresholds, recipe.scale)
+            case "breadcrumbs":
+                return breadcrumbs.merge(base, experts, recipe.scale, recipe.beta, recipe.gamma, sizes)
+            case "model-stock":
+                return model_stock.merge(base, experts, sizes)
+        raise AssertionError(f"{recipe.method} merges matrices")
+
+    def _thinned(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Iterator[Tensor]:
+        """Task vectors as DARE leaves them."""
+        for task, expert in zip(self.experts, experts, strict=True):
+            yield self._thin(expert - base, task, parts)
+
+    def _thin(self, vector: Tensor, task: str, parts: Mapping[str, int]) -> Tensor:
+        streams = [dare.stream(self.recipe.seed, task, name) for name in parts]
+        return dare.thin(vector, self.recipe.drop, streams, list(parts.values()))
+
+    @cached_property
+    def _thresholds(self) -> list[float]:
+        """The smallest magnitude that TIES keeps of every expert's whole task vector.
+
+        Found once, where a tensor is read for the first time, in three passes over every expert and the base.
+        """
+        sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
+        densities = self._by_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
+        return [
+            selection.largest(partial(self._task_vector, task, sizes), ties.kept(sum(sizes.values()), density))
+            for task, density in zip(self.experts, densities, strict=True)
+        ]
+
+    def _task_vector(self, task: str, sizes: Mapping[str, int]) -> Iterator[Tensor]:
+        """tau = theta_i - theta_0 of tensors with these sizes, some of them at a time, as TIES is given it."""
+        for group in in_groups(sizes, VALUES_AT_ONCE):
+            vector = _joined(self.experts[task].read(group), group) - _joined(self.base.read(group), group)
+            thinned = self.recipe.method == "dare-ties"
+            yield self._thin(vector, task, {name: sizes[name] for name in group}) if thinned else vector
 
     def _by_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
         if option is None:

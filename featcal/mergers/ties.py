@@ -1,9 +1,13 @@
-"""TIES, trimmed tensor by tensor: task vectors are trimmed to their largest entries, a sign is elected for every
-entry, and what agrees with it is averaged (Yadav et al., TIES-Merging, arXiv 2306.01708, Sec. 4).
+"""TIES: task vectors are trimmed to their largest entries, a sign is elected for every entry, and what agrees with it
+is averaged (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
 
-Two rules are those of mergekit's `ties` and not the paper's: the largest entries are those of each *tensor*, where the
-paper trims the task vector of the whole model at once, and the experts have weights. These are two methods: numbers in
-papers' tables come from whole-vector trimming, and are not to be compared with this one's.
+The largest entries are those of the *whole* task vector, over all tensors that are merged. Where the cut lies is found
+before anything is merged, in passes over every expert that hold a part of it at a time (`selection`). mergekit's `ties`
+trims tensor by tensor and is another method, `ties_per_tensor`.
+
+At two places, which concern single entries, the paper's code differs from its algorithm and from this one: it keeps one
+entry more, and where the trimmed values of an entry cancel to exactly 0 it takes the sign that most entries have, while
+here, as sgn(0) = 0 says, such an entry stays the base's. Equal magnitudes at the cut are all kept.
 """
 
 from __future__ import annotations
@@ -13,60 +17,34 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from featcal.mergers.election import votes
+
 DEFAULT_DENSITY = 0.2
 DEFAULT_SCALE = 1.0
-_SMALLEST_MASS = 1e-8
-"""Where weights of both signs cancel below this, the sum is not divided."""
 
 
-def merge(
-    base: Tensor,
-    experts: Iterable[Tensor],
-    scale: float | None = None,
-    weights: Sequence[float] | None = None,
-    densities: Sequence[float] | None = None,
-    normalize: bool = True,
-    sizes: Sequence[int] | None = None,
-) -> Tensor:
-    """Base plus `scale` (1 when None) times the elected task vector.
+def merge(base: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float], scale: float | None = None) -> Tensor:
+    """Base plus `scale` (lambda, 1 when None) times the elected task vector.
 
-    The sign of an entry is that of sum_i w_i tau_i, plus where the sum is 0; the elected value is the sum of the
-    w_i tau_i of that sign, over the sum of their w_i if `normalize`.
+    The elected sign of an entry is that of the sum of its trimmed values; the elected value is the mean of those that
+    have it.
 
     Args:
-        base, experts: one tensor each; the experts are read one at a time, in order.
-        weights: one per expert; all 1 when None.
-        densities: share of entries kept, one per expert, in (0, 1]; all 0.2 when None.
-        sizes: numbers of entries of consecutive parts that are trimmed each on its own; the whole when None.
+        vectors: task vectors, taken one at a time, in order.
+        thresholds: smallest magnitude that is kept of each; see `kept`.
     """
-    plus, minus, plus_mass, minus_mass = (torch.zeros_like(base) for _ in range(4))
-    for i, expert in enumerate(experts):
-        weight = 1.0 if weights is None else weights[i]
-        kept = trim(expert - base, DEFAULT_DENSITY if densities is None else densities[i], sizes).mul_(weight)
-        plus += kept.clamp(min=0)
-        minus += kept.clamp(max=0)
-        plus_mass.add_(kept > 0, alpha=weight)
-        minus_mass.add_(kept < 0, alpha=weight)
-    elected = plus + minus >= 0
-    merged = torch.where(elected, plus, minus)
-    if normalize:
-        mass = torch.where(elected, plus_mass, minus_mass)
-        merged = merged / mass.masked_fill(mass.abs() < _SMALLEST_MASS, 1)
-    return base + (DEFAULT_SCALE if scale is None else scale) * merged
+    trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
+    plus, minus, plus_count, minus_count = votes(base, trimmed)
+    total = plus + minus
+    elected = torch.where(total > 0, plus / plus_count.clamp(min=1), minus / minus_count.clamp(min=1))
+    return base + (DEFAULT_SCALE if scale is None else scale) * elected.masked_fill(total == 0, 0)
 
 
-def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
-    """`vector` with all but its largest entries by magnitude set to 0.
+def trim(vector: Tensor, threshold: float) -> Tensor:
+    """`vector` with the entries of magnitude below `threshold` set to 0."""
+    return vector.masked_fill(vector.abs() < threshold, 0)
 
-    Of n entries `floor(density * n)` are kept, and at least one. Where entries at the edge are equal, as they often are
-    between models in half precision, `torch.topk` decides: it does in mergekit too.
 
-    >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
-    [0.0, -3.0, 0.0, 2.0]
-    """
-    trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
-    split = list(sizes or [vector.numel()])
-    for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
-        kept = part.abs().topk(max(1, int(density * len(part))), sorted=False).indices
-        target[kept] = part[kept]
-    return trimmed
+def kept(entries: int, density: float) -> int:
+    """How many of a task vector's entries stay: `density` of them, rounded down, and at least one."""
+    return max(1, int(density * entries))

@@ -90,6 +90,8 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     config, general = _config(suite, opened.adapter)
     lineage = _lineage(family, opened)
     _note_left_out(suite, family, opened)
+    if isinstance(suite.merged, MergeRecipe):
+        general.notes += suite.merged.notes
     tasks, drawn = check_samples(suite, family, places, config)
     estimates = None
     if opened.adapter is not None and "base" in opened.weights:

@@ -63,7 +63,11 @@ _KINDS = {
         "{task: one.margins() for task, one in ledger.tasks.items()}",
     ),
     "gains": Kind(
-        "drift", ("--output",), ("output",), "tasks.TASK.final.cosine, tasks.TASK.output", 'ledger.to_json()["tasks"]'
+        "drift",
+        ("--output",),
+        ("output",),
+        "tasks.TASK.layers[], tasks.TASK.final.cosine, tasks.TASK.output",
+        'ledger.to_json()["tasks"]',
     ),
     "task vectors": Kind(
         "drift", ("--task-vectors",), (), "task_vector_cosines", "session.vector_cosines(session.named(model))"

@@ -10,7 +10,7 @@ from featcal.reproduce.measured import Measured
 from featcal.schema.model_name import model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
-_NUMBERS = ("samples", "seed")
+_VALUES = ("recipe", "beta", "samples", "seed")
 _SWITCHES = ("biases", "layernorms", "rmsnorms", "completion_only")
 _PARTS = ("blocks", "maps", "tasks")
 Box = tuple[tuple[str, ...], ...]
@@ -91,7 +91,7 @@ def _options(grid: Grid) -> Iterator[str | None]:
     """Words of the command line; None for what it cannot say."""
     for option, text in grid.options:
         flag = option.replace("_", "-")
-        if option in _NUMBERS:
+        if option in _VALUES:
             yield from (f"--{flag}", text)
         elif option in _SWITCHES:
             yield f"--{flag}" if text == "true" else f"--no-{flag}"

@@ -11,7 +11,11 @@ from featcal.schema.recipe import METHODS
 from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
-WITH_OPTIONS = ("calibrated", "anchor", *METHODS)
+AFTER = ("svc", "polished")
+"""Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
+FITTED = ("regmean", "regmean++", *AFTER)
+"""Models of baselines, beside the calibrated one."""
+WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 _AND, _ALL = "+", "all"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
 word for all of them, where a suite recommends some."""
@@ -21,7 +25,8 @@ REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
 GRAMMAR = (
     "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
-    "anchor:rho=2, a merge method[:scale=0.6,…], or a checkpoint (folder or Hub id)"
+    "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, "
+    "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], or a checkpoint (folder or Hub id)"
 )
 
 
@@ -30,7 +35,7 @@ class ModelName:
     """A name in its parts. A folder that is called like a name is meant by `./ties`.
 
     Args:
-        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, or `REFERENCE`.
+        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, one of `FITTED`, or `REFERENCE`.
         options: values as they were written.
         task: of one expert; None for every expert on its own task, and for other kinds.
     """
@@ -38,20 +43,27 @@ class ModelName:
     kind: str
     options: tuple[tuple[str, str], ...] = field(default=())
     task: str | None = None
+    of: str | None = None
+    """Name of the model that one of the kinds `AFTER` is made of."""
 
 
 def model_name(text: str) -> ModelName:
     """The parts of a name.
 
     Raises:
-        InputError: options that are not `name=value`, that are given twice, or that the kind does not take.
+        InputError: options that are not `name=value` or that are given twice, or a name that breaks off.
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None)
     >>> model_name("runs/my-model").kind
     'reference'
     """
-    kind, colon, rest = text.partition(":")
+    own, at, below = text.partition("@")
+    if own.partition(":")[0] not in AFTER:
+        own, at = text, ""
+    if at and not below:
+        raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
+    kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:
             raise InputError(
@@ -70,7 +82,20 @@ def model_name(text: str) -> ModelName:
         if name in options:
             raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
         options[name] = value
-    return ModelName(kind, tuple(options.items()))
+    of = (below or "merged") if kind in AFTER else None
+    return ModelName(kind, tuple(options.items()), of=of)
+
+
+def reference_in(text: str) -> str | None:
+    """The folder or Hub id that a model is, or is made of; None where it is the suite's own.
+
+    >>> reference_in("svc:alpha=0.1@runs/my-model")
+    'runs/my-model'
+    """
+    name = model_name(text)
+    if name.of is not None:
+        return reference_in(name.of)
+    return text if name.kind == REFERENCE else None
 
 
 def parts_of(text: str) -> tuple[str, ...] | None:

@@ -9,15 +9,44 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from featcal.schema.strict import Strict
 
-Method = Literal["simple-averaging", "linear", "task-arithmetic", "ties"]
+Method = Literal[
+    "simple-averaging",
+    "linear",
+    "task-arithmetic",
+    "ties",
+    "ties-per-tensor",
+    "dare",
+    "dare-ties",
+    "breadcrumbs",
+    "model-stock",
+    "tsv-m",
+    "iso-c",
+    "iso-cts",
+    "wudi",
+    "wudi-optimum",
+]
 METHODS: tuple[str, ...] = get_args(Method)
 Density = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_BETA = 0.9
+DEFAULT_GAMMA = 0.99
+"""Percentiles of Breadcrumbs."""
 
-_OPTIONS: dict[str, tuple[str, ...]] = {
+OPTIONS: dict[str, tuple[str, ...]] = {
     "simple-averaging": (),
     "linear": ("weights", "normalize"),
     "task-arithmetic": ("scale", "weights", "normalize"),
-    "ties": ("scale", "weights", "density", "normalize"),
+    "ties": ("scale", "density"),
+    "ties-per-tensor": ("scale", "weights", "density", "normalize"),
+    "dare": ("scale", "drop", "seed"),
+    "dare-ties": ("scale", "density", "drop", "seed"),
+    "breadcrumbs": ("scale", "beta", "gamma"),
+    "model-stock": (),
+    "tsv-m": ("scale",),
+    "iso-c": ("scale",),
+    "iso-cts": ("scale", "common"),
+    "wudi": ("steps",),
+    "wudi-optimum": (),
 }
 """Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
 
@@ -27,33 +56,69 @@ class MergeRecipe(Strict):
 
     method: Method
     scale: FiniteFloat | None = None
-    """Factor of the combined task vectors: 0.3 for Task Arithmetic and 1 for TIES when left out."""
+    """Factor of the combined task vectors; the merger's own (0.3 for Task Arithmetic, 1 for TIES) when left out."""
     weights: dict[str, FiniteFloat] | None = None
     """Weight of every task's expert, by task name; all 1 when left out."""
     density: Density | dict[str, Density] | None = None
     """TIES: share of a task vector's entries that is kept, for all experts or by task name; 0.2 when left out."""
+    drop: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """DARE: probability p that an entry of a task vector is dropped; 0.5 when left out."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """DARE: of what is dropped; 42 when left out."""
+    beta: Share | None = None
+    """Breadcrumbs: share of a tensor's entries, the smallest, that is masked; 0.9 when left out."""
+    gamma: Share | None = None
+    """Breadcrumbs: share of a tensor's entries above which the largest are masked; 0.99 when left out."""
+    common: Share | None = None
+    """Iso-CTS: share of a matrix's directions that the common space has; 0.8 when left out."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """WUDI: steps of Adam; 300 when left out."""
     normalize: bool | None = None
-    """Divide by the sum of the weights; left out, `linear` and `ties` do and Task Arithmetic does not."""
+    """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Storage dtype of the merged model; the base's own when left out."""
 
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> MergeRecipe:
         given = self.model_fields_set - {"method", "dtype"}
-        misplaced = sorted(name for name in given - set(_OPTIONS[self.method]) if getattr(self, name) is not None)
+        misplaced = sorted(name for name in given - set(OPTIONS[self.method]) if getattr(self, name) is not None)
         if misplaced:
-            takes = ", ".join([*_OPTIONS[self.method], "dtype"])
+            takes = ", ".join([*OPTIONS[self.method], "dtype"])
             names = ", ".join(f"'{name}'" for name in misplaced)
-            raise ValueError(f"{names} means nothing to {self.method}, which takes {takes}; remove it")
+            other = " or, where mergekit's method is meant, write ties-per-tensor" if self.method == "ties" else ""
+            raise ValueError(f"{names} means nothing to {self.method}, which takes {takes}; remove it{other}")
         return self
 
     @model_validator(mode="after")
     def _weights_can_be_normalized(self) -> MergeRecipe:
         divides = self.method == "linear" if self.normalize is None else self.normalize
         weights = list((self.weights or {}).values())
-        if divides and self.method != "ties" and weights and abs(sum(weights)) <= 1e-9 * sum(map(abs, weights)):
+        if (
+            divides
+            and self.method != "ties-per-tensor"
+            and weights
+            and abs(sum(weights)) <= 1e-9 * sum(map(abs, weights))
+        ):
             raise ValueError("'weights' sum to 0, so they cannot be normalized; change them or set 'normalize: false'")
         return self
+
+    @model_validator(mode="after")
+    def _something_stays_between_percentiles(self) -> MergeRecipe:
+        low = DEFAULT_BETA if self.beta is None else self.beta
+        high = DEFAULT_GAMMA if self.gamma is None else self.gamma
+        if low >= high:
+            raise ValueError(f"nothing lies between 'beta' ({low:g}) and 'gamma' ({high:g}); beta must be the smaller")
+        return self
+
+    @property
+    def notes(self) -> list[str]:
+        """What should be known of the method: of a name that means something else elsewhere."""
+        if self.method != "ties":
+            return []
+        return [
+            "merged: ties trims whole task vectors, as published; trimmed tensor by tensor, as mergekit does it, it "
+            "is ties-per-tensor"
+        ]
 
     def misfits(self, tasks: Collection[str]) -> list[str]:
         """What keeps the recipe from being one for experts of these tasks; empty if nothing does."""

@@ -1,0 +1,51 @@
+"""What a baseline gives: a model and the account of how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.baselines.options import Options
+from featcal.calibration.calibrate import input_hashes
+from featcal.card import model_card
+from featcal.export.write import write_model
+from featcal.family import Family
+from featcal.formats.output import OutputFolder
+from featcal.formats.weights import Weights
+from featcal.left_out import left_out
+from featcal.lineage import check_lineage
+from featcal.schema.model_name import AFTER
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that a baseline made of a suite."""
+
+    family: Family
+    options: Options
+    weights: Weights
+    """Accepted wherever a model is."""
+    record: Mapping[str, Any]
+    """suite, model (its name), of (the model that was acted on), options, tasks (samples and their indices), seconds,
+    peak memory, versions."""
+
+    def save(self, out: str | Path) -> dict[str, Any]:
+        """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
+
+        Raises:
+            InputError: `out` exists or cannot be written, an expert that does not come from the base, or a model that
+                is more than its weights.
+            NumericalError: the folder does not load back to the same model.
+        """
+        family, settings = self.family, dict(self.record["options"])
+        container = family.container if self.options.kind in AFTER else family.origin
+        notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]
+        record = {**self.record, "inputs": input_hashes(family), "notes": notes}
+        what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
+        title = f"{family.suite.name}, {self.options.kind}"
+        with OutputFolder(out) as folder:
+            card = model_card(family.suite, title, what, settings, family.adapter.library)
+            content = write_model(folder, family.adapter, container, self.weights, lambda: record, card)
+        return {"out": str(folder.out), **content}

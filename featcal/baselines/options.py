@@ -1,0 +1,130 @@
+"""The options of every baseline: frozen values that tell one model from another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
+from featcal.family import Family
+from featcal.schema.model_name import ModelName, known_option, value_of
+from featcal.words import exactly
+
+
+@dataclass(frozen=True)
+class Options:
+    """What tells a model of a baseline from others.
+
+    Raises:
+        InputError: a value outside its range; the message names the option.
+    """
+
+    kind: ClassVar[str]
+    """The model's name without options."""
+
+    def require(self, holds: bool, option: str, range_: str) -> None:
+        """Raise InputError about an option unless its range `holds`."""
+        if not holds:
+            raise InputError(f"{self.kind}: {option} is {getattr(self, option)}; it {range_}")
+
+    @property
+    def name(self) -> str:
+        """The model's name with every option."""
+        return f"{self.kind}:{','.join(f'{option}={_said(value)}' for option, value in asdict(self).items())}"
+
+
+@dataclass(frozen=True)
+class Sampled(Options):
+    """Of a baseline that sees samples."""
+
+    samples: int = 256
+    """Unlabelled calibration samples per task, > 0; a task that has fewer gives all it has."""
+    seed: int = 42
+    """Together with the task's name it decides which samples are drawn."""
+
+    def __post_init__(self) -> None:
+        self.require(self.samples >= 1, "samples", "is at least 1")
+
+    @property
+    def counting(self) -> CalibrationConfig:
+        """A calibration on the same samples, in which every token but padding counts alike."""
+        return CalibrationConfig(samples=self.samples, seed=self.seed, patch_weight=1.0)
+
+
+@dataclass(frozen=True)
+class RegMean(Sampled):
+    """RegMean (Jin et al., arXiv 2212.09849): every linear map from the Grams of the experts' own features."""
+
+    kind: ClassVar[str] = "regmean"
+    reduce: float = 0.95
+    """Factor of the off-diagonal entries of every Gram matrix, in [0, 1]: 1 is the plain regression, 0 a weighted
+    average by the energy of every input."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.reduce <= 1, "reduce", "lies in [0, 1]")
+
+
+@dataclass(frozen=True)
+class RegMeanPlusPlus(RegMean):
+    """RegMean++ (arXiv 2508.03121): the same with the merged model's own features in front of every block."""
+
+    kind: ClassVar[str] = "regmean++"
+
+
+@dataclass(frozen=True)
+class Svc(Options):
+    """Singular value calibration (arXiv 2602.05536) of a merged model, which needs no data."""
+
+    kind: ClassVar[str] = "svc"
+    alpha: float = 0.1
+    """Least share of an expert's answer that counts, > 0: FusionBench's for averages and Task Arithmetic."""
+
+    def __post_init__(self) -> None:
+        self.require(0 < self.alpha < math.inf, "alpha", "is above 0 and finite")
+
+
+@dataclass(frozen=True)
+class Polish(Sampled):
+    """A model after some steps of Adam that bring its final features closer to the experts'."""
+
+    kind: ClassVar[str] = "polished"
+    steps: int = 30
+    """Steps of Adam, >= 0, each on all samples."""
+    rate: float = 3e-4
+    """Step size of Adam, > 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.steps >= 0, "steps", "is at least 0")
+        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
+
+
+KINDS: Mapping[str, type[Options]] = {one.kind: one for one in (RegMean, RegMeanPlusPlus, Svc, Polish)}
+_REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6}
+"""By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5."""
+
+
+def options_of(name: ModelName, family: Family) -> Options:
+    """The options of a baseline that is named; those that are not said are the suite's, else the architecture's.
+
+    Raises:
+        InputError: an option that is unknown or outside its range.
+    """
+    kind = KINDS[name.kind]
+    types = {field.name: type(field.default) for field in fields(kind)}
+    given: dict[str, Any] = {}
+    for option, text in name.options:
+        known_option(option, tuple(types), name.kind)
+        given[option] = value_of(text, types[option], f"model '{name.kind}': {option}")
+    own = config_for(family)
+    defaults = {"samples": own.samples, "seed": own.seed, "reduce": _REDUCE[family.adapter.modality]}
+    return kind(**{option: value for option, value in defaults.items() if option in types} | given)
+
+
+def _said(value: Any) -> str:
+    return exactly(value) if isinstance(value, float) else str(value).lower()

@@ -1,0 +1,170 @@
+"""RegMean (Jin et al., arXiv 2212.09849) and RegMean++ (arXiv 2508.03121).
+
+A linear map W is the one that answers the experts' inputs as the experts' own maps W_i do: it minimises
+sum_i tr((W - W_i) G~_i (W - W_i)^T), hence W = (sum_i W_i G~_i) (sum_i G~_i)^-1. G_i is the mean of x x^T over all
+tokens but padding, G~_i the same with its off-diagonal entries times `reduce`. Everything else is averaged: biases,
+norms, embeddings, and linear maps outside the blocks.
+
+In RegMean x are the features of the expert alone. In RegMean++ they are what the expert's block makes of the features
+of the merged model so far, which is why its blocks are solved one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from featcal.baselines.options import RegMean, RegMeanPlusPlus
+from featcal.calibration.closed_form import SolveError
+from featcal.calibration.gram import Gram
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.moments import linear_groups
+from featcal.calibration.solving import as_stored, named
+from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.errors import NumericalError
+from featcal.formats.weights import Overlay, Weights, all_finite
+from featcal.mergers.recipe import RecipeWeights
+from featcal.models.adapter import Block, Stage, walking
+from featcal.models.lane import ExpertPass, Step
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+from featcal.schema.recipe import MergeRecipe
+
+FLOAT64_ABOVE = 0.99
+"""`reduce` above which products are formed in float64. After the diagonal is scaled to 1 the condition number of
+sum G~ is at most 1 + d reduce / (1 - reduce)."""
+
+
+def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> Weights:
+    """Merge the experts; the base counts for its dtype alone.
+
+    Args:
+        experts: one expert pass per task; their batches are the samples.
+
+    Raises:
+        NumericalError: features that are not finite, or too few samples for a `reduce` of 1; names the maps.
+        InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
+    """
+    recipe = MergeRecipe(method="simple-averaging")
+    models = {task: one.weights for task, one in experts.items()}
+    average = RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)
+    streamed = isinstance(options, RegMeanPlusPlus)
+    own = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    solved: dict[str, Tensor] = {}
+    with walking(run.adapter), run.seconds(options.kind):
+        walk = Walk(run, options.kind, own if streamed else experts, {})
+        for stage in run.adapter.stages:
+            walk.enter(stage)
+            rows = {
+                task: task_rows(stage, lane.calls, experts[task].batches, options.counting)
+                for task, lane in walk.experts.items()
+            }
+            for index, block in walk.blocks(stage):
+                sums = BlockSums(stage, index, options.reduce)
+                for task, tensors in _experts_at(run, walk, experts, block):
+                    steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears, move=not streamed)
+                    sums.count(steps, tensors, rows[task])
+                merged = average.read(block.names)
+                with named(block.name):
+                    found = sums.solve(block.local(run.compute.move(merged)))
+                found = merged | as_stored(block, merged, [found])
+                solved |= found
+                if streamed:
+                    _move(run, walk, stage, block, found)
+        walk.finish()
+    return Overlay(f"merged model ({options.kind})", average, solved)
+
+
+def _experts_at(
+    run: Run, walk: Walk, experts: Mapping[str, ExpertPass], block: Block
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every task with its expert's tensors of a block, whatever model the walk is of."""
+    if all(walk.experts[task].weights is one.weights for task, one in experts.items()):
+        yield from walk.experts_at(block)
+        return
+    for task, one in experts.items():
+        yield task, block.local(run.compute.move(one.weights.read(block.names)))
+
+
+def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
+    """Take every stream through the merged block."""
+    placed = block.local(run.compute.place(merged))
+    for lane in walk.experts.values():
+        for _ in lane.walk(stage, block, placed):
+            pass
+
+
+class BlockSums:
+    """The sums over experts for the linear maps of one block."""
+
+    def __init__(self, stage: Stage, index: int, reduce: float) -> None:
+        self._stage, self._index, self._reduce = stage, index, reduce
+        self._groups: list[LinearGroup] = []
+        self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+
+    def count(self, steps: Iterable[Step], expert: Mapping[str, Tensor], rows: TaskRows) -> None:
+        """Count one task.
+
+        Args:
+            steps: the expert's block on every batch of the task, with the inputs of its linear maps.
+            expert: its tensors of the block, by name inside it.
+        """
+        grams: dict[tuple[str, ...], Gram] = {}
+        counted: dict[tuple[str, ...], float] = {}
+        for position, step in enumerate(steps):
+            self._groups = self._groups or linear_groups(self._stage, self._index, step.inputs)
+            for group in self._groups:
+                tokens = rows.batches[position][group.weighting]
+                x = group.features(step.inputs, tokens)
+                x = x.double() if self._reduce > FLOAT64_ABOVE else x
+                gram = grams.setdefault(group.names, Gram.zeros(group.inputs, x.device, x.dtype))
+                gram.add_rows(x)
+                counted[group.names] = counted.get(group.names, 0.0) + tokens.total
+        for group in self._groups:
+            if not counted[group.names] > 0:
+                raise NumericalError(f"{group}: no token of a task counts; see its samples")
+            mean = grams[group.names].full(torch.float64) / counted[group.names]
+            scaled = torch.lerp(mean.diagonal().diag(), mean, self._reduce)
+            answers = group.stack(expert, "weight") @ scaled
+            old = self._sums.get(group.names)
+            self._sums[group.names] = (scaled, answers) if old is None else (old[0] + scaled, old[1] + answers)
+
+    def solve(self, average: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of every linear map, by name inside the block.
+
+        Args:
+            average: the mean of the experts' tensors of the block; of it stays what no expert's features reach.
+        """
+        solved: dict[str, Tensor] = {}
+        for group in self._groups:
+            left, answers = self._sums.pop(group.names)
+            if not (all_finite(left) and all_finite(answers)):
+                raise NumericalError(f"{group}: features are not finite")
+            try:
+                weight = merged_weight(left, answers, group.stack(average, "weight"))
+            except SolveError as error:
+                raise NumericalError(f"{group}: {error}; lower reduce or use more samples") from error
+            solved |= group.split(weight, "weight")
+        return solved
+
+
+def merged_weight(gram_sum: Tensor, answer_sum: Tensor, average: Tensor) -> Tensor:
+    """The W nearest to `average` that minimises sum_i tr((W - W_i) G~_i (W - W_i)^T).
+
+    Args:
+        gram_sum: sum_i G~_i, `[d, d]`, positive semi-definite.
+        answer_sum: sum_i W_i G~_i, `[m, d]`.
+        average: `[m, d]`; of an input that is 0 in all samples its column stays.
+
+    Raises:
+        SolveError: the matrix is singular otherwise too.
+    """
+    unused = gram_sum.diagonal() == 0
+    factor, info = torch.linalg.cholesky_ex(gram_sum + unused.to(gram_sum).diag())
+    alone = factor.diagonal().square() / (gram_sum.diagonal() + unused)
+    if int(info) != 0 or bool((alone < len(factor) * torch.finfo(factor.dtype).eps).any()):
+        raise SolveError("the sum of the Gram matrices is singular: there are inputs that others determine")
+    return average + torch.cholesky_solve((answer_sum - average @ gram_sum).mT, factor).mT

@@ -1,0 +1,34 @@
+"""Sums of task vectors by the sign of their entries: what TIES elects a sign from, and what it then averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Votes(NamedTuple):
+    """Per entry: the sum of the positive and of the negative values, and the weights of each."""
+
+    plus: Tensor
+    minus: Tensor
+    plus_mass: Tensor
+    minus_mass: Tensor
+
+
+def votes(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float] | None = None) -> Votes:
+    """The votes of task vectors, each times its weight (all 1 when None), taken one at a time and in order.
+
+    Of `like` only shape and dtype count. Zeros have no vote.
+    """
+    plus, minus, plus_mass, minus_mass = (torch.zeros_like(like) for _ in range(4))
+    for i, vector in enumerate(vectors):
+        weight = 1.0 if weights is None else weights[i]
+        weighted = vector * weight
+        plus += weighted.clamp(min=0)
+        minus += weighted.clamp(max=0)
+        plus_mass.add_(weighted > 0, alpha=weight)
+        minus_mass.add_(weighted < 0, alpha=weight)
+    return Votes(plus, minus, plus_mass, minus_mass)

@@ -1,0 +1,45 @@
+"""Iso-CTS: Iso-C in which the weakest directions of the sum make room for directions of single tasks (Marczak,
+Magistri, Cygert, Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
+
+The strongest directions of the summed task matrices are the common space; every task adds the strongest ones of what it
+has outside of it. All are made orthonormal, and their singular values become equal to their mean. What is no matrix is
+averaged. Scale and experts as in Iso-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from featcal.mergers.singular import orthonormal, top
+
+DEFAULT_COMMON = 0.8
+
+
+def merge(changes: Sequence[Tensor], common: float | None = None) -> Tensor:
+    """The merged task matrix `[m, d]`.
+
+    Args:
+        common: share of the min(m, d) directions that the common space has, 0.8 when None; rounded so that all tasks
+            get equally many of the others.
+    """
+    shared, each = _directions(min(changes[0].shape), len(changes), DEFAULT_COMMON if common is None else common)
+    u, s, vh = (list(one) for one in zip(top(sum(changes[1:], changes[0]), shared), strict=True))
+    for change in changes:
+        own = top(change - u[0] @ (u[0].T @ change), each)
+        for held, found in zip((u, s, vh), own, strict=True):
+            held.append(found)
+    values = torch.cat(s)
+    return values.sum() / max(1, len(values)) * (orthonormal(torch.cat(u, 1)) @ orthonormal(torch.cat(vh)))
+
+
+def _directions(rank: int, tasks: int, common: float) -> tuple[int, int]:
+    """Numbers of common directions and of those of each task; together they are `rank`.
+
+    >>> _directions(768, 8, 0.8)
+    (616, 19)
+    """
+    each = min(round((rank - int(rank * common)) / tasks), rank // tasks)
+    return rank - each * tasks, each

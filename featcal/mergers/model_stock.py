@@ -1,0 +1,61 @@
+"""Model Stock: the average of the experts, interpolated with the base by the angle between the task vectors (Jang, Yun,
+Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
+
+Layer-wise, as in the paper: every tensor has its own angle and its own t. Of more than two experts cos is the mean over
+all pairs, for which the paper says nothing else. The paper merges models of *one* task, whose angles are acute; a mean
+cosine below 0 counts as 0 here, which gives the base, since t would leave the segment between base and average. The
+cosine with an expert that left a tensor as it was is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def merge(base: Tensor, experts: Iterable[Tensor], sizes: Sequence[int] | None = None) -> Tensor:
+    """w_H of every part; the experts are read one at a time, in order.
+
+    The mean cosine of all pairs follows from the sum of unit vectors: ||sum_i u_i||^2 = N + N (N - 1) cos.
+
+    Args:
+        sizes: numbers of entries of consecutive parts that have an angle each; the whole when None.
+    """
+    split = list(sizes or [base.numel()])
+    total, units = (torch.zeros_like(base) for _ in range(2))
+    moved, count = [0] * len(split), 0
+    for expert in experts:
+        change = expert - base
+        total += change
+        count += 1
+        for i, (part, unit) in enumerate(zip(_parts(change, split), _parts(units, split), strict=True)):
+            norm = part.norm()
+            if norm > 0:
+                unit += part / norm
+                moved[i] += 1
+    merged = base.clone(memory_format=torch.contiguous_format)
+    parts = zip(_parts(merged, split), _parts(total, split), _parts(units, split), moved, strict=True)
+    for target, summed, unit, those in parts:
+        target += ratio(_mean_cosine(unit, those, count), count) * summed / count
+    return merged
+
+
+def ratio(cosine: float, count: int) -> float:
+    """t: how far of the way from the base to the average of `count` experts.
+
+    >>> ratio(1.0, 4), ratio(0.0, 4), ratio(0.5, 2)
+    (1.0, 0.0, 0.6666666666666666)
+    """
+    acute = min(max(cosine, 0.0), 1.0)
+    return count * acute / (1 + (count - 1) * acute)
+
+
+def _mean_cosine(units: Tensor, moved: int, count: int) -> float:
+    """Mean cosine of all pairs of `count` vectors, out of the sum of the `moved` unit vectors among them."""
+    return 1.0 if count == 1 else (float(units.dot(units)) - moved) / (count * (count - 1))
+
+
+def _parts(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return torch.split(vector.view(-1), list(sizes))

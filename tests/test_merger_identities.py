@@ -1,0 +1,348 @@
+"""Every data-free merger against identities that its definition implies, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from featcal.formats.weights import InMemory
+from featcal.mergers import breadcrumbs, dare, iso_c, iso_cts, model_stock, recipe, selection, ties, tsv_m, wudi
+from featcal.mergers.recipe import RecipeWeights
+from featcal.schema.recipe import MergeRecipe
+
+SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4)}
+ENTRIES = 6 * 8 + 7 + 12 + 36
+SPREAD = {"a": 1.0, "b": 0.05, "c": 3.0, "d": 0.3}
+"""Tensors change by different amounts, so that trimming them together is not trimming each."""
+
+
+def model(name: str, seed: int, base: InMemory | None = None) -> InMemory:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n, shape in SHAPES.items()}
+    if base is None:
+        return InMemory(name, drawn)
+    return InMemory(name, {n: base.tensors[n] + SPREAD[n] * values for n, values in drawn.items()})
+
+
+BASE = model("base", 0)
+EXPERTS = {f"task {i}": model(f"expert {i}", i + 1, BASE) for i in range(3)}
+
+
+def merged(method: str, experts: dict[str, InMemory], **options: object) -> dict[str, Tensor]:
+    asked = MergeRecipe.model_validate({"method": method, **options})
+    return RecipeWeights(asked, BASE, experts, list(SHAPES)).read(SHAPES)
+
+
+def vector(tensors: dict[str, Tensor] | InMemory) -> Tensor:
+    held = tensors.tensors if isinstance(tensors, InMemory) else tensors
+    return torch.cat([held[name].flatten() for name in SHAPES])
+
+
+def task_vectors(experts: dict[str, InMemory]) -> list[Tensor]:
+    return [vector(expert) - vector(BASE) for expert in experts.values()]
+
+
+def close(one: Tensor, other: Tensor, within: float = 1e-12) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=within)
+
+
+EXACT_FOR_ONE: dict[str, dict[str, object]] = {
+    "ties": {"scale": 1.0, "density": 1.0},
+    "dare": {"scale": 1.0, "drop": 0.0},
+    "dare-ties": {"scale": 1.0, "drop": 0.0, "density": 1.0},
+    "breadcrumbs": {"scale": 1.0, "beta": 0.0, "gamma": 1.0},
+    "model-stock": {},
+    "tsv-m": {},
+    "wudi": {"steps": 5},
+    "wudi-optimum": {},
+}
+"""Methods that give one expert back at scale 1, with the options that leave nothing out."""
+
+
+@pytest.mark.parametrize("method", EXACT_FOR_ONE)
+def test_one_expert_is_itself(method: str) -> None:
+    one = dict(list(EXPERTS.items())[:1])
+    close(vector(merged(method, one, **EXACT_FOR_ONE[method])), vector(EXPERTS["task 0"]))
+
+
+IN_ANY_ORDER: dict[str, dict[str, object]] = {
+    "ties": {},
+    "dare": {"seed": 3},
+    "dare-ties": {"seed": 3},
+    "breadcrumbs": {"beta": 0.3, "gamma": 0.8},
+    "model-stock": {},
+    "tsv-m": {},
+    "iso-c": {},
+    "iso-cts": {"common": 0.5},
+    "wudi": {"steps": 5},
+    "wudi-optimum": {},
+}
+
+
+@pytest.mark.parametrize("method", IN_ANY_ORDER)
+def test_the_order_of_experts_does_not_matter(method: str) -> None:
+    turned = dict(reversed(EXPERTS.items()))
+    options = IN_ANY_ORDER[method]
+    close(vector(merged(method, EXPERTS, **options)), vector(merged(method, turned, **options)), 1e-11)
+
+
+@pytest.mark.parametrize("at_once", [1, 20, 2**24])
+def test_ties_cuts_the_whole_task_vector(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithm 1, written with one vector per model and torch.topk over all of it."""
+    monkeypatch.setattr(recipe, "VALUES_AT_ONCE", at_once)
+    trimmed = []
+    for tau in task_vectors(EXPERTS):
+        kept = tau.abs().topk(int(0.3 * ENTRIES)).indices
+        trimmed.append(torch.zeros_like(tau).index_copy(0, kept, tau[kept]))
+    held = torch.stack(trimmed)
+    agreeing = held * (held.sign() == held.sum(0).sign())
+    mean = agreeing.sum(0) / agreeing.count_nonzero(0).clamp(min=1)
+    close(vector(merged("ties", EXPERTS, density=0.3, scale=0.7)), vector(BASE) + 0.7 * mean)
+    apart = merged("ties-per-tensor", EXPERTS, density=0.3, scale=0.7)
+    assert float((vector(apart) - vector(merged("ties", EXPERTS, density=0.3, scale=0.7))).abs().max()) > 0.1
+
+
+def test_ties_of_equal_experts_is_one_of_them_trimmed() -> None:
+    same = {f"task {i}": EXPERTS["task 0"] for i in range(4)}
+    one = {"task 0": EXPERTS["task 0"]}
+    close(vector(merged("ties", same)), vector(merged("ties", one)))
+
+
+def test_entries_that_cancel_have_no_sign() -> None:
+    """sgn(0) = 0 of Algorithm 1; mergekit's rule takes plus."""
+    zero = torch.zeros(2, dtype=torch.float64)
+    up, down = torch.tensor([2.0, 1.0]).double(), torch.tensor([-2.0, 1.0]).double()
+    assert ties.merge(zero, [up, down], [0.0, 0.0]).tolist() == [0, 1]
+
+
+@settings(max_examples=25, deadline=None)  # 2**21 counts per part take their time
+@given(
+    st.lists(st.floats(-1e300, 1e300) | st.sampled_from([0.0, -1.5, 1.5]), min_size=1, max_size=40),
+    st.integers(0, 39),
+    st.integers(1, 7),
+)
+def test_the_kth_largest_magnitude_is_exact(values: list[float], place: int, size: int) -> None:
+    whole = torch.tensor(values, dtype=torch.float64)
+    k = place % len(values) + 1
+    found = selection.largest(lambda: whole.split(size), k)
+    assert found == float(whole.abs().topk(k).values[-1])
+
+
+def thinned(seed: int, drop: float = 0.5, task: str = "task") -> Tensor:
+    vector = torch.arange(1.0, 2001.0, dtype=torch.float64)
+    return dare.thin(vector, drop, [dare.stream(seed, task, "a"), dare.stream(seed, task, "b")], [1500, 500])
+
+
+def test_dare_drops_a_share_and_keeps_the_expectation() -> None:
+    vector = torch.arange(1.0, 2001.0, dtype=torch.float64)
+    for drop in (0.2, 0.9):
+        one = thinned(0, drop)
+        kept = one != 0
+        close(one[kept], vector[kept] / (1 - drop), 1e-9)
+        assert float(kept.double().mean()) == pytest.approx(1 - drop, abs=4 * (drop * (1 - drop) / 2000) ** 0.5)
+        mean = torch.stack([thinned(seed, drop) for seed in range(400)]).mean(0) / vector
+        deviation = (drop / (1 - drop) / 400) ** 0.5  # of an entry's mean over 400 draws
+        assert float(mean.mean()) == pytest.approx(1.0, abs=5 * deviation / 2000**0.5)
+        assert float((mean - 1).abs().max()) < 6 * deviation
+
+
+def test_dare_depends_on_seed_task_and_tensor_alone() -> None:
+    assert thinned(1).equal(thinned(1))
+    for other in (thinned(2), thinned(1, task="another")):
+        assert 0.3 < float(((other == 0) == (thinned(1) == 0)).double().mean()) < 0.7
+    together = merged("dare", EXPERTS, seed=1)
+    asked = MergeRecipe(method="dare", seed=1)
+    alone = RecipeWeights(asked, BASE, EXPERTS, list(SHAPES)).read(["c"])["c"]
+    assert together["c"].equal(alone)
+    assert not merged("dare", EXPERTS, seed=2)["c"].equal(alone)
+
+
+def test_dare_without_dropping_is_what_it_precedes() -> None:
+    close(vector(merged("dare", EXPERTS, drop=0.0)), vector(merged("task-arithmetic", EXPERTS, scale=0.3)))
+    close(vector(merged("dare-ties", EXPERTS, drop=0.0)), vector(merged("ties", EXPERTS)))
+
+
+def test_breadcrumbs_masks_both_ends_of_every_tensor() -> None:
+    part = torch.arange(1.0, 101.0, dtype=torch.float64) * torch.tensor([1.0, -1.0]).double().repeat(50)
+    kept = breadcrumbs.mask(part[torch.randperm(100)], 0.85, 0.97)
+    assert sorted(kept.abs()[kept != 0].tolist()) == [*range(86, 98)]
+    both = torch.cat([part, 1e3 * part])
+    zero = torch.zeros_like(both)
+    apart = breadcrumbs.merge(zero, [both], 2.0, 0.85, 0.97, [100, 100])
+    assert apart.count_nonzero() == 24
+    close(apart[100:], 1e3 * apart[:100])
+    close(vector(merged("breadcrumbs", EXPERTS, beta=0.0, gamma=1.0)), vector(merged("task-arithmetic", EXPERTS)))
+
+
+def test_model_stock_is_the_point_of_its_angle() -> None:
+    """Two task vectors at 60 degrees: t = 2/3; of any number, the formula with the mean over all pairs."""
+    zero = torch.zeros(2, dtype=torch.float64)
+    one, two = torch.tensor([[1.0, 0.0], [1.5, 3 * 0.75**0.5]], dtype=torch.float64)
+    close(model_stock.merge(zero, [one, two]), 2 / 3 * (one + two) / 2)
+    taus = [BASE.tensors["a"] + (i + 1) * EXPERTS[f"task {i}"].tensors["a"] for i in range(3)]
+    pairs = [torch.cosine_similarity(taus[i].flatten(), taus[j].flatten(), 0) for i, j in ((0, 1), (0, 2), (1, 2))]
+    cosine = float(sum(pairs)) / 3
+    t = 3 * cosine / (1 + 2 * cosine)
+    close(model_stock.merge(torch.zeros_like(taus[0]), taus), t * (taus[0] + taus[1] + taus[2]) / 3)
+
+
+def test_model_stock_between_base_and_average() -> None:
+    same = {f"task {i}": EXPERTS["task 0"] for i in range(4)}
+    close(vector(merged("model-stock", same)), vector(EXPERTS["task 0"]))
+    base = torch.ones(2, dtype=torch.float64)
+    right, up, left = (base + torch.tensor(step).double() for step in ([1.0, 0.0], [0.0, 1.0], [-1.0, 0.5]))
+    close(model_stock.merge(base, [right, up]), base)  # orthogonal
+    close(model_stock.merge(base, [right, left]), base)  # obtuse
+    close(model_stock.merge(base, [base, base]), base)  # nothing moved
+    joined = model_stock.merge(torch.cat([base, base]), [torch.cat([right, up]), torch.cat([right, left])], [2, 2])
+    close(joined, torch.cat([right, model_stock.merge(base, [up, left])]))
+
+
+def matrices(count: int, m: int = 12, d: int = 9, seed: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(i + 1) * torch.randn(m, d, generator=generator, dtype=torch.float64) for i in range(count)]
+
+
+def apart(ranks: list[int], m: int = 12, d: int = 9) -> list[Tensor]:
+    """Matrices of these ranks whose rows, and whose columns, are orthogonal to those of all others."""
+    left, right = (torch.linalg.qr(one).Q for one in matrices(1, m, m) + matrices(1, d, d))
+    found, start = [], 0
+    for i, rank in enumerate(ranks):
+        part = slice(start, start + rank)
+        found.append(left[:, part] * (1.0 + i + torch.arange(rank)) @ right[:, part].T)
+        start += rank
+    return found
+
+
+def test_tsv_m_of_tasks_that_share_no_direction_is_their_sum() -> None:
+    tasks = apart([3, 2, 3])
+    close(tsv_m.merge(tasks), sum(tasks, torch.zeros(12, 9).double()))
+    nothing = torch.zeros(12, 9, dtype=torch.float64)
+    close(tsv_m.merge([nothing, tasks[0], nothing]), tasks[0])  # of low rank, beside tasks that changed nothing
+    close(tsv_m.merge([nothing, nothing]), nothing)
+    close(tsv_m.merge(matrices(1)), matrices(1)[0])
+
+
+def test_tsv_m_keeps_the_singular_values_of_every_task() -> None:
+    tasks = matrices(3)
+    kept = torch.cat([torch.linalg.svdvals(one)[:3] for one in tasks]).sort(descending=True).values
+    close(torch.linalg.svdvals(tsv_m.merge(tasks)), kept)
+    u, s, vh = torch.linalg.svd(tasks[0])
+    close(tsv_m.merge([tasks[0]] * 3), u[:, :3] * s[:3] @ vh[:3])  # of the same three times: its strongest third
+
+
+def test_tsv_m_is_the_published_construction() -> None:
+    """Blocks of U, S and V of all tasks in a row; whitening by the SVD of each."""
+    tasks, k = matrices(3), 3
+    parts = [torch.linalg.svd(one, full_matrices=False) for one in tasks]
+    u, v = torch.cat([one[0][:, :k] for one in parts], 1), torch.cat([one[2][:k] for one in parts])
+    whitened = [p @ q for p, _, q in (torch.linalg.svd(one, full_matrices=False) for one in (u, v))]
+    close(tsv_m.merge(tasks), whitened[0] @ torch.diag(torch.cat([one[1][:k] for one in parts])) @ whitened[1])
+
+
+def test_iso_c_has_one_singular_value() -> None:
+    tasks = matrices(3)
+    total = tasks[0] + tasks[1] + tasks[2]
+    merged_matrix = iso_c.merge(tasks)
+    mean = torch.linalg.svdvals(total).mean()
+    close(torch.linalg.svdvals(merged_matrix), mean.expand(9))
+    polar = merged_matrix.T @ total  # mean V U^T U S V^T: symmetric, with the singular values of the sum
+    close(polar, polar.T, 1e-10)
+    close(torch.linalg.eigvalsh(polar), mean * torch.linalg.svdvals(total).flip(0), 1e-10)
+    low = apart([4])[0]
+    close(torch.linalg.svdvals(iso_c.merge([low])), torch.tensor([2.5] * 4 + [0.0] * 5, dtype=torch.float64))
+    close(iso_c.merge([torch.zeros(3, 2).double()]), torch.zeros(3, 2).double())
+
+
+def test_iso_cts_is_the_published_construction() -> None:
+    tasks, total = matrices(2), matrices(2)[0] + matrices(2)[1]
+    u, s, vh = (one[..., :5] if i < 2 else one[:5] for i, one in enumerate(torch.linalg.svd(total)))
+    parts = [(u, s, vh)]  # common 0.6 of 9: int(5.4) = 5, and 2 of each task
+    for task in tasks:
+        own = torch.linalg.svd(task - u @ u.T @ task)
+        parts.append((own[0][:, :2], own[1][:2], own[2][:2]))
+    sides = torch.cat([one[0] for one in parts], 1), torch.cat([one[2] for one in parts])
+    left, right = (p @ q for p, _, q in (torch.linalg.svd(one, full_matrices=False) for one in sides))
+    expected = torch.cat([one[1] for one in parts]).mean() * left @ right
+    close(iso_cts.merge(tasks, 0.6), expected)
+    close(torch.linalg.svdvals(expected), torch.linalg.svdvals(expected).mean().expand(9))
+    close(iso_cts.merge(tasks, 1.0), iso_c.merge(tasks))
+
+
+def loss(t: Tensor, tasks: list[Tensor]) -> Tensor:
+    """The objective as the paper writes it."""
+    terms = [((t - one) @ one.T).square().sum() / one.square().sum() for one in tasks]
+    return torch.stack(terms).sum()
+
+
+def gradient(t: Tensor, tasks: list[Tensor]) -> Tensor:
+    leaf = t.clone().requires_grad_()
+    return torch.autograd.grad(loss(leaf, tasks), leaf)[0]
+
+
+def test_wudis_minimiser_has_no_gradient() -> None:
+    for tasks in (matrices(3), matrices(2, 3, 12), apart([3, 2])):  # the last two leave directions free
+        best = wudi.minimise(tasks)
+        close(gradient(best, tasks), torch.zeros_like(best), 1e-11)
+        start = sum(tasks[1:], tasks[0])
+        assert float(gradient(start + 0.1 * tasks[0], tasks).abs().max()) > 1e-2
+        read = torch.linalg.svd(torch.cat(tasks))
+        unread = read.Vh[int((read.S > 1e-9).sum()) :]
+        close((best - start) @ unread.T, torch.zeros(len(best), len(unread)).double())  # there the sum stays
+
+
+def test_wudi_is_adam_on_its_loss() -> None:
+    """The published loop, with autograd on the published loss."""
+    tasks = [1e-3 * one for one in matrices(3)]
+    t = (tasks[0] + tasks[1] + tasks[2]).requires_grad_()
+    adam = torch.optim.Adam([t], lr=1e-5)
+    for _ in range(40):
+        adam.zero_grad()
+        loss(t, tasks).backward()
+        adam.step()
+    close(wudi.descend(tasks, 40), t.detach(), 1e-13)
+
+
+def test_wudi_goes_from_the_sum_towards_the_minimiser() -> None:
+    tasks = [1e-3 * one for one in matrices(3)]
+    way = [float(loss(wudi.descend(tasks, steps), tasks)) for steps in (0, 100, 300, 3000)]
+    assert way == sorted(way, reverse=True)
+    best = float(loss(wudi.minimise(tasks), tasks))
+    assert best < way[2] < 0.9 * way[0]
+    assert way[3] == pytest.approx(best, rel=1e-3)
+    close(wudi.descend(tasks, 0), tasks[0] + tasks[1] + tasks[2])
+
+
+def test_wudi_of_tasks_that_read_different_directions_is_their_sum() -> None:
+    tasks = apart([3, 2, 3])
+    total = tasks[0] + tasks[1] + tasks[2]
+    close(wudi.minimise(tasks), total)
+    close(wudi.descend(tasks, 20), total, 1e-4)  # Adam normalises even a gradient of rounding errors
+    nothing = torch.zeros_like(total)
+    close(wudi.minimise([nothing, nothing]), nothing)
+
+
+def test_what_is_no_matrix_is_averaged() -> None:
+    for method in ("tsv-m", "iso-c", "iso-cts"):
+        found = merged(method, EXPERTS, scale=0.7)
+        for name in ("b", "c"):
+            changes = [expert.tensors[name] - BASE.tensors[name] for expert in EXPERTS.values()]
+            close(found[name], BASE.tensors[name] + 0.7 * (changes[0] + changes[1] + changes[2]) / 3)
+    asked = RecipeWeights(MergeRecipe(method="iso-c"), BASE, EXPERTS, list(SHAPES), tables=["a"])
+    read = asked.read(["a", "d"])
+    close(read["a"], sum((expert.tensors["a"] for expert in EXPERTS.values()), torch.zeros(6, 8).double()) / 3)
+    values = torch.linalg.svdvals(read["d"] - BASE.tensors["d"])
+    close(values, values.mean().expand(4))
+
+
+def test_matrices_are_merged_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(iso_c, "merge", lambda changes: calls.append(1) or changes[0])
+    weights = RecipeWeights(MergeRecipe(method="iso-c"), BASE, EXPERTS, list(SHAPES))
+    first, again = weights.read(["a", "b"]), weights.read(["d", "b", "a"])
+    assert list(again) == ["d", "b", "a"]
+    assert len(calls) == 2
+    assert all(first[name].equal(again[name]) for name in first)
