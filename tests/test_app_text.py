@@ -17,7 +17,22 @@ EXPLANATIONS = {
     name: value for name, value in vars(text).items() if name.isupper() and isinstance(value, str) and "**" in value
 }
 KATEX = {
-    *("alpha", "delta", "Delta", "ell", "eta", "gamma", "lambda", "mu", "omega", "rho", "sigma", "theta", "varepsilon"),
+    *(
+        "alpha",
+        "beta",
+        "delta",
+        "Delta",
+        "ell",
+        "eta",
+        "gamma",
+        "lambda",
+        "mu",
+        "omega",
+        "rho",
+        "sigma",
+        "theta",
+        "varepsilon",
+    ),
     *("Big", "cdot", "cdots", "dfrac", "frac", "ge", "infty", "langle", "le", "rangle", "sqrt", "sum", "text"),
     *("top", ",", "|", "{", "}"),
 }

@@ -107,7 +107,8 @@ def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: 
     own = config_for(tiny)
     value = getattr(own, name)
     parts = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",)}
-    other = replace(own, **{name: parts.get(name) or {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]})
+    given = parts.get(name) or {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]
+    other = replace(own, **({"recipe": "refined", "beta": 0.5} if name in ("recipe", "beta") else {name: given}))
     assert resolved(spelled(other, tiny), tiny) == other != own
 
 

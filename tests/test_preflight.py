@@ -25,8 +25,9 @@ from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_
 from torch import Tensor
 
 from conftest import TASKS, saying
-from featcal import cli, preflight
+from featcal import preflight
 from featcal.calibration.config import CalibrationConfig
+from featcal.cli import suites
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.formats.locate import locate
@@ -487,7 +488,7 @@ def test_a_look_at_the_test_split_is_avoided_said_and_counted(
         f"experts were scored on {samples} test samples of {some(TASKS)}, for want of labels in validation and "
         "calibration samples: that is a look at the test split; --no-probe leaves it out"
     ][:looks]
-    cli._show_check(found)
+    suites._show_check(found)
     assert f"{samples} samples of each, split {split}\n" in capsys.readouterr().out
 
 

@@ -89,10 +89,9 @@ def _run(queue: Queue, job: Job) -> None:
         elif told is not None and time.monotonic() - told > GRACE:
             process.kill()
         time.sleep(POLL)
-    if told is not None:
+    if told is not None and (ended := queue.get(job.id)) is not None and not ended.over:  # it may have been done first
+        _leave_the_log(job.folder)
         queue.end(job.id, CANCELLED)
-        if (ended := queue.get(job.id)) is not None and ended.state == CANCELLED:
-            _leave_the_log(job.folder)
     queue.end(job.id, DIED, _why(process.returncode))
     assert process.stdin is not None
     process.stdin.close()

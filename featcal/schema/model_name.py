@@ -54,7 +54,7 @@ def model_name(text: str) -> ModelName:
         InputError: options that are not `name=value` or that are given twice, or a name that breaks off.
 
     >>> model_name("task-arithmetic:scale=0.6")
-    ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None)
+    ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
     >>> model_name("runs/my-model").kind
     'reference'
     """
