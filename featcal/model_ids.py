@@ -100,11 +100,12 @@ def spelled(model: ModelId, family: Family) -> str:
     if not isinstance(model, CalibrationConfig):
         return label_of(model)
     own = config_for(family)
+    always = ("lam", _RHO, "alpha", "samples", *(["beta"] if model.recipe == REFINED else []))
     said = [
         f"{name}={_said(value)}"
         for name in _OPTIONS
         if name not in IDLE
-        if (value := getattr(model, name)) != getattr(own, name) or name in ("lam", _RHO, "alpha", "samples")
+        if (value := getattr(model, name)) != getattr(own, name) or name in always
     ]
     return f"calibrated:{','.join(said)}"
 

@@ -244,9 +244,9 @@ def test_the_address_bar_mirrors_the_selection(tiny_suite_file: Path) -> None:
 
 
 def test_a_selection_comes_back_from_its_own_address() -> None:
-    chosen = Selection(
-        "t5-mini", "b", "block 1", 16, "ties:scale=1", "calibrated", 3e-7, 2.1, 0.35, 8, 7, False, picked=(3, 0)
-    )
+    numbers = {"lam": 3e-7, "rho": 2.1, "alpha": 0.35, "beta": 0.25, "samples": 8, "seed": 7}
+    more = {"recipe": "refined", "biases": False, "blocks": ("block 0",), "picked": (3, 0)}
+    chosen = Selection("t5-mini", "b", "block 1", 16, "ties:scale=1", "calibrated", **numbers, **more)
     assert from_query(chosen.to_query()) == (chosen, [])
     assert HOME.to_query() == {}
     assert set(selection.OF_A_SUITE) < set(vars(HOME))

@@ -104,11 +104,12 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
 def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
-    own = config_for(tiny)
+    own = config_for(tiny, recipe="refined" if name == "beta" else None)
     value = getattr(own, name)
-    parts = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",)}
-    given = parts.get(name) or {bool: not value, int: 16, float: 0.5, str: "fast"}[type(value)]
-    other = replace(own, **({"recipe": "refined", "beta": 0.5} if name in ("recipe", "beta") else {name: given}))
+    named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
+    other = replace(
+        own, **{name: named.get(name, {bool: not value, int: 16, float: 0.5, str: "fast"}.get(type(value)))}
+    )
     assert resolved(spelled(other, tiny), tiny) == other != own
 
 
