@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 from weakref import ref
 
-from featcal.baselines.options import Options, options_of
+from featcal.baselines.options import KINDS, Options, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import PARTIAL, CalibrationConfig
@@ -19,7 +19,16 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.mergers.recipe import RecipeWeights
 from featcal.merging import recipe_for
-from featcal.schema.model_name import FITTED, REFERENCE, WITH_OPTIONS, ModelName, known_option, model_name, value_of
+from featcal.schema.model_name import (
+    FITTED,
+    REFERENCE,
+    WITH_OPTIONS,
+    ModelName,
+    known_option,
+    model_name,
+    reference_in,
+    value_of,
+)
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -47,7 +56,8 @@ def resolved(model: ModelId, family: Family) -> ModelId:
         return model
     name = _read(model)
     if name.kind in FITTED:
-        return baseline_of(model, family).name
+        below = "merged" if name.of is None else spelled(resolved(name.of, family), family)
+        return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
     options: dict[str, Any] = {}
@@ -61,8 +71,8 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     return config_for(family, **options)
 
 
-def baseline_of(model: str, family: Family) -> Options:
-    """The options of a baseline that is named.
+def baseline_of(model: str, family: Family) -> tuple[Options, str]:
+    """The options of a baseline that is named, and the name of the model that it is made of.
 
     Raises:
         InputError: a name of another kind, or an option that is unknown or outside its range.
@@ -70,7 +80,7 @@ def baseline_of(model: str, family: Family) -> Options:
     name = _read(model)
     if name.kind not in FITTED:
         raise InputError(f"model '{model}' is no baseline; those are {', '.join(FITTED)}")
-    return options_of(name, family)
+    return options_of(name, family), name.of or "merged"
 
 
 def spelled(model: ModelId, family: Family) -> str:
@@ -123,7 +133,9 @@ def _read(model: str) -> ModelName:
     """The parts of a name that can mean one thing alone."""
     name = model_name(model)
     if model in WITH_OPTIONS and Path(model).exists():
-        option = "seed=42" if model in ("calibrated", *FITTED) else "scale=1"
+        option = "seed=42" if model == "calibrated" else "scale=1"
+        if model in FITTED:
+            option = KINDS[model]().name.partition(":")[2].partition(",")[0]
         raise InputError(
             f"two models are called '{model}': the folder here, and what featcal calls so; write ./{model} for the "
             f"folder, or give the other an option, such as {model}:{option}"
@@ -165,9 +177,10 @@ def model_key(model: ModelId) -> Hashable:
         return model
     if not isinstance(model, str):
         return Same(model)
-    if model_name(model).kind != REFERENCE:
+    reference = reference_in(model)
+    if reference is None:
         return model
-    return model, Path.cwd(), model_stamp(model, Path.cwd())
+    return model, Path.cwd(), model_stamp(reference, Path.cwd())
 
 
 class Same:

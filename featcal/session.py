@@ -14,6 +14,7 @@ from torch import Tensor
 
 from featcal.baselines.fit import fit
 from featcal.baselines.fitted import Fitted
+from featcal.baselines.options import Sampled
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import PAPER, CalibrationConfig
@@ -151,13 +152,15 @@ class Session:
             InputError: a name of another kind, or an option that is unknown or outside its range.
             NumericalError: as `fit`.
         """
-        options = baseline_of(model, self.family)
+        options, below = baseline_of(model, self.family)
 
         def make() -> Fitted:
-            passes = self._calibration_passes(options.counting)
-            return fit(self.family, options, experts=passes, progress=progress)
+            of = self.weights(self.named(below))
+            passes = self._calibration_passes(options.counting) if isinstance(options, Sampled) else None
+            found = fit(self.family, options, of, experts=passes, progress=progress)
+            return replace(found, record={**found.record, "model": self.named(model)})
 
-        return self.once("fitted", options, make)
+        return self.once("fitted", (options, model_key(self.named(below))), make)
 
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`."""

@@ -7,17 +7,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Options, RegMean
+from featcal.baselines.options import Options, RegMean, Sampled, Svc
 from featcal.baselines.regmean import regmean
+from featcal.baselines.svc import svc
 from featcal.calibration.calibrate import expert_passes, versions
 from featcal.family import Family
+from featcal.formats.weights import Weights
 from featcal.models.lane import ExpertPass, require_same_compute
+from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
+from featcal.schema.model_name import AFTER
 
 
 def fit(
     family: Family,
     options: Options,
+    of: Weights | None = None,
     *,
     experts: Mapping[str, ExpertPass] | None = None,
     progress: Progress = silent,
@@ -25,25 +30,37 @@ def fit(
     """Make the model that the options stand for.
 
     Args:
-        experts: expert passes to use again, of `options.counting`; left out, samples are drawn.
+        of: what a method that acts on a model acts on; left out, the suite's merged model.
+        experts: expert passes to use again, of `options.counting`; left out, samples are drawn where any are needed.
 
     Raises:
         InputError: samples or models that are not usable.
         NumericalError: features that are not finite, or a system without a trustworthy solution.
     """
-    started = time.perf_counter()
-    passes = expert_passes(family, options.counting) if experts is None else experts
-    require_same_compute(passes, family.compute)
-    run = family.run(progress)
-    assert isinstance(options, RegMean)
-    weights = regmean(run, passes, options)
+    started, run = time.perf_counter(), family.run(progress)
+    model = family.merged if of is None else of
+    passes: Mapping[str, ExpertPass] = {}
+    if isinstance(options, Sampled):
+        passes = expert_passes(family, options.counting) if experts is None else experts
+        require_same_compute(passes, family.compute)
+    weights = _made(run, family, options, model, passes)
     record = {
         "suite": family.suite.name,
         "model": options.name,
         "options": asdict(options),
+        "of": model.label if options.kind in AFTER else None,
         "tasks": {task: {"samples": len(one.indices), "indices": list(one.indices)} for task, one in passes.items()},
         "seconds": {"total": time.perf_counter() - started, **run.seconds},
         "peak_rss_bytes": peak_rss_bytes(),
         "versions": versions(),
     }
     return Fitted(family, options, weights, record)
+
+
+def _made(run: Run, family: Family, options: Options, model: Weights, experts: Mapping[str, ExpertPass]) -> Weights:
+    match options:
+        case RegMean():
+            return regmean(run, experts, options)
+        case Svc():
+            return svc(run, family.experts, model, options)
+    raise NotImplementedError(options.kind)

@@ -16,6 +16,7 @@ from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
+from featcal.schema.model_name import AFTER
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Fitted:
     weights: Weights
     """Accepted wherever a model is."""
     record: Mapping[str, Any]
-    """suite, model, options, tasks (samples and their indices), seconds, versions, and what the method has to say."""
+    """suite, model (its name), of (the model that was acted on), options, tasks (samples and their indices), seconds,
+    peak memory, versions."""
 
     def save(self, out: str | Path) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
@@ -38,11 +40,12 @@ class Fitted:
             NumericalError: the folder does not load back to the same model.
         """
         family, settings = self.family, dict(self.record["options"])
-        notes = [*check_lineage(family), *left_out(family).values()]
+        container = family.container if self.options.kind in AFTER else family.origin
+        notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
         title = f"{family.suite.name}, {self.options.kind}"
         with OutputFolder(out) as folder:
             card = model_card(family.suite, title, what, settings, family.adapter.library)
-            content = write_model(folder, family.adapter, family.container, self.weights, lambda: record, card)
+            content = write_model(folder, family.adapter, container, self.weights, lambda: record, card)
         return {"out": str(folder.out), **content}

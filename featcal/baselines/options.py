@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from featcal.words import exactly
 
 @dataclass(frozen=True)
 class Options:
-    """What every baseline that sees samples has.
+    """What tells a model of a baseline from others.
 
     Raises:
         InputError: a value outside its range; the message names the option.
@@ -24,13 +25,6 @@ class Options:
 
     kind: ClassVar[str]
     """The model's name without options."""
-    samples: int = 256
-    """Unlabelled calibration samples per task, > 0; a task that has fewer gives all it has."""
-    seed: int = 42
-    """Together with the task's name it decides which samples are drawn."""
-
-    def __post_init__(self) -> None:
-        self.require(self.samples >= 1, "samples", "is at least 1")
 
     def require(self, holds: bool, option: str, range_: str) -> None:
         """Raise InputError about an option unless its range `holds`."""
@@ -42,6 +36,19 @@ class Options:
         """The model's name with every option."""
         return f"{self.kind}:{','.join(f'{option}={_said(value)}' for option, value in asdict(self).items())}"
 
+
+@dataclass(frozen=True)
+class Sampled(Options):
+    """Of a baseline that sees samples."""
+
+    samples: int = 256
+    """Unlabelled calibration samples per task, > 0; a task that has fewer gives all it has."""
+    seed: int = 42
+    """Together with the task's name it decides which samples are drawn."""
+
+    def __post_init__(self) -> None:
+        self.require(self.samples >= 1, "samples", "is at least 1")
+
     @property
     def counting(self) -> CalibrationConfig:
         """A calibration on the same samples, in which every token but padding counts alike."""
@@ -49,7 +56,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class RegMean(Options):
+class RegMean(Sampled):
     """RegMean (Jin et al., arXiv 2212.09849): every linear map from the Grams of the experts' own features."""
 
     kind: ClassVar[str] = "regmean"
@@ -69,7 +76,19 @@ class RegMeanPlusPlus(RegMean):
     kind: ClassVar[str] = "regmean++"
 
 
-KINDS: Mapping[str, type[Options]] = {one.kind: one for one in (RegMean, RegMeanPlusPlus)}
+@dataclass(frozen=True)
+class Svc(Options):
+    """Singular value calibration (arXiv 2602.05536) of a merged model, which needs no data."""
+
+    kind: ClassVar[str] = "svc"
+    alpha: float = 0.1
+    """Least share of an expert's answer that counts, > 0: FusionBench's for averages and Task Arithmetic."""
+
+    def __post_init__(self) -> None:
+        self.require(0 < self.alpha < math.inf, "alpha", "is above 0 and finite")
+
+
+KINDS: Mapping[str, type[Options]] = {one.kind: one for one in (RegMean, RegMeanPlusPlus, Svc)}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6}
 """By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5."""
 

@@ -17,7 +17,7 @@ from featcal.schema.model_name import FITTED, model_name
 @click.option(
     "--method",
     help="simple-averaging, linear, task-arithmetic or ties.  [the suite's own recipe] Or a baseline with its options: "
-    "regmean:samples=64,reduce=0.9, regmean++.",
+    "regmean:samples=64,reduce=0.9, regmean++, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else 0.3; ties: 1]")
 @OUT

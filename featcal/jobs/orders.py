@@ -13,7 +13,7 @@ from featcal.jobs.kinds import KINDS
 from featcal.jobs.queue import Order
 from featcal.resources import code_digest, embedded_suites
 from featcal.runs import made_by
-from featcal.schema.model_name import REFERENCE, model_name
+from featcal.schema.model_name import reference_in
 from featcal.suite import load_suite
 from featcal.suite_files import Stamp, model_stamp, suite_stamp
 
@@ -38,7 +38,8 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     files = suite_stamp(load_suite(place)) if stamp is None else stamp
     here = Path.cwd()
     model = str(args.get("model", "merged"))
-    read = model_stamp(model, here) if model_name(model).kind == REFERENCE else ()
+    reference = reference_in(model)
+    read = () if reference is None else model_stamp(reference, here)
     told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)

@@ -9,15 +9,17 @@ from featcal.schema.recipe import METHODS
 from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
-FITTED = ("regmean", "regmean++")
-"""Models that are made of the experts on calibration samples, beside the calibrated one."""
+AFTER = ("svc",)
+"""Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
+FITTED = ("regmean", "regmean++", *AFTER)
+"""Models of baselines, beside the calibrated one."""
 WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
 GRAMMAR = (
     "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
-    "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, or a checkpoint (folder "
-    "or Hub id)"
+    "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, "
+    "svc[:alpha=0.1][@MODEL], or a checkpoint (folder or Hub id)"
 )
 
 
@@ -34,20 +36,27 @@ class ModelName:
     kind: str
     options: tuple[tuple[str, str], ...] = field(default=())
     task: str | None = None
+    of: str | None = None
+    """Name of the model that one of the kinds `AFTER` is made of."""
 
 
 def model_name(text: str) -> ModelName:
     """The parts of a name.
 
     Raises:
-        InputError: options that are not `name=value`, that are given twice, or that the kind does not take.
+        InputError: options that are not `name=value` or that are given twice, or a name that breaks off.
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None)
     >>> model_name("runs/my-model").kind
     'reference'
     """
-    kind, colon, rest = text.partition(":")
+    own, at, below = text.partition("@")
+    if own.partition(":")[0] not in AFTER:
+        own, at = text, ""
+    if at and not below:
+        raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
+    kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:
             raise InputError(
@@ -66,7 +75,20 @@ def model_name(text: str) -> ModelName:
         if name in options:
             raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
         options[name] = value
-    return ModelName(kind, tuple(options.items()))
+    of = (below or "merged") if kind in AFTER else None
+    return ModelName(kind, tuple(options.items()), of=of)
+
+
+def reference_in(text: str) -> str | None:
+    """The folder or Hub id that a model is, or is made of; None where it is the suite's own.
+
+    >>> reference_in("svc:alpha=0.1@runs/my-model")
+    'runs/my-model'
+    """
+    name = model_name(text)
+    if name.of is not None:
+        return reference_in(name.of)
+    return text if name.kind == REFERENCE else None
 
 
 def value_of(text: str, kind: type, what: str) -> bool | int | float | str:

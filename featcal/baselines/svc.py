@@ -1,0 +1,64 @@
+"""Singular value calibration (arXiv 2602.05536): directions in which task vectors add up are scaled back, others up.
+
+Of every matrix of a merged model the task vector D = W - W_0 = U S V^T is taken apart. Along the left singular vector
+u_r the model answers with a_r = u_r^T D, an expert with a_r^i = u_r^T (W_i - W_0), and s_r^i = <a_r, a_r^i> /
+||a_r^i||^2 says how much of its answer is in the model's. The singular value is divided by the mean of
+max(alpha, s_r^i) over the experts. No data are needed.
+
+Experts that answer with nothing along u_r, such as those whose matrix is the base's, do not count there; the paper does
+not say. FusionBench's code projects every expert on its own singular vectors, not on the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.baselines.options import Svc
+from featcal.formats.weights import Overlay, Weights
+from featcal.models.run import Run
+
+
+def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) -> Weights:
+    """Calibrate every matrix of the tower of a model; other tensors stay. One matrix of each model is in memory."""
+    shapes, found = run.adapter.shapes(), dict[str, Tensor]()
+    matrices = [name for name in run.adapter.tower if len(shapes[name]) == 2]
+
+    def read(weights: Weights, name: str) -> Tensor:
+        return weights.read([name])[name].to(run.compute.device, torch.float64)
+
+    with run.seconds(options.kind), torch.no_grad():
+        for done, name in enumerate(matrices):
+            run.progress(options.kind, done, len(matrices))
+            own = model.read([name])[name]
+            theirs = (read(one, name) for one in experts.values())
+            found[name] = matrix(read(run.base, name), read(model, name), theirs, options.alpha).to(own)
+        run.progress(options.kind, len(matrices), len(matrices))
+    return Overlay(f"{model.label}, {options.kind}", model, found)
+
+
+def matrix(
+    base: Float[Tensor, "m d"], merged: Float[Tensor, "m d"], experts: Iterable[Float[Tensor, "m d"]], alpha: float
+) -> Float[Tensor, "m d"]:
+    """One matrix of the model with its singular values calibrated; the experts' are read one at a time.
+
+    >>> zero, one = torch.zeros(2, 2), torch.eye(2)
+    >>> matrix(zero, 2 * one, [one, one], alpha=0.1).tolist()  # two experts that agree were added up
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    delta = merged - base
+    left: Tensor = torch.linalg.svd(delta, full_matrices=False).U
+    own = left.mT @ delta
+    total, counted = own.new_zeros(len(own)), own.new_zeros(len(own))
+    for expert in experts:
+        theirs = left.mT @ (expert - base)
+        energy = theirs.square().sum(1)
+        answers = energy > 0
+        share = (own * theirs).sum(1) / energy.where(answers, 1)
+        total += share.clamp_min(alpha) * answers
+        counted += answers
+    factor: Tensor = torch.where(counted > 0, counted / total.where(counted > 0, 1), 1)
+    return merged + left @ ((factor - 1)[:, None] * own)
