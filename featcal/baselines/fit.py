@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Options, RegMean, Sampled, Svc
+from featcal.baselines.options import Options, Polish, RegMean, Sampled, Svc
+from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
 from featcal.baselines.svc import svc
 from featcal.calibration.calibrate import expert_passes, versions
 from featcal.family import Family
 from featcal.formats.weights import Weights
-from featcal.models.lane import ExpertPass, require_same_compute
+from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.model_name import AFTER
@@ -41,15 +43,16 @@ def fit(
     model = family.merged if of is None else of
     passes: Mapping[str, ExpertPass] = {}
     if isinstance(options, Sampled):
-        passes = expert_passes(family, options.counting) if experts is None else experts
+        passes = expert_passes(family, options.counting, Kept.on(family.compute.device)) if experts is None else experts
         require_same_compute(passes, family.compute)
-    weights = _made(run, family, options, model, passes)
+    weights, account = _made(run, family, options, model, passes)
     record = {
         "suite": family.suite.name,
         "model": options.name,
         "options": asdict(options),
         "of": model.label if options.kind in AFTER else None,
         "tasks": {task: {"samples": len(one.indices), "indices": list(one.indices)} for task, one in passes.items()},
+        **account,
         "seconds": {"total": time.perf_counter() - started, **run.seconds},
         "peak_rss_bytes": peak_rss_bytes(),
         "versions": versions(),
@@ -57,10 +60,15 @@ def fit(
     return Fitted(family, options, weights, record)
 
 
-def _made(run: Run, family: Family, options: Options, model: Weights, experts: Mapping[str, ExpertPass]) -> Weights:
+def _made(
+    run: Run, family: Family, options: Options, model: Weights, experts: Mapping[str, ExpertPass]
+) -> tuple[Weights, Mapping[str, Any]]:
+    """The model, and what its method has to say of it."""
     match options:
         case RegMean():
-            return regmean(run, experts, options)
+            return regmean(run, experts, options), {}
         case Svc():
-            return svc(run, family.experts, model, options)
+            return svc(run, family.experts, model, options), {}
+        case Polish():
+            return polish(run, experts, model, options)
     raise NotImplementedError(options.kind)

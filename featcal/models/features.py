@@ -22,11 +22,18 @@ def final_features(
 ) -> Float[Tensor, "n k"]:
     """Final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
     alone = ExpertPass("", model, list(batches), (), compute)
-    with walking(adapter):
-        walk = Walk(Run(adapter, model, model, head, compute), "features", {"": alone}, {})
-        for _ in _layers(adapter, walk):
+    return expert_features(Run(adapter, model, model, head, compute), {"": alone})[""]
+
+
+def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Float[Tensor, "n k"]]:
+    """Final features of every task's expert on its samples, mapped where it brings a map, on the compute device; one
+    block is in memory at a time."""
+    with walking(run.adapter):
+        walk = Walk(run, "features", experts, {})
+        for _ in _layers(run.adapter, walk):
             pass
-        return torch.cat([*_closed(adapter, alone, head, walk.experts[""].calls)])
+        closed = {task: _closed(run.adapter, one, run.head, walk.experts[task].calls) for task, one in experts.items()}
+        return {task: mapped(experts[task].weights, task, torch.cat([*parts])) for task, parts in closed.items()}
 
 
 def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
