@@ -94,14 +94,17 @@ class Polish(Sampled):
 
     kind: ClassVar[str] = "polished"
     steps: int = 30
-    """Steps of Adam, >= 0, each on all samples."""
-    rate: float = 3e-4
-    """Step size of Adam, > 0."""
+    """Steps of Adam, >= 0."""
+    rate: float = 1e-4
+    """Step size of Adam, > 0; chosen on the validation split of clip-mini."""
+    batch: int = 8
+    """Samples of every task in a step, > 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.steps >= 0, "steps", "is at least 0")
         self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
+        self.require(self.batch >= 1, "batch", "is at least 1")
 
 
 KINDS: Mapping[str, type[Options]] = {one.kind: one for one in (RegMean, RegMeanPlusPlus, Svc, Polish)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
+from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, MODEL, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
 from featcal.cli.terminal import bar, say, say_notes, say_problems, show
 from featcal.errors import InputError
 from featcal.progress import keep_memory
@@ -84,6 +84,43 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
     columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
+
+
+@click.command()
+@SUITE
+@MODEL
+@OUT
+@click.option("--steps", default=30, show_default=True, help="Steps of Adam.")
+@click.option("--rate", default=1e-4, show_default=True, help="Step size of Adam.")
+@click.option("--samples", type=int, help="Unlabelled calibration samples per task.  [256]")
+@click.option("--seed", type=int, help="Decides which samples are drawn, and their order.  [42]")
+@DEVICE
+@JSON
+def polish(
+    suite: str,
+    model: str,
+    out: Path,
+    steps: int,
+    rate: float,
+    samples: int | None,
+    seed: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Bring a model's final features closer to the experts' by a few steps of gradient descent, and write it.
+
+    No labels are needed. The model is `polished:steps=30,rate=0.0001@MODEL` wherever a model is named.
+    """
+    keep_memory()
+    given = {"steps": steps, "rate": rate, "samples": samples, "seed": seed}
+    options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    found = opening.session(suite, device).fitted(f"polished:{options}@{model}", bar())
+    document = found.save(out)
+    say_notes(document)
+    rows = [(name, document[key]) for name, key in (("before", "loss_before"), ("after", "loss"))]
+    show(document, as_json, rows, ("", "loss"))
+    if not as_json:
+        say(f"written to {document['out']} after {document['seconds']['total']:.1f} s")
 
 
 @click.command()
@@ -195,4 +232,4 @@ def select(
             say(line)
 
 
-COMMANDS = (calibrate, conditioning, sweep, select)
+COMMANDS = (calibrate, conditioning, polish, sweep, select)
