@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Options, Polish, RegMean, Sampled, Svc
+from featcal.baselines.options import Options, Polish, RegMean, Sampled, Surgery, Svc
 from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
+from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
 from featcal.calibration.calibrate import expert_passes
 from featcal.family import Family
@@ -72,4 +73,6 @@ def _made(
             return svc(run, family.experts, model, options), {}
         case Polish():
             return polish(run, experts, model, options)
+        case Surgery():
+            return surgery(run, experts, model, options)
     raise NotImplementedError(options.kind)

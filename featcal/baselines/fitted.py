@@ -10,7 +10,7 @@ from typing import Any
 from featcal.baselines.options import Options
 from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
-from featcal.export.write import write_model
+from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
@@ -39,6 +39,7 @@ class Fitted:
                 is more than its weights.
             NumericalError: the folder does not load back to the same model.
         """
+        require_weights_alone(self.weights)
         family, settings = self.family, dict(self.record["options"])
         container = family.container if self.options.kind in AFTER else family.origin
         notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]

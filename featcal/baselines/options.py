@@ -107,7 +107,44 @@ class Polish(Sampled):
         self.require(self.batch >= 1, "batch", "is at least 1")
 
 
-KINDS: Mapping[str, type[Options]] = {one.kind: one for one in (RegMean, RegMeanPlusPlus, Svc, Polish)}
+@dataclass(frozen=True)
+class Surgery(Sampled):
+    """Representation Surgery (arXiv 2402.02705): a model with a low-rank module per task behind its final features."""
+
+    kind: ClassVar[str] = "surgery"
+    rank: int = 16
+    """Of every module, > 0."""
+    steps: int = 1000
+    """Steps of Adam for every task, >= 0."""
+    rate: float = 1e-3
+    """Step size of Adam, > 0."""
+    batch: int = 16
+    """Samples in a step, > 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.rank >= 1, "rank", "is at least 1")
+        self.require(self.steps >= 0, "steps", "is at least 0")
+        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
+        self.require(self.batch >= 1, "batch", "is at least 1")
+
+
+@dataclass(frozen=True)
+class ProbSurgery(Surgery):
+    """ProbSurgery: Representation Surgery whose modules are trained with noise that they learn the size of."""
+
+    kind: ClassVar[str] = "probsurgery"
+    rank: int = 128
+    kl: float = 1e-4
+    """Weight of the KL divergence to N(0, I) in the loss, >= 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
+
+
+_ALL: tuple[type[Options], ...] = (RegMean, RegMeanPlusPlus, Svc, Polish, Surgery, ProbSurgery)
+KINDS: Mapping[str, type[Options]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6}
 """By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5."""
 

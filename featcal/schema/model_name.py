@@ -11,7 +11,7 @@ from featcal.schema.recipe import METHODS
 from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
-AFTER = ("svc", "polished")
+AFTER = ("svc", "polished", "surgery", "probsurgery")
 """Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
 FITTED = ("regmean", "regmean++", *AFTER)
 """Models of baselines, beside the calibrated one."""
@@ -26,7 +26,8 @@ REFERENCE = "reference"
 GRAMMAR = (
     "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
     "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, "
-    "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], or a checkpoint (folder or Hub id)"
+    "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], surgery[:…][@MODEL], probsurgery[:…][@MODEL], "
+    "or a checkpoint (folder or Hub id)"
 )
 
 

@@ -1,0 +1,113 @@
+"""Representation Surgery (arXiv 2402.02705) and ProbSurgery: a small module per task behind the final features.
+
+A module gives f' = f - U relu(D f), with D `[rank, k]` and U `[k, rank]`, and is trained to the features of the task's
+expert on unlabelled samples, by the mean absolute difference; weights of models stay. In ProbSurgery what is taken away
+is drawn from N(U relu(D f), exp(V relu(D f))) while the module is trained, with the KL divergence to N(0, I) times `kl`
+in the loss, and is its mean afterwards.
+
+Features are not normalised, as in the methods' own code. That code trains on test samples; here it is calibration
+samples. Which task a sample is of must be known when the model is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.baselines.options import ProbSurgery, Surgery
+from featcal.errors import InputError, NumericalError
+from featcal.formats.weights import Weights, all_finite
+from featcal.models.features import expert_features
+from featcal.models.lane import ExpertPass
+from featcal.models.model import FeatureMap, Model, brings
+from featcal.models.run import Run
+from featcal.words import some
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """f - U relu(D f), a map of final features."""
+
+    down: Float[Tensor, "r k"]
+    up: Float[Tensor, "k r"]
+
+    def __call__(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        inner = torch.relu(features @ self.down.to(features).mT)
+        return features - inner @ self.up.to(features).mT
+
+
+def surgery(
+    run: Run, experts: Mapping[str, ExpertPass], model: Weights, options: Surgery
+) -> tuple[Model, dict[str, float]]:
+    """The model with a module for every task, and the mean absolute difference to the experts before and after.
+
+    Args:
+        experts: one expert pass per task, with `kept`; their batches are the samples.
+
+    Raises:
+        InputError: a model that has maps or heads of its own already, or one whose answers are text.
+        NumericalError: modules that are not finite.
+    """
+    if brings(model):
+        raise InputError(f"{options.kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
+    if run.adapter.answers == "text":
+        raise InputError(
+            f"{options.kind}: its modules stand behind the final features, where the library that generates text has "
+            "no place for them; it is defined for models that score classes"
+        )
+    targets = expert_features(run, experts)
+    own = {task: replace(one, weights=model, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    maps: dict[str, FeatureMap] = {}
+    before = after = 0.0
+    for done, (task, features) in enumerate(expert_features(run, own).items()):
+        run.progress(options.kind, done, len(targets))
+        with run.seconds(options.kind):
+            maps[task] = _trained(features.float(), targets[task].float(), options)
+        before += _difference(features, targets[task]) / len(targets)
+        after += _difference(maps[task](features), targets[task]) / len(targets)
+    run.progress(options.kind, len(targets), len(targets))
+    return Model(model, maps=maps), {"loss_before": before, "loss": after}
+
+
+def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) -> float:
+    return float((features - target).abs().mean())
+
+
+@torch.enable_grad()
+def _trained(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options: Surgery) -> LowRank:
+    """One task's module; D starts uniform within 1 / sqrt(k), everything else at 0, so that the module does nothing."""
+    generator, width = torch.Generator().manual_seed(options.seed), features.shape[1]
+    start = (2 * torch.rand(options.rank, width, generator=generator) - 1) / width**0.5
+    down = start.to(features).requires_grad_()
+    up, spread = (features.new_zeros(width, options.rank).requires_grad_() for _ in range(2))
+    optimizer = torch.optim.Adam(
+        [down, up, spread] if isinstance(options, ProbSurgery) else [down, up], lr=options.rate
+    )
+    for rows in _drawn(len(features), options, generator):
+        few, wanted = features[rows], target[rows]
+        optimizer.zero_grad()
+        inner = torch.relu(few @ down.mT)
+        taken, penalty = inner @ up.mT, few.new_zeros(())
+        if isinstance(options, ProbSurgery):
+            log_variance = inner @ spread.mT
+            divergence = (taken.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
+            noise = torch.randn(taken.shape, generator=generator).to(taken)
+            taken, penalty = taken + (log_variance / 2).exp() * noise, options.kl * divergence
+        loss = (few - taken - wanted).abs().mean() + penalty
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    if not (all_finite(down.detach()) and all_finite(up.detach())):
+        raise NumericalError(f"{options.kind}: the modules are not finite; lower the rate")
+    return LowRank(down.detach(), up.detach())
+
+
+def _drawn(count: int, options: Surgery, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of every step: all samples in batches, in a new order every time."""
+    waiting: list[Tensor] = []
+    for _ in range(options.steps):
+        waiting = waiting or [*torch.split(torch.randperm(count, generator=generator), options.batch)]
+        yield waiting.pop(0)
