@@ -101,7 +101,7 @@ def test_what_was_asked_last_is_mapped_first(monkeypatch: pytest.MonkeyPatch) ->
         futures += [worker.submit([cloud(4, 2)]) for _ in range(3)]
     for future in futures:
         with pytest.raises(RuntimeError, match="map process ended"):
-            future.result(timeout=10)
+            future.result(timeout=60)
     assert served == [[True, True, True], [True, True, False], [True, False, False]]
 
 
@@ -117,7 +117,7 @@ def test_the_map_process_survives_a_kill(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker, clouds = maps.MapWorker(), [cloud(60, 8), cloud(40, 3)]
     for _ in range(2):
-        found = worker.submit(clouds).result(timeout=120)
+        found = worker.submit(clouds).result(timeout=600)
         assert all(np.array_equal(one, whole[:, :2]) for one, whole in zip(found, clouds, strict=True))
         assert worker._process is not None
         worker._process.kill()
@@ -128,6 +128,6 @@ def test_the_map_process_survives_a_kill(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_the_map_process_draws_umaps() -> None:
     worker = maps.MapWorker()
-    found = worker.submit([cloud(60, 8), cloud(40, 3)]).result(timeout=120)
+    found = worker.submit([cloud(60, 8), cloud(40, 3)]).result(timeout=600)
     assert [flat.shape for flat in found] == [(60, 2), (40, 2)]
     worker.close()
