@@ -236,7 +236,7 @@ class Session:
             elif kind == "plotly_chart" and key_of(element.plotly_chart.id) not in IMPROVING:
                 traces = json.loads(element.plotly_chart.spec)["data"]
                 name = key_of(element.plotly_chart.id)
-                numbers |= {f"{name} {i}": heights(trace.get("y")) for i, trace in enumerate(traces)}
+                numbers |= {f"{name} {i}": heights(trace.get("z", trace.get("y"))) for i, trace in enumerate(traces)}
         return Shown((self._page, *values, *said), numbers)
 
     def _receive(self, until: float) -> ForwardMsg:
@@ -283,12 +283,13 @@ def value_of(kind: str, widget: Any) -> Any:
 
 
 def heights(y: Any) -> list[float]:
-    """The numbers of a trace, which plotly may have packed."""
+    """The numbers of a trace, row by row those of a heat map; plotly may have packed them."""
     if y is None:
         return []
     if isinstance(y, dict):
         return [float(one) for one in np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"])]
-    return [math.nan if one is None else float(one) for one in y]
+    flat = [one for row in y for one in (row if isinstance(row, list) else [row])]
+    return [math.nan if one is None else float(one) for one in flat]
 
 
 def differences(one: Numbers, other: Numbers) -> list[str]:
