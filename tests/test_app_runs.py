@@ -182,6 +182,8 @@ def test_looks_at_the_test_split_are_counted_once_per_session(tiny_suite_file: P
     def said(app: AppTest) -> list[str]:
         return [one.value.split(".")[0] for one in app.caption if one.value.startswith("Looks at")]
 
+    st.cache_resource.clear()  # another test may have scored these models already
+    session._open.clear()
     app = opened(tiny_suite_file, "accuracy", b="calibrated", **FEW)
     assert said(app) == ["Looks at this suite's test split so far: 3, at 3 different models"]
     button(app, "test split").click().run()

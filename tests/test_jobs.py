@@ -126,9 +126,9 @@ def test_time_left_is_told_by_the_steps_so_far() -> None:
 
 
 def test_cancel_ends_a_job_within_one_block_and_leaves_its_log_alone(line: Queue, managed: Callable[[], None]) -> None:
-    job = line.submit(steps(blocks=400, seconds=0.5), "ann")
+    job = line.submit(steps(blocks=400, seconds=3.0), "ann")
     managed()
-    seen = until(line, job, lambda one: one.done >= 2)
+    seen = until(line, job, lambda one: one.done >= 1)
     line.cancel(job.id)
     last = ended(line, job)
     assert last.state == "cancelled"
