@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from copy import copy
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from featcal.errors import InputError
@@ -83,7 +84,8 @@ def _library_calls(
 
 
 def _returned(block: Block, call: Call, device: torch.device) -> Any:
-    """Constants in the form of what a block returns, which is found out without computing it."""
+    """Constants in the form of what a block returns, which is found out without computing it; a call of the form of
+    the block's last one has the same."""
 
     def on_meta(leaf: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
@@ -91,9 +93,15 @@ def _returned(block: Block, call: Call, device: torch.device) -> Any:
     def constant(leaf: Any) -> Any:
         return _constant(leaf.shape, device) if isinstance(leaf, Tensor) else leaf
 
-    args, kwargs = tree_map(on_meta, (call.args, dict(call.kwargs)))
-    parameters = {name: on_meta(parameter) for name, parameter in block.module.named_parameters()}
-    return tree_map(constant, block.run(parameters, Call(args, kwargs)))
+    leaves, layout = tree_flatten((call.args, dict(call.kwargs)))
+    form = device, layout, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    known, returned = _last_returned.get(block.module, (None, None))
+    if known != form:
+        args, kwargs = tree_map(on_meta, (call.args, dict(call.kwargs)))
+        parameters = {name: on_meta(parameter) for name, parameter in block.module.named_parameters()}
+        returned = tree_map(constant, block.run(parameters, Call(args, kwargs)))
+        _last_returned[block.module] = form, returned
+    return returned
 
 
 @contextmanager
@@ -140,3 +148,7 @@ def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:
 def _constant(shape: Sequence[int], device: torch.device) -> Tensor:
     """A tensor that takes no memory whatever its size."""
     return torch.full((), 0.01, device=device).expand(tuple(shape))
+
+
+_last_returned: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+"""Block's module → the form of its last call and what it returned."""
