@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from featcal.baselines.options import KINDS, Options, options_of
+from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
@@ -78,7 +78,7 @@ def resolved(model: ModelId, family: Family) -> ModelId:
     return config_for(family, **options)
 
 
-def baseline_of(model: str, family: Family) -> tuple[Options, str]:
+def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
     """The options of a baseline that is named, and the name of the model that it is made of.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Options, Polish, RegMean, Sampled, Surgery, Svc
+from featcal.baselines.options import Baseline, Polish, RegMean, Sampled, Surgery, Svc
 from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
@@ -25,7 +25,7 @@ from featcal.versions import all_versions
 
 def fit(
     family: Family,
-    options: Options,
+    options: Baseline,
     of: Weights | None = None,
     *,
     experts: Mapping[str, ExpertPass] | None = None,
@@ -63,7 +63,7 @@ def fit(
 
 
 def _made(
-    run: Run, family: Family, options: Options, model: Weights, experts: Mapping[str, ExpertPass]
+    run: Run, family: Family, options: Baseline, model: Weights, experts: Mapping[str, ExpertPass]
 ) -> tuple[Weights, Mapping[str, Any]]:
     """The model, and what its method has to say of it."""
     match options:
@@ -75,4 +75,3 @@ def _made(
             return polish(run, experts, model, options)
         case Surgery():
             return surgery(run, experts, model, options)
-    raise NotImplementedError(options.kind)

@@ -143,13 +143,15 @@ class ProbSurgery(Surgery):
         self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
 
 
-_ALL: tuple[type[Options], ...] = (RegMean, RegMeanPlusPlus, Svc, Polish, Surgery, ProbSurgery)
-KINDS: Mapping[str, type[Options]] = {one.kind: one for one in _ALL}
+Baseline = RegMean | Svc | Polish | Surgery
+"""The options of any baseline."""
+_ALL: tuple[type[Baseline], ...] = (RegMean, RegMeanPlusPlus, Svc, Polish, Surgery, ProbSurgery)
+KINDS: Mapping[str, type[Baseline]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6}
 """By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5."""
 
 
-def options_of(name: ModelName, family: Family) -> Options:
+def options_of(name: ModelName, family: Family) -> Baseline:
     """The options of a baseline that is named; those that are not said are the suite's, else the architecture's.
 
     Raises:

@@ -114,7 +114,7 @@ def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Sequ
         ]
         part = torch.stack(errors).sum()
         if part.requires_grad and torch.is_grad_enabled():
-            part.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(part)
         total += float(part.detach())
     if not math.isfinite(total):
         raise NumericalError(f"polish: the loss is {total}; lower the rate")
