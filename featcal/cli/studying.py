@@ -38,8 +38,9 @@ def refuse_written(out: Path | None, as_json: bool, as_csv: bool, as_markdown: b
 
 
 def show_study(study: Study, rows: Rows, out: Path | None, as_json: bool, as_csv: bool, as_markdown: bool) -> None:
-    """A study on stdout, in one form, and in a file."""
+    """A study on stdout, in one form, in a file, and where pages find it."""
     from featcal.figures import study_tables
+    from featcal.studies.kept import keep
     from featcal.whole_files import put_new
 
     if out is not None:
@@ -47,7 +48,7 @@ def show_study(study: Study, rows: Rows, out: Path | None, as_json: bool, as_csv
             put_new(out, study.text())
         except OSError as error:
             raise InputError(f"{out} cannot be written: {error.strerror}; name another file") from error
-    for problem in rows.problems:
+    for problem in filter(None, [*rows.problems, keep(study)]):
         say(f"warning: {problem}", err=True)
     if as_csv:
         click.echo(study_tables.row_table(study).to_csv(index=False), nl=False)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from featcal.studies.needs import NEEDS
+from featcal.studies.paper import PaperTable
 from featcal.studies.study import Study
 from featcal.studies.summary import Spread, Summary
 
@@ -42,6 +43,33 @@ def _cells(one: Summary) -> dict[str, Any]:
 
 def _needed(one: Summary) -> dict[str, bool]:
     return {name: name in one.needs for name in NEEDS}
+
+
+def across_suites(studies: Sequence[Study]) -> pd.DataFrame:
+    """One row per method, one column per suite: mean over tasks of the score as a share of the expert's, in percent,
+    which suites have in common; NaN where a method was not measured or could not be used. Of several studies of a
+    suite the first counts; best mean over suites first."""
+    columns: dict[str, dict[str, float]] = {}
+    for study in studies:
+        found = {one.method: _percent(one.normalised) for one in study.summaries()}
+        columns.setdefault(study.suite, found)
+    frame = pd.DataFrame(columns).rename_axis("method")
+    order = frame.mean(axis=1).sort_values(ascending=False, kind="stable").index
+    return frame.loc[order].reset_index()
+
+
+def paper_table(table: PaperTable) -> pd.DataFrame:
+    """A table of the paper as printed, with the mean of the cells beside the printed average, and what is wrong."""
+    rows = []
+    for row in table.rows:
+        cells: dict[str, Any] = {"method": row.method, **({"of": row.of} if row.of else {})}
+        cells |= dict(zip(table.columns, row.values, strict=True))
+        if row.average is not None:
+            cells |= {"average, printed": row.average, "mean of the cells": round(row.mean or 0, 2)}
+        if row.deviations:
+            cells |= {f"±, {name}": one for name, one in zip(table.columns, row.deviations, strict=True)}
+        rows.append({**cells, "misprint or oddity": "; ".join(row.notes)})
+    return pd.DataFrame(rows)
 
 
 def row_table(study: Study) -> pd.DataFrame:

@@ -69,8 +69,8 @@ def read_study(file: Path) -> Study:
     document = read_json(file)
     try:
         rows = tuple(_row(one) for one in document["rows"])
-        head = (document[name] for name in ("study", "suite", "suite_hash", "on", "by"))
-        return Study(*head, rows)
+        kind, suite, suite_hash, on, by = (document[name] for name in ("study", "suite", "suite_hash", "on", "by"))
+        return Study(kind, suite, suite_hash, on, by, rows)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file} is not the document of a study: {type(error).__name__}, {error}") from error
 

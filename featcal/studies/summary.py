@@ -17,7 +17,7 @@ class Spread:
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean by Student's t over seeds; None where there is one seed, or none matters."""
+    """Ends of the 95 % interval of the mean by Student's t over seeds; None of a single row."""
     high: float | None
 
 
