@@ -16,9 +16,9 @@ from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain
 from featcal.runs import suite_hash
 from featcal.studies import kept
-from featcal.studies.compare import SAMPLES, SEEDS
 from featcal.studies.needs import NEEDS
 from featcal.studies.paper import PaperTable, paper_tables
+from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
 
 KIND = "compare"
@@ -29,7 +29,7 @@ HIDDEN = ("seeds", "wall s", "failure")
 def measured() -> None:
     """What was measured of the selected suite, and of every suite side by side."""
     own, problems = kept.own()
-    studies = [study for study in [*own, *kept.shipped()] if study.kind == KIND]
+    own, shipped = ([study for study in of if study.kind == KIND] for of in (own, kept.shipped()))
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
     try:
@@ -39,14 +39,15 @@ def measured() -> None:
         view.problem(error)
         view.offer_home()
         here = ""
-    of_suite = [study for study in studies if study.suite_hash == here]
+    of_suite = [study for study in own if study.suite_hash == here]
+    of_suite += [study for study in shipped if study.suite == state.reference()]  # whose file is featcal's own
     if of_suite:
         _table(_chosen(of_suite))
     elif here:
         st.info("Nothing was measured of this suite yet; the command below does.", icon=":material/leaderboard:")
     if here:
         _command()
-    _suites(studies)
+    _suites([*own, *shipped])
 
 
 def _chosen(studies: Sequence[Study]) -> Study:

@@ -6,8 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,11 @@ from featcal.runs import History, TaskValue
 from featcal.schema.model_name import PLAIN, REFERENCE, WITH_OPTIONS
 from featcal.session import Session
 from featcal.studies import runner
-from featcal.studies.compare import compare_methods, every_method, points_of, views
+from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.meter import metered
 from featcal.studies.names import drawn, listed, seeds
 from featcal.studies.needs import NEEDS, OF_A_KIND, needs
+from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.rows import Found, Rows, Spent
 from featcal.studies.runner import Point, Row
 from featcal.studies.study import Study, read_study
@@ -41,7 +41,11 @@ from featcal.studies.summary import spread, summaries
 from featcal.suite import load_suite
 
 METHODS = ["merged", "simple-averaging", "calibrated", "regmean"]
-FEW = {"seeds": (42, 43), "samples": 8}
+FEW: dict[str, Any] = {"seeds": (42, 43), "samples": 8}
+
+
+def table(session: Session, methods: Sequence[str] = METHODS, **options: Any) -> Study:
+    return compare_methods(session, Plan(methods, **{**FEW, **options}))
 
 
 class Stopped(Exception):
@@ -79,7 +83,7 @@ def without_cost(study: Study) -> list[dict[str, Any]]:
 
 
 def test_every_row_is_what_single_measurements_give(own: Session, tiny: Family) -> None:
-    study = compare_methods(own, METHODS, **FEW)
+    study = table(own)
     assert [(row.method, row.point.model, row.point.seed) for row in study.rows] == [
         ("expert", "expert", None),
         ("merged", "merged", None),
@@ -110,16 +114,16 @@ def test_a_study_that_was_ended_goes_on_and_ends_with_the_same_table(own: Sessio
             raise Stopped
 
     with pytest.raises(Stopped):
-        compare_methods(own, METHODS, **FEW, progress=patience)
+        table(own, progress=patience)
     assert made == ["expert", "merged", "simple-averaging", "calibrated:samples=8,seed=42"]
     made.clear()
-    resumed = compare_methods(own, METHODS, **FEW)
+    resumed = table(own)
     assert made == ["calibrated:samples=8,seed=43", "regmean:samples=8,seed=42", "regmean:samples=8,seed=43"]
     made.clear()
-    again = compare_methods(own, METHODS, **FEW)
+    again = table(own)
     assert made == []
     assert again == resumed
-    elsewhere = compare_methods(own, METHODS, **FEW, rows=Rows(Rows().folder / "elsewhere"))
+    elsewhere = table(own, rows=Rows(Rows().folder / "elsewhere"))
     assert len(made) == 7
     assert without_cost(elsewhere) == without_cost(resumed)
 
@@ -128,8 +132,9 @@ def test_a_study_that_was_ended_goes_on_and_ends_with_the_same_table(own: Sessio
 def test_a_killed_process_leaves_its_finished_rows(
     tiny_suite_file: Path, tiny_suite: Any, tmp_path: Path, made: list[str]
 ) -> None:
-    command = [sys.executable, "-m", "featcal", "compare", str(tiny_suite_file), "--methods", "all"]
-    process = subprocess.Popen([*command, "--samples", "8", "--seeds", "42"], stdout=subprocess.DEVNULL)
+    cheap = ["merged", "calibrated", "ties", "regmean", "dare"]
+    command = [sys.executable, "-m", "featcal", "compare", str(tiny_suite_file), "--methods", ",".join(cheap)]
+    process = subprocess.Popen([*command, "--samples", "8", "--seeds", "42,43"], stdout=subprocess.DEVNULL)
     folder, deadline = Rows().folder, time.monotonic() + 120
     while len([*folder.glob("*/[!.]*.json")]) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -137,10 +142,10 @@ def test_a_killed_process_leaves_its_finished_rows(
     assert process.wait() == -9
     kept = len([*folder.glob("*/[!.]*.json")])
     session = Session(open_family(tiny_suite, device="cpu"))
-    resumed = compare_methods(session, samples=8, seeds=(42,))
+    resumed = table(session, cheap)
     assert len(made) == len(resumed.rows) - kept
     assert 3 <= kept < len(resumed.rows)
-    whole = compare_methods(session, samples=8, seeds=(42,), rows=Rows(tmp_path / "whole"))
+    whole = table(session, cheap, rows=Rows(tmp_path / "whole"))
     assert without_cost(whole) == without_cost(resumed)
     assert [row.found.failure for row in whole.rows] == [""] * len(whole.rows)
 
@@ -148,11 +153,11 @@ def test_a_killed_process_leaves_its_finished_rows(
 def test_other_samples_options_or_files_are_other_rows(
     own: Session, made: list[str], edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 ) -> None:
-    compare_methods(own, ["calibrated"], seeds=(42,), samples=8)
+    table(own, ["calibrated"], seeds=(42,), samples=8)
 
     def measured(**options: Any) -> list[str]:
         made.clear()
-        compare_methods(**{"session": own, "methods": ["calibrated"], "seeds": (42,), "samples": 8, **options})
+        table(**{"session": own, "methods": ["calibrated"], "seeds": (42,), **options})
         return [one for one in made if one != "expert"]
 
     assert measured() == []
@@ -169,7 +174,7 @@ def test_other_samples_options_or_files_are_other_rows(
 
 def test_a_method_that_cannot_be_used_is_a_row_that_says_why(own: Session) -> None:
     methods = ["regmean:reduce=2", "calibrated:lamb=1", "./nowhere", "merged"]
-    study = compare_methods(own, methods, **FEW)
+    study = table(own, methods)
     by_method = {one.method: one for one in study.summaries()}
     assert "reduce is 2.0; it lies in [0, 1]" in by_method["regmean:reduce=2"].failure
     assert "no option 'lamb'" in by_method["calibrated:lamb=1"].failure
@@ -184,32 +189,32 @@ def test_a_method_that_cannot_be_used_is_a_row_that_says_why(own: Session) -> No
 def test_failures_while_a_model_is_made_are_kept_rows(own: Session, made: list[str]) -> None:
     """Rank-deficient systems without a ridge have no solution."""
     for _ in range(2):
-        study = compare_methods(own, ["calibrated:lam=0"], seeds=(42,), samples=1)
-        assert "calibrated:lam=0" in study.rows[1].point.model
+        study = table(own, ["calibrated:lam=0,eps=0"], seeds=(42,), samples=1)
+        assert "calibrated:lam=0,eps=0" in study.rows[1].point.model
         assert study.rows[1].found.scores == {}
-        assert "lam" in study.rows[1].found.failure
-    assert made == ["expert", "calibrated:lam=0,samples=1,seed=42"]
+        assert "raise lam" in study.rows[1].found.failure
+    assert made == ["expert", "calibrated:lam=0,eps=0,samples=1,seed=42"]
 
 
 def test_a_damaged_row_is_named_and_measured_again(own: Session, made: list[str]) -> None:
-    first = compare_methods(own, ["merged"], **FEW)
+    first = table(own, ["merged"])
     files = [*Rows().folder.glob("*/*.json")]
     assert len(files) == 2
     for file in files:
         file.write_text('{"identity": {}, "found": {"scores": "many"}}')
     rows = Rows()
-    assert without_cost(compare_methods(own, ["merged"], **FEW, rows=rows)) == without_cost(first)
+    assert without_cost(table(own, ["merged"], rows=rows)) == without_cost(first)
     assert len(made) == 4
     assert len(rows.problems) == 2
     assert "holds no row of a study" in rows.problems[0]
 
 
 def test_looks_at_the_test_split_are_counted_once(own: Session) -> None:
-    compare_methods(own, METHODS, **FEW)
+    table(own)
     assert History().looks(hash_of(own)) == (7, 7)
-    compare_methods(own, METHODS, **FEW)
+    table(own)
     assert History().looks(hash_of(own)) == (7, 7)
-    compare_methods(own, METHODS, **FEW, on=views(None, "validation"))
+    table(own, on=views(None, "validation"))
     assert History().looks(hash_of(own)) == (7, 7)
 
 
@@ -378,17 +383,16 @@ def test_samples_without_labels_have_drift_and_no_scores(
             del task["test"]["labels"]
 
     session = Session(open_family(load_suite(edit_suite(unlabelled)), device="cpu"))
-    study = compare_methods(session, ["merged"], **FEW)
+    study = table(session, ["merged"])
     assert [row.found.scores for row in study.rows] == [{}, {}]
     assert study.rows[1].found.drift.keys() == {*TASKS}
-    table = study_tables.method_table(study.summaries())
-    assert table["average"].isna().all()
-    assert table["drift"].iloc[1] > 0
+    frame = study_tables.method_table(study.summaries())
+    assert frame["average"].isna().all()
+    assert frame["drift"].iloc[1] > 0
 
 
 def test_the_table_of_a_page_has_a_column_for_every_need(own: Session) -> None:
-    table = study_tables.method_table(compare_methods(own, ["surgery", "merged"], **FEW).summaries())
-    needed = table.set_index("method")[list(NEEDS)]
-    assert needed.loc["surgery"].tolist() == [True, False, False, True, True, True]
+    frame = study_tables.method_table(table(own, ["surgery:steps=3", "merged"]).summaries())
+    needed = frame.set_index("method")[list(NEEDS)]
+    assert needed.loc["surgery:steps=3"].tolist() == [True, False, False, True, True, True]
     assert not needed.loc["merged"].any()
-    assert replace(own.family).suite.name == "tiny"

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from featcal.cli import opening
 from featcal.cli.options import DRAWN, MODEL, SCORED, SPLIT, SUITE
-from featcal.cli.studying import SHOWN, refuse_written, show_study
+from featcal.cli.studying import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
 from featcal.errors import InputError
 from featcal.words import percent, points
@@ -118,26 +118,12 @@ def _methods(
     suite: str, methods: str, *, split: str, samples: int | None, n: int | None, seeds: str | None, **shown: Any
 ) -> None:
     """The table of `featcal compare --methods`."""
-    from featcal.studies import compare as study
-    from featcal.studies.names import listed
-    from featcal.studies.names import seeds as numbers
-    from featcal.studies.rows import Rows
+    from featcal.studies.compare import compare_methods
+    from featcal.studies.plan import SAMPLES
 
     del shown["seed"]
-    device = shown.pop("device")
-    refuse_written(**shown)
-    drawn = study.SEEDS if seeds is None else numbers(seeds)
-    session, rows = opening.session(suite, device, one_shot=False), Rows()
-    found = study.compare_methods(
-        session,
-        listed(methods),
-        seeds=drawn,
-        samples=study.SAMPLES if samples is None else samples,
-        on=study.views(n, split),
-        rows=rows,
-        progress=bar(),
-    )
-    show_study(found, rows, **shown)
+    asked = {"methods": methods, "seeds": seeds, "samples": SAMPLES if samples is None else samples}
+    run_study(compare_methods, suite, {**asked, "n": n, "split": split}, **shown)
 
 
 def _two_models(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -123,7 +122,6 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
             history.look(hash_of(session), spelled(named, of.family), "a study")
         if final:
             rows.put(hash_of(session), identity, known)
-        gc.collect()  # the model goes before the next one comes
     return Row(point, needed, known)
 
 
