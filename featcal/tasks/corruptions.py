@@ -60,13 +60,24 @@ def _blur(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     steps = np.arange(max(1, round(2 * radius)) + 1)
     weights = np.exp(-((steps / max(sigma, 1e-9)) ** 2) / 2)
     angle = np.deg2rad(rng.uniform(-45, 45))
-    rows, columns = np.indices(pixels.shape[:2])
     total = np.zeros_like(pixels)
     for step, weight in zip(steps, weights / weights.sum(), strict=True):
-        down = (rows + round(step * np.sin(angle))).clip(0, pixels.shape[0] - 1)
-        right = (columns + round(step * np.cos(angle))).clip(0, pixels.shape[1] - 1)
-        total += weight * pixels[down, right]
+        total += weight * _moved(pixels, step * np.sin(angle), step * np.cos(angle))
     return total
+
+
+def _moved(pixels: Pixels, down: float, right: float) -> Pixels:
+    """The picture seen from a fraction of a pixel further on; edges are repeated."""
+    rows, columns = (np.arange(size) + by for size, by in zip(pixels.shape[:2], (down, right), strict=True))
+    above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    height, width = pixels.shape[:2]
+    between_rows, between_columns = (rows - above)[:, None, None], (columns - left)[None, :, None]
+    above, below = (one.clip(0, height - 1) for one in (above, above + 1))
+    left, beside = (one.clip(0, width - 1) for one in (left, left + 1))
+    upper = pixels[above][:, left] * (1 - between_columns) + pixels[above][:, beside] * between_columns
+    lower = pixels[below][:, left] * (1 - between_columns) + pixels[below][:, beside] * between_columns
+    moved: Pixels = upper * (1 - between_rows) + lower * between_rows
+    return moved
 
 
 def _fog(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
