@@ -24,7 +24,7 @@ FLOORS = (
     ("models",),
     ("export", "importers", "mergers", "tasks"),
     ("family",),
-    ("card", "draft", "left_out", "lineage"),
+    ("canary", "card", "draft", "left_out", "lineage"),
     ("calibration", "evaluation"),
     ("baselines",),
     ("drift", "merging"),

@@ -15,6 +15,7 @@ from featcal.cli.options import DRAWN, MODEL, SCORED, SPLIT, SUITE
 from featcal.cli.studying import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
 from featcal.errors import InputError
+from featcal.progress import keep_memory
 from featcal.words import percent, points
 
 if TYPE_CHECKING:
@@ -178,4 +179,33 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
-COMMANDS = (evaluate, compare)
+@click.command()
+@SUITE
+@MODEL
+@click.option("--against", default="merged", show_default=True, help="What the model is held against; as --model.")
+@click.option("--require", is_flag=True, help="Exit status 1 where generation is broken.")
+@DRAWN
+def canary(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
+    """Check that a language model still generates, on prompts from the calibration samples.
+
+    Its greedy answers of up to 64 tokens: how many go round in loops, how many end by themselves. The answers of each
+    task's expert: their perplexity under the model, and how far its distributions of the next token are from the
+    expert's. Broken is what is clearly worse than both the expert and the model it is held against.
+    """
+    keep_memory()
+    session = opening.session(suite, device)
+    found = session.canary(session.named(model), session.named(against), seed, bar())
+    columns = ("loops", "ended", "perplexity", "distance")
+    rows = [
+        (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))
+        for task, one in found.tasks.items()
+        for who, reading in (("expert", one.expert), (against, one.against), (model, one.model))
+    ]
+    show(found.to_json(), as_json, rows, ("task", "model", *columns))
+    for reason in found.reasons:
+        say(f"broken: {reason}", err=True, colour="red")
+    if require and found.broken:
+        raise SystemExit(1)
+
+
+COMMANDS = (evaluate, compare, canary)
