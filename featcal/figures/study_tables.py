@@ -11,8 +11,10 @@ from featcal.studies.needs import NEEDS
 from featcal.studies.paper import PaperTable
 from featcal.studies.study import Study
 from featcal.studies.summary import Spread, Summary
+from featcal.words import percent
 
 NOTHING = "–"
+_DIGITS: Mapping[str, int] = {"drift": 2, "cosine": 2, "CPU s": 1, "MB": 0}
 COLUMNS = ("method", "average", "interval", "normalised", "worst", "worst task", "drift", "cosine", "CPU s", "MB")
 """Of the method table, before what a method needs."""
 
@@ -112,16 +114,20 @@ def _printed(one: Summary, places: Sequence[str]) -> list[str]:
     cells, first = _cells(one), [str(one.at.get(name, "")) for name in places]
     if one.failure and one.average is None:
         return [*first, one.method, *[NOTHING] * (len(COLUMNS) - 1), f"cannot be used: {_one_line(one.failure)}"]
-    digits: Mapping[str, int] = {"drift": 2, "cosine": 2, "CPU s": 1, "MB": 0}
-    shown = [_text(cells[name], digits.get(name, 1), "± " if name == "interval" else "") for name in COLUMNS[1:]]
+    shown = [_text(name, cells[name]) for name in COLUMNS[1:]]
     needed = ", ".join(one.needs) or "nothing"
     return [*first, one.method, *shown, needed + (f"; a seed failed: {_one_line(one.failure)}" if one.failure else "")]
 
 
-def _text(value: Any, digits: int, before: str = "") -> str:
+def _text(column: str, value: Any) -> str:
+    """A cell of the printed table; scores are rounded as everywhere (`words.percent`)."""
     if isinstance(value, str):
         return value or NOTHING
-    return NOTHING if value != value else f"{before}{value:.{digits}f}"
+    if value != value:
+        return NOTHING
+    if column in _DIGITS:
+        return f"{value:.{_DIGITS[column]}f}"
+    return f"{'± ' if column == 'interval' else ''}{percent(value / 100)}"
 
 
 def _one_line(text: str) -> str:
