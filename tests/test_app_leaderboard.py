@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from featcal.figures import study_tables
 from featcal.resources import data_path
 from featcal.runs import suite_hash
 from featcal.session import Session
-from featcal.studies import kept
+from featcal.studies import budget, kept
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.needs import NEEDS
 from featcal.studies.paper import paper_tables
@@ -116,6 +117,32 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 2  # the newest first
     choice.set_value(1).run()
     assert len(frames(app)["methods"]) == 3
+
+
+def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
+    kept.keep(budget.budget(Session(tiny), Plan(["merged", "calibrated"], (42,), 8), (4, 8)))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    (chart,) = app.get("plotly_chart")
+    lines = {one["name"]: one["x"] for one in json.loads(chart.proto.spec)["data"]}
+    assert lines == {name: ["4", "8"] for name in ("expert", "merged", "calibrated")}
+    table = frames(app)["methods"]
+    assert table["n"].tolist() == [4, 4, 4, 8, 8, 8]
+    assert "tiny" not in frames(app)["suites"]  # of method tables alone
+
+
+def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = read_study(data_path("clip-mini", "compare.json"))
+    rows = [
+        replace(row, point=replace(row.point, at={"corruption": kind, "severity": severity}))
+        for kind, severity in (("clean", 0), ("fog", 3))
+        for row in clean.rows[:3]
+    ]
+    monkeypatch.setattr(kept, "shipped", lambda: [replace(clean, kind="corrupt", rows=tuple(rows))])
+    app = opened("clip-mini", "leaderboard")
+    assert healthy(app)
+    assert [len(group.proto.imgs) for group in app.get("image")] == [6, 6]
+    assert charts(app) == 1
 
 
 def test_failures_are_said_and_damaged_files_are_named(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def drift_of(family: Family, model: Any) -> float:
 
 def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family) -> None:
     study = budget.budget(own, plan("merged", "calibrated", seeds=(42, 43)), (2, 5))
-    assert [(row.method, row.point.at["samples"], row.point.seed) for row in study.rows] == [
+    assert [(row.method, row.point.at["n"], row.point.seed) for row in study.rows] == [
         (method, count, seed)
         for count in (2, 5)
         for method, seed in (("expert", None), ("merged", None), ("calibrated", 42), ("calibrated", 43))
@@ -69,11 +69,11 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
     for row in study.rows:
         if row.method != "calibrated":
             continue
-        config = replace(CONFIG, samples=int(row.point.at["samples"]), seed=row.point.seed or 0)
+        config = replace(CONFIG, samples=int(row.point.at["n"]), seed=row.point.seed or 0)
         assert np.mean(list(row.found.drift.values())) == pytest.approx(
             drift_of(tiny, calibrate(tiny, config)), abs=1e-5
         )
-    assert "samples" in study_tables.printed(study.summaries())[1]
+    assert "n" in study_tables.printed(study.summaries())[1]
 
 
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
