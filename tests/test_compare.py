@@ -222,7 +222,7 @@ def row(method: str, seed: int | None, values: dict[str, float], failure: str = 
     scores = {} if failure else {task: TaskValue("accuracy", value, 100) for task, value in values.items()}
     flat = {} if failure else dict.fromkeys(values, 0.5)
     seconds = {} if failure else {"make": Spent(2.0, 1.0 if seed is None else seed / 42)}
-    return Row(Point(method, method, seed, at), ("samples",), Found(scores, flat, flat, seconds, {}, 1000, failure))
+    return Row(Point(method, method, seed, at), ("samples",), Found(scores, flat, flat, seconds, {}, 1000, {}, failure))
 
 
 def test_seeds_are_taken_together() -> None:

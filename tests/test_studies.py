@@ -124,6 +124,16 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     parallel = schedule.behind(own, CONFIG, 3)
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
+    predicted = {one.at["schedule"]: one.beside for one in study.summaries() if one.at}
+    sources = own.sources(CONFIG)
+    for order, source in (("stale", "stale"), ("parallel", "merged")):
+        of_source = [one.relative for one in sources if one.source == source]
+        assert predicted[order] == {"excess": pytest.approx(np.mean(of_source), abs=1e-6)}
+    assert predicted["forward"] == {}
+    assert predicted["parallel"]["excess"] > predicted["stale"]["excess"] > 0
+    assert study_tables.printed(study.summaries())[1][-2:] == ["excess", "needs"]
+    refined = schedule.schedule(own, plan("calibrated:recipe=refined"))
+    assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
     with pytest.raises(InputError, match="no calibration"):
         schedule.schedule(own, plan("calibrated", "merged"))
 
