@@ -152,7 +152,10 @@ def paper() -> None:
         f"suites'. {table.note}"
     )
     frame = study_tables.paper_table(table)
-    st.dataframe(frame, hide_index=True, alt=f"{table.name}, {len(frame)} rows as printed")
+    form = st.column_config.NumberColumn(format="%.1f")
+    printed = dict.fromkeys(frame.select_dtypes("float").columns.drop("mean of the cells", errors="ignore"), form)
+    alt = f"{table.name}, {len(frame)} rows as printed"
+    st.dataframe(frame, hide_index=True, column_config=printed, alt=alt)
 
 
 def _command() -> None:
