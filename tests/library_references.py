@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from reference_calibration import Options, Sample
+from featcal.testing.reference import Options, Sample
 from reference_drift import State, drift, run
 from reference_source import excesses
 from safetensors.torch import load_file

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from reference_calibration import Sample
+from featcal.testing.reference import Sample
 from torch import Tensor
 
 Tap = tuple[str, str]

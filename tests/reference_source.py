@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from reference_calibration import Options, Rows, Sample, every_token, inputs
+from featcal.testing.reference import Options, Rows, Sample, every_token, inputs
 from torch import Tensor
 
 Features = Mapping[str, Rows]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from library_references import Reference, assert_calibrated_alike, calibration_samples
-from reference_calibration import Options, Piece, Sample, calibrate, refine
+from featcal.testing.reference import Options, Piece, Sample, calibrate, refine
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection

@@ -12,7 +12,7 @@ from library_references import (
     calibration_samples,
     text_reference,
 )
-from reference_calibration import Options, Piece, calibrate, refine
+from featcal.testing.reference import Options, Piece, calibrate, refine
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from library_references import Reference, text_reference
-from reference_calibration import Sample
+from featcal.testing.reference import Sample
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection, LlamaForCausalLM, T5ForConditionalGeneration

@@ -19,6 +19,7 @@ from featcal.calibration.moments import likely_groups
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing
+from featcal.models.maps import widths
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
 
@@ -176,7 +177,7 @@ def _places(adapter: Adapter) -> list[tuple[Stage, int]]:
 
 
 def _width(blocks: list[Block]) -> int:
-    return max(min(module.in_features for module in block.linears.values()) for block in blocks)
+    return max(min(widths(module)[0] for module in block.linears.values()) for block in blocks)
 
 
 def cache_free_bytes() -> int:

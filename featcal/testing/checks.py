@@ -1,0 +1,193 @@
+"""What must hold for every architecture. Each check takes a trial, gives what it measured, and fails by assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder
+from featcal.calibration.config import REFINED, CalibrationConfig, idle_options
+from featcal.formats.pretrained import load_pretrained
+from featcal.formats.weights import Weights
+from featcal.measure import measure_drift
+from featcal.models.adapter import Call, walking
+from featcal.models.features import final_features
+from featcal.models.lane import through
+from featcal.testing.reference import refine
+from featcal.testing.trial import TASKS, Trial
+
+Measured = Mapping[str, float]
+CLOSE = 1e-4
+"""Largest relative deviation of a calibrated tensor from the second computation, and of outputs from the library's."""
+
+
+def replay(trial: Trial) -> Measured:
+    """Block by block on padded batches, every state and the scores of the next token are the library's own forward's.
+
+    The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows.
+    """
+    family, worst = trial.exact, dict[str, float]()
+    (stage,) = family.adapter.stages
+    for name, model in {"base": family.base, TASKS[0]: family.experts[TASKS[0]]}.items():
+        library = trial.models["base"] if name == "base" else trial.experts[name]
+        inputs = trial.padded(TASKS[1])
+        states, scores = _library_states(library, trial.blocks, inputs)
+        place = family.compute.place
+        with walking(family.adapter):
+            call: Call = stage.first_call(place(model.read(stage.outer)), inputs, None)
+            for block in stage.blocks:
+                call = through(stage, block, block.local(place(model.read(block.names))), call)
+                apart = stage.state(call, inputs) - stage.state(call.on(states[block.name]), inputs)
+                worst[block.name] = max(worst.get(block.name, 0.0), float(apart.norm() / states[block.name].norm()))
+            features = final_features(family.adapter, model, {}, [inputs], family.compute)
+        ours = family.adapter.output(place(model.read(family.adapter.scoring)), features)
+        worst["scores"] = max(worst.get("scores", 0.0), _apart(ours, scores))
+    _require(worst, 1e-5, "replayed states differ from the library's own forward")
+    return worst
+
+
+@torch.no_grad()
+def _library_states(model: Any, blocks: list[str], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The state after every block, and the scores at the last token of every text."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            seen[name] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in blocks]
+    logits = model(**inputs, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return seen, logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
+
+
+def paper(trial: Trial) -> Measured:
+    """Every tensor that Algorithm 1 calibrates is that of the second computation."""
+    return _calibrated(trial, trial.config())
+
+
+def norms(trial: Trial) -> Measured:
+    """The same with the scales of all norms, where there are some that are not LayerNorms; with a ridge of 1e-5."""
+    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
+
+
+def refined(trial: Trial) -> Measured:
+    """Every tensor of the refined recipe, which goes through a block by its residual parts."""
+    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), recipe=REFINED, beta=0.5))
+
+
+def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
+    return {"rmsnorms": "rmsnorms" not in idle_options(trial.family.adapter)}
+
+
+def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
+    samples = {task: trial.alone(task) for task in TASKS}
+    theirs = refine(trial.models, trial.experts, samples, trial.pieces(config), trial.options(config))
+    tower = trial.family.adapter.tower
+    ours = calibrate(trial.family, config).weights.read(tower)
+    merged = trial.family.merged.read(tower)
+    unknown = theirs.keys() - ours.keys()
+    assert theirs and not unknown, f"the second computation calibrates what featcal does not know: {sorted(unknown)}"
+    touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
+    assert not touched, f"tensors that should stay as merged do not: {touched}"
+    worst = {name: _apart(ours[name], right) for name, right in theirs.items()}
+    _require(worst, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
+    return {"largest deviation": max(worst.values()), "tensors": float(len(worst))}
+
+
+def fixed_point(trial: Trial) -> Measured:
+    """Where base, merged model and experts are one model, both recipes give that model again."""
+    family = trial.exact
+    same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
+    worst: dict[str, float] = {}
+    for recipe in ({}, {"recipe": REFINED, "beta": 0.5}):
+        done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
+        for name, tensor in same.base.read(family.adapter.tower).items():
+            worst[name] = max(worst.get(name, 0.0), _apart(done.read([name])[name], tensor))
+    _require(worst, 1e-6, "identical models are no fixed point")
+    return {"largest change": max(worst.values())}
+
+
+def drift(trial: Trial) -> Measured:
+    """e = m + p for every sample, whose states are computed a second time alone and in float64; sublayers together are
+    the block; contributions add up to the drift."""
+    whole = measure_drift(trial.exact, split="test", attribution=True)
+    parts = measure_drift(trial.exact, split="test", sublayers=True)
+    found = {"identity": 0.0, "shares": 0.0, "sublayers": 0.0}
+    last = trial.facts.parts[-1].name
+    for task, one in whole.tasks.items():
+        assert one.attribution is not None
+        found["identity"] = max(found["identity"], one.identity_residual)
+        found["shares"] = max(found["shares"], abs(float(one.attribution.shares.sum()) - 1))
+        ends = {layer.layer: layer.drift for layer in parts.tasks[task].layers}
+        for layer in one.layers:
+            end = ends.get(f"{layer.layer} {last}", ends.get(layer.layer))
+            assert end is not None, f"no part of {layer.layer} is called {last}"
+            found["sublayers"] = max(found["sublayers"], _apart(end, layer.drift))
+    _require(found, 1e-6, "the drift identity does not hold")
+    return found
+
+
+def repair(trial: Trial) -> Measured:
+    """Calibration lowers the final drift of every task; the written folder loads in the library with every tensor its
+    own, equal outputs, and names, dtypes and other files of the merged model's folder."""
+    family, out = trial.family, trial.root / "written"
+    calibrate_to_folder(family, trial.config(), out)
+    before, after = measure_drift(family), measure_drift(family, str(out))
+    fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
+              for task in TASKS}  # fmt: skip
+    assert max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}"
+    model, report = load_pretrained(trial.model_class, out)
+    lost = {kind: sorted(map(str, names)) for kind, names in report.items() if names and "keys" in kind}
+    assert not lost, f"the library does not load every tensor of the written folder: {lost}"
+    inputs = family.adapter.probe()
+    with torch.no_grad():
+        scores = model(**inputs, use_cache=False).logits[:, -1]
+    theirs = family.adapter.output(*_of_written(trial, out, inputs))
+    own, origin = _dtypes(out), _dtypes(trial.root / "merged")
+    assert own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}"
+    kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
+    assert not kept, f"files are missing in the written folder: {sorted(kept)}"
+    found = {"outputs": _apart(scores, theirs)}
+    _require(found, CLOSE, "outputs of the written folder differ")
+    return {**found, "drift": max(fallen.values())}
+
+
+def _of_written(trial: Trial, out: Any, inputs: Any) -> tuple[dict[str, Tensor], Tensor]:
+    model: Weights = trial.family.model(str(out))
+    adapter, compute = trial.family.adapter, trial.family.compute
+    return compute.place(model.read(adapter.scoring)), final_features(adapter, model, {}, [inputs], compute)
+
+
+def _dtypes(folder: Any) -> dict[str, str]:
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as handle:
+            found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+    return found
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """||one - other|| / ||other||; the norm itself where the other vanishes."""
+    gap, scale = (one - other).double().norm(), other.double().norm()
+    return float(gap / scale if scale > 0 else gap)
+
+
+def _require(found: Measured, limit: float, what: str) -> None:
+    wrong = sorted(((gap, name) for name, gap in found.items() if not gap <= limit), reverse=True)
+    listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
+    assert not wrong, f"{what}, {len(wrong)} of {len(found)} by more than {limit:g}: {listed}"
+
+
+CHECKS: Mapping[str, Callable[[Trial], Measured]] = {
+    check.__name__: check for check in (replay, paper, norms, refined, fixed_point, drift, repair)
+}
+"""Every check by its name."""
