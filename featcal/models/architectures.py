@@ -64,7 +64,7 @@ def supported() -> list[str]:
     return [*_HOMES, *_DECODERS]
 
 
-def register(facts: DecoderFacts) -> None:
+def register_decoder(facts: DecoderFacts) -> None:
     """Make a decoder-only architecture known in this process, by its `model_type`; a second row of a type replaces the
     first. `featcal.testing.check_adapter` says whether the facts are true.
 

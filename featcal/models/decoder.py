@@ -17,7 +17,7 @@ from torch.func import functional_call
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
-from featcal.models.decoder_facts import SETTINGS, DecoderFacts, Part
+from featcal.models.decoder_facts import SETTINGS, DecoderFacts, DecoderPart
 from featcal.models.language import (
     LanguageModel,
     answer_position,
@@ -91,7 +91,7 @@ class DecoderStage(Stage):
         """As the facts have them: state + post_norm(module(norm(state)))."""
         return {part.name: partial(self._through, block, tensors, part) for part in self._facts.parts}
 
-    def _through(self, block: Block, tensors: Mapping[str, Tensor], part: Part, call: Call) -> Call:
+    def _through(self, block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:
         run = partial(block.run_part, tensors)
         given = run(part.norm, call.hidden) if part.norm else call.hidden
         known = _named(block.module, call.at(block.name))

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Part:
+class DecoderPart:
     """One residual part of a block: state + post_norm(module(norm(state)))."""
 
     name: str
@@ -26,14 +26,14 @@ class Part:
     what is added to the stream, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
 
 
-PRE_NORM = (Part("attention", "self_attn", "input_layernorm"), Part("mlp", "mlp", "post_attention_layernorm"))
+PRE_NORM = (DecoderPart("attention", "self_attn", "input_layernorm"), DecoderPart("mlp", "mlp", "post_attention_layernorm"))
 POST_NORM = (
-    Part("attention", "self_attn", post_norm="post_attention_layernorm"),
-    Part("mlp", "mlp", post_norm="post_feedforward_layernorm"),
+    DecoderPart("attention", "self_attn", post_norm="post_attention_layernorm"),
+    DecoderPart("mlp", "mlp", post_norm="post_feedforward_layernorm"),
 )
 BOTH_NORMS = (
-    Part("attention", "self_attn", "input_layernorm", "post_attention_layernorm"),
-    Part("mlp", "mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    DecoderPart("attention", "self_attn", "input_layernorm", "post_attention_layernorm"),
+    DecoderPart("mlp", "mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 GATED = ("mlp.gate_proj", "mlp.up_proj")
@@ -49,7 +49,7 @@ class DecoderFacts:
     """Class of its configuration: a name in transformers, or the class itself."""
     model: str | type
     """Class of the whole model with its language-modelling head, likewise."""
-    parts: tuple[Part, ...] = PRE_NORM
+    parts: tuple[DecoderPart, ...] = PRE_NORM
     """The residual parts of a block in order, which together are the block."""
     shared: tuple[tuple[str, ...], ...] = (QKV, GATED)
     """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own.
@@ -116,7 +116,7 @@ FACTS = (
         model_type="gpt2",
         config="GPT2Config",
         model="GPT2LMHeadModel",
-        parts=(Part("attention", "attn", "ln_1"), Part("mlp", "mlp", "ln_2")),
+        parts=(DecoderPart("attention", "attn", "ln_1"), DecoderPart("mlp", "mlp", "ln_2")),
         shared=(),
         stack="transformer",
         blocks="h",

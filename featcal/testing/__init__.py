@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.models.architectures import register, supported
+from featcal.models.architectures import register_decoder, supported
 from featcal.models.decoder_facts import DecoderFacts
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import write_trial
@@ -34,7 +34,7 @@ def check_adapter(model: Any, facts: DecoderFacts) -> Mapping[str, Mapping[str, 
         InputError: as everything in featcal: facts that do not describe the model.
     """
     if facts.model_type not in supported():
-        register(facts)
+        register_decoder(facts)
     with TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))
         return {name: check(trial) for name, check in CHECKS.items()}

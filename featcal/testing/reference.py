@@ -83,10 +83,11 @@ def refine(
     """As `calibrate`, piece by piece; the whole model runs anew for every piece."""
     student, done = deepcopy(models["merged"]), {}
     everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
-    own = {task: inputs(expert, everything, samples[task], token_weights, options) for task, expert in experts.items()}
+    axis = options.head_axis
+    own = {task: inputs(expert, everything, samples[task], token_weights, axis) for task, expert in experts.items()}
     for names, stream in pieces:
         watched = [*names, *([stream] if stream else [])]
-        deployed = {task: inputs(student, watched, samples[task], token_weights, options) for task in experts}
+        deployed = {task: inputs(student, watched, samples[task], token_weights, axis) for task in experts}
         gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
         for name, module in (pair for top in names for pair in student.get_submodule(top).named_modules(prefix=top)):
@@ -102,7 +103,7 @@ def refine(
 
 
 def inputs(
-    model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, options: Options
+    model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, head_axis: int = 1
 ) -> dict[str, Rows]:
     """What every module inside the blocks is given when the whole model runs on every sample; of a norm over heads,
     every head's part is a row that weighs what its token does."""
@@ -119,7 +120,7 @@ def inputs(
         handle.remove()
     found = {}
     for name, parts in rows.items():
-        by_token = [part.movedim(options.head_axis, 1) if part.ndim == 3 else part[:, None] for part in parts]
+        by_token = [part.movedim(head_axis, 1) if part.ndim == 3 else part[:, None] for part in parts]
         counted = [token_weights(s, name, len(part)) for s, part in zip(samples, by_token, strict=True)]
         weights = torch.cat(counted).repeat_interleave(by_token[0].shape[1])
         found[name] = torch.cat([part.flatten(0, 1) for part in by_token]), weights / weights.sum()

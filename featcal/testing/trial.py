@@ -19,7 +19,7 @@ from featcal.calibration.config import REFINED, CalibrationConfig
 from featcal.family import Family, open_family
 from featcal.formats.weights import InMemory, Weights
 from featcal.models.compute import Compute
-from featcal.models.decoder_facts import DecoderFacts, Part
+from featcal.models.decoder_facts import DecoderFacts, DecoderPart
 from featcal.suite import load_suite
 from featcal.testing.reference import Options, Piece, Sample, every_token, inputs
 
@@ -108,13 +108,13 @@ class Trial:
         found: list[Piece] = []
         one = self.alone(TASKS[0])[:1]
         for block in self.blocks:
-            called = inputs(self.models["base"], [block], one, every_token, self.options(config))
+            called = inputs(self.models["base"], [block], one, every_token)
             for part in self.facts.parts:
                 found += _pieces_of(block, part, list(called), self.facts)
         return found
 
 
-def _pieces_of(block: str, part: Part, called: list[str], facts: DecoderFacts) -> list[Piece]:
+def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: DecoderFacts) -> list[Piece]:
     """Of one residual part: norm, maps that share an input, norms of heads, output map, norm behind it.
 
     Args:

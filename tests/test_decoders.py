@@ -1,0 +1,157 @@
+"""Every decoder-only architecture of the table, on tiny models of the library's own making: padded batches, windows
+shorter than the texts, and what must hold for any of them (`featcal.testing.checks`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_decoders import ROWS, tiny_decoder
+
+from featcal import InputError, calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
+from featcal.calibration.moments import likely_groups
+from featcal.models.adapter import walking
+from featcal.models.capture import capture_inputs
+from featcal.testing.checks import CHECKS
+from featcal.testing.trial import TASKS, Trial, write_trial
+
+
+@pytest.fixture(scope="module", params=sorted(ROWS))
+def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    facts = ROWS[request.param]
+    return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_must_hold(trial: Trial, name: str) -> None:
+    assert CHECKS[name](trial)
+
+
+@torch.no_grad()
+def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
+    """What estimates count with is what a run finds."""
+    family = trial.family
+    (stage,) = family.adapter.stages
+    place = family.compute.place
+    with walking(family.adapter):
+        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded(TASKS[0]), None)
+        for index, block in enumerate(stage.blocks):
+            with capture_inputs(block.linears) as given:
+                output = block.run(block.local(place(family.base.read(block.names))), call)
+            found = {frozenset(n for n in given if given[n] is given[name]) for name in given}
+            known = stage.sharing(index)
+            assert known is not None and {frozenset(names) for names in known} == found
+            estimated = {name for group in likely_groups(stage, index) for name in group.names}
+            assert estimated == set(block.linears)
+            assert {stage.part(name) for name in block.linears} == {"attention", "mlp"}
+            call = stage.advance(call, output)
+
+
+def test_generated_answers_are_the_librarys(trial: Trial) -> None:
+    """The model that generates has every tensor and buffer of its own."""
+    family = trial.family
+    batch = trial.padded(TASKS[0])
+    answer = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    library = trial.library("base", torch.float32)
+    for row in range(2):
+        length = int(batch["attention_mask"][row].sum())
+        one = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
+        theirs = library.generate(**one, **options)[:, length:]
+        assert answer(one, **options).equal(theirs)
+
+
+HALF = ("gemma2", "gpt2", "phi3")
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_dtype_tokenizer_and_generation_config_are_kept(kind: str, tmp_path: Path) -> None:
+    facts = ROWS[kind]
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path, torch.bfloat16)
+    settings = {"temperature": 0.3, "do_sample": True, "eos_token_id": 1}
+    (tmp_path / "merged" / "generation_config.json").write_text(json.dumps(settings))
+    (tmp_path / "merged" / "tokenizer.model").write_bytes(b"pieces")
+    calibrate_to_folder(trial.family, trial.config(), tmp_path / "out")
+    written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
+    assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
+    before, after = measure_drift(trial.family), measure_drift(trial.family, str(tmp_path / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+
+
+def rewritten(trial: Trial, root: Path, **options: Any) -> Path:
+    """The trial's suite with other options in one expert's configuration."""
+    import shutil
+
+    shutil.copytree(trial.root, root, ignore=shutil.ignore_patterns("written"))
+    file = root / "experts" / TASKS[0] / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **options}))
+    return root / "suite.yaml"
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 9.0},
+    "gemma3_text": {"query_pre_attn_scalar": 4},
+    "gpt2": {"activation_function": "relu"},
+    "mistral": {"sliding_window": 3},
+    "olmo3": {"sliding_window": 3},
+    "phi3": {"sliding_window": 3},
+    "qwen2": {"sliding_window": 3},
+    "smollm3": {"no_rope_layers": [1, 1]},
+}
+
+
+def test_experts_whose_forward_differs_are_refused(trial: Trial, tmp_path: Path) -> None:
+    """Shapes agree, the options of the forward do not."""
+    changed = CHANGED.get(trial.facts.model_type, {"rms_norm_eps": 0.1})
+    with pytest.raises(InputError, match=f"expert 'left': {next(iter(changed))} is"):
+        open_family(load_suite(rewritten(trial, tmp_path / "s", **changed)), "cpu")
+
+
+def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None:
+    """As openai-community/gpt2 has them: no prefix, and the causal mask of every block as a tensor."""
+    facts = ROWS["gpt2"]
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    expected = trial.family.base.read(trial.family.adapter.tower)
+    file = tmp_path / "base" / "model.safetensors"
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16) for i in range(2)}
+    save_file({**bare, **masks}, file, {"format": "pt"})
+    again = open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
+    found = again.base.read(again.adapter.tower)
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) -> None:
+    facts = ROWS["gpt2"]
+    adapter = write_trial(tiny_decoder(facts), facts, tmp_path).family.adapter
+    ids = torch.ones(1, 17, dtype=torch.long)
+    assert adapter.misfit({"input_ids": ids[:, :16]}) is None
+    assert "texts of 17 tokens, the model has 16 positions" in str(adapter.misfit({"input_ids": ids}))
+
+
+def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
+    """Gemma-2's output maps are fitted with beta as without; Qwen3's are not."""
+    for kind, moves in (("gemma2", False), ("qwen3", True)):
+        trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path / kind)
+        without, with_beta = (
+            calibrate(trial.family, trial.config(recipe="refined", beta=beta)).weights.read(trial.family.adapter.tower)
+            for beta in (0.0, 0.5)
+        )
+        assert moves == any(not without[name].equal(with_beta[name]) for name in without)
+
+
+def test_an_attention_with_sinks_is_refused() -> None:
+    """A kernel that ignored them would give other numbers without a word."""
+    from featcal.models.attention import _forward
+
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(InputError, match="sinks"):
+        _forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(2))
