@@ -4,6 +4,7 @@ shorter than the texts, and what must hold for any of them (`featcal.testing.che
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_decoders import ROWS, tiny_decoder
 
-from featcal import InputError, calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
+from featcal import (
+    InputError,
+    calibrate,
+    calibrate_to_folder,
+    load_suite,
+    measure_drift,
+    open_family,
+    register_decoder,
+)
 from featcal.calibration.moments import likely_groups
 from featcal.models.adapter import walking
+from featcal.models import architectures
 from featcal.models.capture import capture_inputs
+from featcal.models.decoder_facts import PRE_NORM
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -155,3 +166,28 @@ def test_an_attention_with_sinks_is_refused() -> None:
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(InputError, match="sinks"):
         _forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "check", "says"),
+    [
+        ("llama", {"parts": PRE_NORM[::-1]}, "refined", "its residual parts are not the whole block"),
+        ("gemma2", {"norm_offset": 0.0}, "norms", r"Gemma2RMSNorm is not weight \* x / rms\(x\)"),
+        ("gemma3_text", {"head_axis": 2}, "norms", "einsum|differ from the second computation"),
+        ("gemma2", {"softcap": ""}, "replay", "scores"),
+        ("qwen3", {"head_axis": None}, "norms", r"its input has shape"),
+    ],
+)
+def test_facts_that_are_not_true_are_found(
+    kind: str, options: dict[str, Any], check: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false = replace(ROWS[kind], **options)
+    monkeypatch.setitem(architectures._DECODERS, kind, false)
+    trial = write_trial(tiny_decoder(false), false, tmp_path)
+    with pytest.raises((AssertionError, InputError, RuntimeError), match=says):
+        CHECKS[check](trial)
+
+
+def test_rows_of_featcals_own_are_not_replaced() -> None:
+    with pytest.raises(InputError, match="'llama' is an architecture of featcal's own"):
+        register_decoder(replace(ROWS["llama"], head_axis=2))

@@ -71,7 +71,7 @@ def register_decoder(facts: DecoderFacts) -> None:
     Raises:
         InputError: a `model_type` that an adapter of featcal's own has.
     """
-    if facts.model_type in _HOMES or facts in FACTS:
+    if facts.model_type in {*_HOMES, *(one.model_type for one in FACTS)}:
         raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
     _DECODERS[facts.model_type] = facts
 

@@ -12,19 +12,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.models.architectures import register_decoder, supported
-from featcal.models.decoder_facts import DecoderFacts
+from featcal.models.architectures import register_decoder
+from featcal.models.decoder_facts import FACTS, DecoderFacts
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import write_trial
 
 
 def check_adapter(model: Any, facts: DecoderFacts) -> Mapping[str, Mapping[str, float]]:
-    """Register the facts, if their `model_type` is not known yet, and apply every check of `CHECKS`.
+    """Register the facts, if they are not featcal's own, and apply every check of `CHECKS`.
 
     Args:
         model: an instance of the library's class with a tiny configuration: few blocks, so that every kind of block is
-            there, widths of 16 to 64. Its weights are replaced by random ones. Give a window of fewer than 8 tokens
-            where blocks have one.
+            there, widths of 16 to 64, a window of fewer than 8 tokens where blocks have one. Its shapes are used, with
+            random weights. Attention goes through transformers' interface or is written as products and a softmax:
+            torch's fused kernel has no forward-mode derivative, which attribution takes.
 
     Returns:
         What was measured, by check and by name: all of it is a deviation, but "drift".
@@ -33,7 +34,7 @@ def check_adapter(model: Any, facts: DecoderFacts) -> Mapping[str, Mapping[str, 
         AssertionError: the first check that fails; says what was found.
         InputError: as everything in featcal: facts that do not describe the model.
     """
-    if facts.model_type not in supported():
+    if facts not in FACTS:
         register_decoder(facts)
     with TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))
