@@ -23,10 +23,11 @@ from featcal import (
     register_decoder,
 )
 from featcal.calibration.moments import likely_groups
-from featcal.models.adapter import walking
 from featcal.models import architectures
+from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
 from featcal.models.decoder_facts import PRE_NORM
+from featcal.models.maps import widths
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -55,7 +56,7 @@ def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
                 output = block.run(block.local(place(family.base.read(block.names))), call)
             found = {frozenset(n for n in given if given[n] is given[name]) for name in given}
             known = stage.sharing(index)
-            assert known is not None and {frozenset(names) for names in known} == found
+            assert {frozenset(names) for names in known or ()} == found
             estimated = {name for group in likely_groups(stage, index) for name in group.names}
             assert estimated == set(block.linears)
             assert {stage.part(name) for name in block.linears} == {"attention", "mlp"}
@@ -191,3 +192,77 @@ def test_facts_that_are_not_true_are_found(
 def test_rows_of_featcals_own_are_not_replaced() -> None:
     with pytest.raises(InputError, match="'llama' is an architecture of featcal's own"):
         register_decoder(replace(ROWS["llama"], head_axis=2))
+
+
+GPT2 = ROWS["gpt2"]
+MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+
+
+@pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "svc"])
+def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method: str, tmp_path: Path) -> None:
+    """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
+    from featcal.baselines.options import Svc
+    from featcal.baselines.svc import matrix, svc
+    from featcal.formats.weights import InMemory
+    from featcal.mergers.recipe import RecipeWeights
+    from featcal.schema.recipe import MergeRecipe
+
+    family = write_trial(tiny_decoder(GPT2), GPT2, tmp_path).family
+    names = [name for name in family.adapter.tower if name.endswith(MAPS)]
+    assert family.adapter.transposed == set(names)
+
+    def turned(model: Any) -> InMemory:
+        return InMemory(model.label, {name: tensor.mT.contiguous() for name, tensor in model.read(names).items()})
+
+    base, merged, experts = turned(family.base), turned(family.merged), [*map(turned, family.experts.values())]
+    if method == "svc":
+        ours = svc(family.run(), family.experts, family.merged, Svc(alpha=0.1)).read(names)
+        one = {n: [m.tensors[n].double() for m in (base, merged, *experts)] for n in names}
+        theirs = {n: matrix(first, second, rest, 0.1).float() for n, (first, second, *rest) in one.items()}
+    else:
+        recipe = MergeRecipe(method=method)  # type: ignore[arg-type]
+        ours = family.merge(recipe).read(names)
+        theirs = RecipeWeights(recipe, base, dict(zip(TASKS, experts, strict=True)), names).read(names)
+    for name in names:
+        torch.testing.assert_close(ours[name].mT, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def lora_suite(trial: Trial, modules: list[str], **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The trial with a LoRA of rank 2 on some maps as one expert; B A times 2 of every map."""
+    generator, factors, updates = torch.Generator().manual_seed(1), {}, {}
+    for block in trial.family.adapter.blocks():
+        for name, module in block.linears.items():
+            if name.endswith(tuple(modules)):
+                inputs, outputs = widths(module)
+                a, b = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
+                key = f"base_model.model.{block.name}.{name}"
+                factors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+                updates[f"{block.name}.{name}.weight"] = 2 * b @ a
+    (trial.root / "adapter").mkdir()
+    save_file(factors, trial.root / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": modules, "bias": "none", **options}
+    (trial.root / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    suite = trial.root / "suite.yaml"
+    suite.write_text(suite.read_text().replace(f"experts/{TASKS[0]}", "base+adapter"))
+    return suite, updates
+
+
+def test_a_lora_on_gpt2_is_added_as_its_maps_are_stored(tmp_path: Path) -> None:
+    trial = write_trial(tiny_decoder(GPT2), GPT2, tmp_path)
+    before = trial.family.base.read(trial.family.adapter.tower)
+    suite, updates = lora_suite(trial, ["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+    family = open_family(load_suite(suite), "cpu")
+    for name, tensor in family.experts[TASKS[0]].read(family.adapter.tower).items():
+        expected = before[name] + updates[name].mT if name in updates else before[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "module", "said"), [("gpt2", "attn.c_proj", False), ("olmo2", "o_proj", True)])
+def test_a_lora_that_is_meant_for_the_other_orientation_is_refused(
+    kind: str, module: str, said: bool, tmp_path: Path
+) -> None:
+    """Square maps, whose shapes show nothing."""
+    trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path)
+    suite, _ = lora_suite(trial, [module], fan_in_fan_out=said)
+    with pytest.raises(InputError, match=f"fan_in_fan_out in adapter_config.json must be {str(not said).lower()} for"):
+        open_family(load_suite(suite), "cpu")

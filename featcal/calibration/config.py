@@ -47,7 +47,7 @@ class CalibrationConfig:
     layernorms: bool = True
     """Calibrate LayerNorm scales and shifts (Eq. 59)."""
     rmsnorms: bool = False
-    """Calibrate the scales of RMSNorms too (T5, most decoders); our extension of Eq. (59), which the paper does not run."""
+    """Calibrate the scales of RMSNorms (T5, most decoders); our extension of Eq. (59), which the paper does not run."""
     completion_only: bool = False
     """In causal language models count the positions that predict the answer alone, not the rest of the prompt."""
     patch_weight: float = 0.01

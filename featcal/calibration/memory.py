@@ -71,7 +71,7 @@ def working_bytes(
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
     in_flight = features * tokens * sum(inputs + 2 * outputs for inputs, outputs in map(widths, modules.values()))
-    return weights + sums + max(one_task + in_flight, solve)
+    return int(weights + sums + max(one_task + in_flight, solve))
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:

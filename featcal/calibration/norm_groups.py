@@ -71,9 +71,7 @@ class NormGroup:
             scales, which comes to the same as pulling what is stored, since an anchor's shares sum to 1 (Eq. 11).
     """
 
-    def __init__(
-        self, name: str, weighting: str, module: nn.Module, device: torch.device, offset: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, weighting: str, module: nn.Module, device: torch.device, offset: float = 0.0) -> None:
         self.names = (name,)
         self.weighting = weighting
         self._offset = 0.0 if isinstance(module, nn.LayerNorm) else offset
@@ -91,12 +89,12 @@ class NormGroup:
         """Count one batch of the current task, whose input is `[batch, tokens, width]`, or `[batch, tokens, heads,
         width]` of a norm over each head's part."""
         given = inputs[self.names[0]]
-        heads = given.shape[2] if given.ndim == 4 else 1
-        z = self._normalised(tokens.take(given.flatten(2)).unflatten(1, given.shape[2:]) if heads > 1 else tokens.take(given))
+        rows = tokens.take(given.flatten(2)) if given.ndim == 4 else tokens.take(given)
+        z = self._normalised(rows.reshape(-1, given.shape[-1]))
         self._task.weight += tokens.total
         if self._shifted:
-            self._task.mean += tokens.sum(z if heads == 1 else z.mean(1))
-        self._task.square += tokens.sum(z.square() if heads == 1 else z.square().mean(1))
+            self._task.mean += tokens.sum(_per_token(z, len(rows)))
+        self._task.square += tokens.sum(_per_token(z.square(), len(rows)))
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
@@ -137,7 +135,7 @@ class NormGroup:
         """The sums over all finished tasks."""
         return self._sums
 
-    def _normalised(self, features: Float[Tensor, "n *heads d"]) -> Float[Tensor, "n *heads d"]:
+    def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """z in float32 at least."""
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         if isinstance(self._module, nn.LayerNorm):
@@ -157,6 +155,11 @@ class NormGroup:
 
     def __str__(self) -> str:
         return self.names[0]
+
+
+def _per_token(values: Float[Tensor, "rows d"], tokens: int) -> Float[Tensor, "n d"]:
+    """Means over the rows of every token, which has one, or one for every head."""
+    return values if len(values) == tokens else values.reshape(tokens, -1, values.shape[-1]).mean(1)
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:

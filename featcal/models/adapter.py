@@ -23,7 +23,7 @@ from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
-from featcal.models.maps import KINDS, LinearMap
+from featcal.models.maps import KINDS, LinearMap, is_transposed
 
 M = TypeVar("M", bound=nn.Module)
 Answers = Literal["classes", "text"]
@@ -360,6 +360,16 @@ class Adapter(ABC):
     def first_layer(self, stage: Stage) -> str:
         """Name of what stands in front of a stage, as charts and tables show it."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+
+    @property
+    def transposed(self) -> frozenset[str]:
+        """Names of weights of linear maps that are stored `[inputs, outputs]`."""
+        return frozenset(
+            f"{block.name}.{name}.weight"
+            for block in self.blocks()
+            for name, module in block.linears.items()
+            if is_transposed(module)
+        )
 
     def parts(self) -> list[str]:
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""

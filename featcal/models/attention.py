@@ -133,7 +133,9 @@ def _forward(
         InputError: an option of an architecture that changes its attention in a way that is not known here.
     """
     if options.get("s_aux") is not None:
-        raise InputError("this architecture's attention has sinks, a score beside those of the tokens; featcal has none")
+        raise InputError(
+            "this architecture's attention has sinks, a score beside those of the tokens; featcal has none"
+        )
     if options.get("softcap") is not None:
         return _capped(module, query, key, value, attention_mask, **options), None
     if not (_thread.plain or _is_small(query, key)):

@@ -163,7 +163,9 @@ class Decoder(LanguageModel):
             return None
         rows = self.shapes()[f"{self.facts.stack}.{self.facts.positions}.weight"][0]
         longest = inputs["input_ids"].shape[1]
-        return f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'" if longest > rows else None
+        return (
+            f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'" if longest > rows else None
+        )
 
     def _mixed_ropes(self, inputs: Batch) -> str | None:
         """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""

@@ -26,7 +26,10 @@ class DecoderPart:
     what is added to the stream, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
 
 
-PRE_NORM = (DecoderPart("attention", "self_attn", "input_layernorm"), DecoderPart("mlp", "mlp", "post_attention_layernorm"))
+PRE_NORM = (
+    DecoderPart("attention", "self_attn", "input_layernorm"),
+    DecoderPart("mlp", "mlp", "post_attention_layernorm"),
+)
 POST_NORM = (
     DecoderPart("attention", "self_attn", post_norm="post_attention_layernorm"),
     DecoderPart("mlp", "mlp", post_norm="post_feedforward_layernorm"),

@@ -74,7 +74,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
 def _library_calls(
     stage: Stage, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None, device: torch.device
 ) -> tuple[Call, list[Call], Any]:
-    """The stage's own first call, how one forward of the library calls every block, and what the first block returns."""
+    """The stage's first call, how one forward of the library calls every block, and what the first one returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
     output = _returned(first, call, device)

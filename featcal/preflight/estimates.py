@@ -95,7 +95,7 @@ def estimate(
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
     """Seconds of every expert's forward pass on `samples` of every task."""
-    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
+    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
     tokens = samples * sum(one.tokens for one in drawn.values())
     passes = len(drawn) ** 2 * len(adapter.blocks())
     return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
@@ -119,7 +119,7 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
     Args:
         answers: by task, tokens of the longest answer that is generated; a task whose answers are not is left out.
     """
-    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
+    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
     tokens = sum(one.samples * one.tokens for one in drawn.values())
     steps = sum(-(-one.samples // batch_size) * (1 + answers.get(task, 0)) for task, one in drawn.items())
     return 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + steps * len(adapter.blocks()) * CALL

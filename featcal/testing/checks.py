@@ -95,9 +95,11 @@ def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
     ours = calibrate(trial.family, config).weights.read(tower)
     merged = trial.family.merged.read(tower)
     unknown = theirs.keys() - ours.keys()
-    assert theirs and not unknown, f"the second computation calibrates what featcal does not know: {sorted(unknown)}"
+    _hold(
+        bool(theirs) and not unknown, f"the second computation calibrates what featcal does not know: {sorted(unknown)}"
+    )
     touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
-    assert not touched, f"tensors that should stay as merged do not: {touched}"
+    _hold(not touched, f"tensors that should stay as merged do not: {touched}")
     found = {name: [_apart(ours[name], right)] for name, right in theirs.items()}
     return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
 
@@ -127,8 +129,7 @@ def drift(trial: Trial) -> Measured:
         found["shares"].append(abs(float(one.attribution.shares.sum()) - 1))
         ends = {layer.layer: layer.drift for layer in parts.tasks[task].layers}
         for layer in one.layers:
-            end = ends.get(f"{layer.layer} {last}", ends.get(layer.layer))
-            assert end is not None, f"no part of {layer.layer} is called {last}"
+            end = ends.get(f"{layer.layer} {last}", ends.get(layer.layer, torch.tensor(torch.nan)))
             found["sublayers"].append(_apart(end, layer.drift))
     return _require(found, 1e-6, "the drift identity does not hold")
 
@@ -141,18 +142,18 @@ def repair(trial: Trial) -> Measured:
     before, after = measure_drift(family), measure_drift(family, str(out))
     fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
               for task in TASKS}  # fmt: skip
-    assert max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}"
+    _hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
     model, report = load_pretrained(trial.model_class, out)
     lost = {kind: sorted(map(str, names)) for kind, names in report.items() if names and "keys" in kind}
-    assert not lost, f"the library does not load every tensor of the written folder: {lost}"
+    _hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
     inputs = family.adapter.probe()
     with torch.no_grad():
         scores = model(**inputs, use_cache=False).logits[:, -1]
     theirs = family.adapter.output(*_of_written(trial, out, inputs))
     own, origin = _dtypes(out), _dtypes(trial.root / "merged")
-    assert own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}"
+    _hold(own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}")
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
-    assert not kept, f"files are missing in the written folder: {sorted(kept)}"
+    _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
     found = {"outputs": [_apart(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
@@ -164,7 +165,7 @@ def _of_written(trial: Trial, out: Any, inputs: Any) -> tuple[dict[str, Tensor],
 
 
 def _dtypes(folder: Any) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as handle:
             found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
@@ -177,12 +178,18 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float(gap / scale if scale > 0 else gap)
 
 
+def _hold(true: bool, what: str) -> None:
+    """Assertions that python -O leaves in."""
+    if not true:
+        raise AssertionError(what)
+
+
 def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measured:
     """The largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
     listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
-    assert worst and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}"
+    _hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
     return worst
 
 

@@ -81,7 +81,7 @@ def refine(
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
     """As `calibrate`, piece by piece; the whole model runs anew for every piece."""
-    student, done = deepcopy(models["merged"]), {}
+    student, done = deepcopy(models["merged"]), dict[str, Tensor]()
     everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
     axis = options.head_axis
     own = {task: inputs(expert, everything, samples[task], token_weights, axis) for task, expert in experts.items()}
@@ -91,7 +91,9 @@ def refine(
         gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
         for name, module in (pair for top in names for pair in student.get_submodule(top).named_modules(prefix=top)):
-            features = {task: (deployed[task].get(name), own[task].get(name)) for task in experts}
+            if name not in next(iter(own.values())):
+                continue
+            features = {task: (deployed[task][name], own[task][name]) for task in experts}
             if isinstance(module, nn.Linear | Conv1D):
                 new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
@@ -195,4 +197,5 @@ def normalised(x: Tensor, module: Any) -> Tensor:
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
         return torch.stack([z, torch.ones_like(z)], dim=2)
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-    return (x / (x.square().mean(1, keepdim=True) + eps).sqrt())[..., None]
+    scaled: Tensor = x / (x.square().mean(1, keepdim=True) + eps).sqrt()
+    return scaled[..., None]

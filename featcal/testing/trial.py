@@ -65,7 +65,7 @@ class Trial:
 
     @cached_property
     def models(self) -> Mapping[str, Any]:
-        """"base" and "merged" by the library in float64."""
+        """ "base" and "merged" by the library in float64."""
         return {name: self.library(name) for name in ("base", "merged")}
 
     @cached_property
@@ -96,7 +96,9 @@ class Trial:
     def options(self, config: CalibrationConfig) -> Options:
         """The same for the reference."""
         stage = self.family.adapter.stages[0]
-        kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + ((stage.norm,) if config.rmsnorms and stage.norm else ())
+        kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + (
+            (stage.norm,) if config.rmsnorms and stage.norm else ()
+        )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
         o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta)
         return replace(o, norm_offset=self.facts.norm_offset, head_axis=axis)
