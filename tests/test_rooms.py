@@ -35,7 +35,7 @@ FLOORS = (
     ("measure",),
     ("runs",),
     ("recording",),
-    ("selection", "sweep"),
+    ("selection", "studies", "sweep"),
     ("figures",),
     ("clouds",),
     ("report",),
