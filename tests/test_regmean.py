@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from library_references import Reference, text_reference
-from reference_calibration import Sample
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection, LlamaForCausalLM, T5ForConditionalGeneration
@@ -32,6 +31,7 @@ from featcal.model_ids import resolved
 from featcal.models.lane import Kept
 from featcal.schema.model_name import FITTED, model_name
 from featcal.session import Session
+from featcal.testing.reference import Sample
 
 T5 = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 CLIP = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
