@@ -81,6 +81,14 @@ def test_what_is_shipped_is_of_the_suite_as_it_is(suite: str) -> None:
     assert json.loads(study.text()) == json.loads(data_path(suite, "compare.json").read_text())
 
 
+def test_every_shipped_study_is_of_its_suite_as_it_is() -> None:
+    studies = kept.shipped()
+    assert {(one.kind, one.suite) for one in studies} >= {("compare", suite) for suite in SHIPPED}
+    for study in studies:
+        assert study.suite_hash == suite_hash(load_suite(study.suite))
+        assert study.kind in kept.KINDS
+
+
 def _family(suite: str) -> Family:
     from featcal.family import open_family
 
