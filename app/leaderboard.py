@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import state, view
+from app import jobs, state, view
 from app.downloads import Numbers, Origin
 from featcal.errors import FeatcalError
 from featcal.figures import study_charts, study_tables, text
@@ -27,6 +27,10 @@ TABLE = "compare"
 """The study that is a table of methods; others have places beside."""
 MOST_TASKS = 6
 """Whose pictures are shown."""
+_LONG = (
+    "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
+    "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
+)
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
@@ -49,9 +53,9 @@ def measured() -> None:
     if of_suite:
         _table(_chosen(of_suite))
     elif here:
-        st.info("Nothing was measured of this suite yet; the command below does.", icon=":material/leaderboard:")
+        st.info("Nothing was measured of this suite yet; the button below does.", icon=":material/leaderboard:")
     if here:
-        _command()
+        _measure()
     _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
@@ -158,13 +162,18 @@ def paper() -> None:
     st.dataframe(frame, hide_index=True, column_config=printed, alt=alt)
 
 
-def _command() -> None:
-    """How such a table is measured."""
+def _measure() -> None:
+    """A button that measures every method in a process of its own, and the command that does the same."""
     seeds = ",".join(map(str, SEEDS))
     command = ["featcal", "compare", state.reference(), "--methods", "all", "--samples", str(SAMPLES), "--seeds", seeds]
-    with st.popover("Measure it again", icon=":material/terminal:"):
-        st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
-        st.code(shlex.join(command), language="bash", wrap_lines=True)
+    with st.container(horizontal=True):
+        wanted = st.button("Measure every method", icon=":material/leaderboard:", help=_LONG)
+        with st.popover("Command", icon=":material/terminal:"):
+            st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
+            st.code(shlex.join(command), language="bash", wrap_lines=True)
+    args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
+    if wanted or jobs.asked_for("compare", args):
+        jobs.follow("compare", args, wanted)
 
 
 def _on(study: Study) -> str:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_pages import charts, healthy, opened
+from app_pages import button, charts, healthy, opened
 from streamlit.testing.v1 import AppTest
 from test_app_names import assert_shown_as_text, hostile
 
+from app import jobs
 from featcal.family import Family
 from featcal.figures import study_tables
+from featcal.jobs.kinds import KINDS, Work
+from featcal.progress import silent
 from featcal.resources import data_path
 from featcal.runs import suite_hash
 from featcal.session import Session
@@ -125,6 +128,25 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 2  # the newest first
     choice.set_value(1).run()
     assert len(frames(app)["methods"]) == 3
+
+
+def test_measuring_is_a_job_whose_result_the_page_finds(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert asked == []  # nobody asked for it
+    button(app, "Measure every method").click().run()
+    ((kind, args, start),) = asked
+    assert (args["methods"], args["seeds"], args["samples"], start) == (["all"], [42, 43, 44], 64, True)
+    few = {**args, "methods": ["merged", "calibrated"], "seeds": [42], "samples": 8}
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(few)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    table = frames(app)["methods"].set_index("method")
+    expected = {one["method"]: one["average"]["mean"] for one in document["methods"]}
+    assert table["average"].to_dict() == pytest.approx({name: 100 * one for name, one in expected.items()})
 
 
 def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
