@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from scipy import stats
 
@@ -194,6 +195,19 @@ def test_failures_while_a_model_is_made_are_kept_rows(own: Session, made: list[s
         assert study.rows[1].found.scores == {}
         assert "raise lam" in study.rows[1].found.failure
     assert made == ["expert", "calibrated:lam=0,eps=0,samples=1,seed=42"]
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_want_of_memory_is_said_and_tried_again(
+    own: Session, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def full(*_: Any) -> Any:
+        raise kind("no room for 8 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_weights", full)
+        assert "no room for 8 GiB" in table(own, ["merged"]).rows[1].found.failure
+    assert table(own, ["merged"]).rows[1].found.failure == ""
 
 
 def test_a_damaged_row_is_named_and_measured_again(own: Session, made: list[str]) -> None:

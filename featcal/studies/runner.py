@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.errors import FeatcalError, NoScores, NumericalError
 from featcal.formats.weights import Overlay, Weights
@@ -153,7 +155,7 @@ def _measured(session: Session, point: Point, named: ModelId, on: Views) -> tupl
         beside = _beside(session, point, named)
     except FeatcalError as error:
         return _failed(str(error)), True
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         return _failed(f"it needs more memory than there is: {error}"), False
     seconds = {"make": making, "score": scoring, "drift": walking}
     spent = {stage: Spent(cost.wall, cost.cpu) for stage, cost in seconds.items()}
