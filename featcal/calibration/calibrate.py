@@ -222,6 +222,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
+        "of": family.merged_name,
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
         "versions": all_versions(),
@@ -233,9 +234,10 @@ def _record(
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
     merged = family.suite.merged
+    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
     return {
         "suite": family.suite.name,
-        "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
+        "merged": own if family.merged_name == "merged" else family.merged_name,
         "config": asdict(config),
         "tasks": {
             task: {
@@ -291,6 +293,8 @@ def _notes(family: Family) -> list[str]:
         InputError: a model that does not come from the base.
     """
     merged = family.suite.merged
+    if family.merged_name != "merged":
+        return [*check_lineage(family, family.merged), *left_out(family).values()]
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged)
     return [*merged.notes, *check_lineage(family), *left_out(family).values()]
@@ -305,6 +309,7 @@ def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) ->
         + "".join(f"\n\n**Warning:** {one}." for one in warnings),
         config.settings(),
         family.adapter.library,
+        family.merged_name,
     )
 
 
