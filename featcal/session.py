@@ -193,7 +193,9 @@ class Session:
 
         def make() -> Fitted:
             of = self.weights(self.named(below))
-            passes = self._calibration_passes(options.counting) if isinstance(options, Sampled) else None
+            passes = None
+            if isinstance(options, Sampled):
+                passes = self._calibration_passes(options.counting, options.split)
             found = fit(self.family, options, of, experts=passes, progress=progress)
             return replace(found, record={**found.record, "model": self.named(model)})
 
@@ -500,11 +502,11 @@ class Session:
 
         return self.once("calibrated", config, make)
 
-    def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
-        key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
+    def _calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
+        key = (split, config.samples, config.seed, config.batch_size, config.precision)
         family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device), split))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

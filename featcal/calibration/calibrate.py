@@ -169,16 +169,19 @@ def calibrate_to_folder(
     return {"out": str(folder.out), **content}
 
 
-def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None = None) -> dict[str, ExpertPass]:
-    """The calibration samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
+def expert_passes(
+    family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
+) -> dict[str, ExpertPass]:
+    """The samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
 
     They depend on tasks, samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+
+    Args:
+        split: where they are from; another one than "calibration" for methods that are defined on it.
     """
 
     def one(task: str) -> ExpertPass:
-        return family.expert_pass(
-            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, kept
-        )
+        return family.expert_pass(family.samples(task, split, config.samples, config.seed), config.batch_size, kept)
 
     return {task: one(task) for task in taking_part(config, family.suite.tasks)}
 
