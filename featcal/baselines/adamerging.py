@@ -15,7 +15,9 @@ As in FusionBench there are 1000 steps with 16 samples of every task and coeffic
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -53,19 +55,19 @@ def adamerging(
     names = run.adapter.tower
     merge = Merge(run, experts)
     tasks = [samples_of(one) for one in experts.values()]
+    samples = [one for own in tasks for one in own]
     optimizer = torch.optim.Adam([merge.coefficients], lr=options.rate)
     with walking(run.adapter), run.seconds(options.kind):
-        before = sum(_entropy(run, merge.tensors(), own, heads) for own in tasks)
+        before = _entropy(run, merge.tensors(), samples, heads)
         for step, few in enumerate(drawn(tasks, options.steps, options.batch, options.seed)):
             run.progress(options.kind, step, options.steps)
             tensors = {name: tensor.requires_grad_() for name, tensor in merge.tensors().items()}
             with torch.enable_grad():
-                for own in few:
-                    _entropy(run, tensors, own, heads)
+                _entropy(run, tensors, [one for own in few for one in own], heads)
             merge.coefficients.grad = merge.gradient(tensors)
             optimizer.step()
         found = merge.tensors()
-        after = sum(_entropy(run, found, own, heads) for own in tasks)
+        after = _entropy(run, found, samples, heads)
         run.progress(options.kind, options.steps, options.steps)
     under = averaged(run, experts)
     stored = {name: tensor.to(under.info[name].dtype) for name, tensor in found.items()}
@@ -119,12 +121,15 @@ class Merge:
 def _entropy(
     run: Run, tensors: Mapping[str, Tensor], samples: Sequence[Sample], heads: Mapping[str, Head | None]
 ) -> float:
-    """Mean entropy of the predictions for samples of one task; where gradients are enabled its own is added to those of
-    the tensors."""
-    total = 0.0
-    for batch, _ in alike(samples):
-        logs = log_probabilities(run, tensors, final(run, tensors, batch), heads[samples[0].task])
-        part = -(logs.exp() * logs).sum() / len(samples)
+    """Entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients are enabled
+    its own is added to those of the tensors."""
+    total, counts = 0.0, Counter(one.task for one in samples)
+    for batch, some in alike(samples):
+        features, parts = final(run, tensors, batch), []
+        for task, rows in groupby(range(len(some)), key=lambda row: some[row].task):
+            logs = log_probabilities(run, tensors, features[[*rows]], heads[task])
+            parts.append(-(logs.exp() * logs).sum() / counts[task])
+        part = torch.stack(parts).sum()
         if part.requires_grad:
             torch.autograd.backward(part)
         total += float(part.detach())

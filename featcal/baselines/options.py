@@ -110,6 +110,19 @@ class Polish(Sampled):
 
 
 @dataclass(frozen=True)
+class Lot(Sampled):
+    """LOT Merging (arXiv 2505.23859): the task vector that changes every layer's own features least."""
+
+    kind: ClassVar[str] = "lot"
+    scale: float = 1.0
+    """Factor of the merged task vector."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(math.isfinite(self.scale), "scale", "is finite")
+
+
+@dataclass(frozen=True)
 class Fisher(Sampled):
     """Fisher merging (arXiv 2111.09832): the average of the experts by what their predictions depend on."""
 
@@ -188,11 +201,12 @@ class ProbSurgery(Surgery):
         self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
 
 
-Baseline = RegMean | Fisher | AdaMerging | Svc | Polish | Surgery
+Baseline = RegMean | Lot | Fisher | AdaMerging | Svc | Polish | Surgery
 """The options of any baseline."""
 _ALL: tuple[type[Baseline], ...] = (
     RegMean,
     RegMeanPlusPlus,
+    Lot,
     Fisher,
     AdaMerging,
     AdaMergingTest,

@@ -80,7 +80,7 @@ class NormGroup:
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
         """Count one batch of the current task."""
-        z = self._normalised(tokens.take(inputs[self.names[0]]))
+        z = normalised(self._module, tokens.take(inputs[self.names[0]]))
         self._task.weight += tokens.total
         if self._shifted:
             self._task.mean += tokens.sum(z)
@@ -124,15 +124,6 @@ class NormGroup:
         """The sums over all finished tasks."""
         return self._sums
 
-    def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """z in float32 at least."""
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        if isinstance(self._module, nn.LayerNorm):
-            return nn.functional.layer_norm(features, self._module.normalized_shape, eps=self._module.eps)
-        ones = {"weight": features.new_ones(features.shape[-1])}
-        z: Tensor = functional_call(self._module, ones, (features,), strict=True)
-        return z
-
     def _affine(self, tensors: Named) -> closed_form.Affine:
         """Scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double()
@@ -144,6 +135,16 @@ class NormGroup:
 
     def __str__(self) -> str:
         return self.names[0]
+
+
+def normalised(norm: nn.Module, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """z, what a norm makes of its inputs before scale and shift, in float32 at least."""
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    if isinstance(norm, nn.LayerNorm):
+        return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)
+    ones = {"weight": features.new_ones(features.shape[-1])}
+    z: Tensor = functional_call(norm, ones, (features,), strict=True)
+    return z
 
 
 def check_norm(name: str, module: nn.Module) -> None:
