@@ -83,7 +83,7 @@ def information(
         with torch.enable_grad():
             features = mapped(one.weights, one.task, final(run, tensors, sample.inputs))
             logs = log_probabilities(run, tensors, features, head)[0]
-        labels, shares = _labels(logs.detach().double().exp().cpu(), options.labels, generator)
+        labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
         for label, share in zip(labels.tolist(), shares.tolist(), strict=True):
             chosen = torch.zeros_like(logs).index_fill(0, torch.tensor(label, device=logs.device), 1)
             gradients = torch.autograd.grad(logs, wanted, chosen, retain_graph=True, allow_unused=True)
@@ -93,7 +93,7 @@ def information(
     return total
 
 
-def _labels(
+def labels_of(
     p: Float[Tensor, " c"], most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " l"], Float[Tensor, " l"]]:
     """Labels and their shares of an expectation over p: all of them, or the most probable and one of the others."""
