@@ -19,6 +19,8 @@ from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_p
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.calibration.moments import FirstBlock
+from featcal.canary import Canary
+from featcal.canary import canary as measure_canary
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import lead, output_drift
@@ -292,6 +294,17 @@ class Session:
             return measure_conditioning(self.family, model, passes, self._first_block, progress)
 
         return self.once("conditioning", model, make)
+
+    def canary(
+        self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
+    ) -> Canary:
+        """Whether a model still generates; as `featcal.canary.canary`."""
+
+        def make() -> Canary:
+            held, weights = self.weights(against), self.weights(model)
+            return measure_canary(self.family, weights, held, seed=seed, progress=progress)
+
+        return self.once("canary", (model_key(model), model_key(against), seed), make)
 
     def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.

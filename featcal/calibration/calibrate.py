@@ -15,6 +15,7 @@ from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
 from featcal.calibration.solving import Watch, unwatched
+from featcal.canary import canary
 from featcal.card import model_card
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
@@ -281,12 +282,28 @@ def _write(
     """Write a calibrated model with its card and its record, whose seconds are asked for when all is verified; the
     content of `featcal.json`, as `write_model` gives it and raises."""
     family = made.family
+    record = {**made.record, **origin, **_generation(made, whole)}
+    record["warnings"] = [*made.record["warnings"], *broken(record)]
 
     def finished_record() -> dict[str, Any]:
-        return {**made.record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes(), **origin}
+        return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
-    card = _card(family, made.config, made.record["warnings"])
+    card = _card(family, made.config, record["warnings"])
     return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
+
+
+def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
+    """What the canary says of a model that generates, by the names of its record; nothing of others, or where the whole
+    model may not be in memory. Its prompts are another draw than the samples that were calibrated on."""
+    family = made.family
+    if family.adapter.answers != "text" or not whole:
+        return {}
+    return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
+
+
+def broken(record: Mapping[str, Any]) -> list[str]:
+    """What a record's canary has against the model, as warnings."""
+    return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
 def _notes(family: Family) -> list[str]:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
+
+if TYPE_CHECKING:
+    from featcal.models.generation import Generator
 
 M = TypeVar("M", bound=nn.Module)
 Answers = Literal["classes", "text"]
@@ -229,14 +232,11 @@ class Adapter(ABC):
         """What the decisions of these models are, where a model brings no head."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
-    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
-        """What answers a batch with text, on the given tensors of the tower; where `answers` is "text".
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        """What answers batches with text, on the given tensors of the tower; where `answers` is "text".
 
         Args:
             folder: checkpoint whose generation settings are used.
-
-        Returns:
-            A function of a batch and options of transformers' `generate`, which gives new token ids `[batch, new]`.
         """
         raise NotImplementedError(f"a {self.family} model generates no text")
 
