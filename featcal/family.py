@@ -58,6 +58,8 @@ class Family:
     """Where the base lies; tokenizer, image processor and text tower are taken from there."""
     container: Located
     """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    merged_name: str = "merged"
+    """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
 
     @property
     def base_folder(self) -> Path:
@@ -82,6 +84,11 @@ class Family:
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
         """The experts merged by a recipe, whatever the suite's own is."""
         return _recipe_weights(recipe, self.base, self.experts, self.adapter)
+
+    def on(self, merged: Weights, name: str) -> Family:
+        """The same suite with another model, of this name, in the place of the merged one: of its weights alone, so
+        everything else is taken from the base."""
+        return replace(self, merged=merged, merged_name=name, container=self.origin)
 
     def samples(self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None)) -> Samples:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.

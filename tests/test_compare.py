@@ -269,11 +269,15 @@ def test_what_methods_need() -> None:
     assert {*OF_A_KIND} == {*WITH_OPTIONS, *PLAIN, "expert", REFERENCE}
     assert {one for needed in OF_A_KIND.values() for one in needed} <= {*NEEDS}
     assert {kind for kind, one in KINDS.items() if issubclass(one, Sampled)} == {
-        kind for kind, needed in OF_A_KIND.items() if "samples" in needed and kind in KINDS
+        kind for kind, needed in OF_A_KIND.items() if {"samples", "test data"} & {*needed} and kind in KINDS
+    }
+    assert {kind for kind, one in KINDS.items() if getattr(one, "split", "") == "test"} == {
+        kind for kind, needed in OF_A_KIND.items() if "test data" in needed
     }
     assert needs("ties:scale=1", "pixels") == needs("svc@runs/model", "pixels") == ()
     assert needs("calibrated:lam=0.1", "pixels") == ("samples",)
     assert needs("calibrated", "seq2seq") == ("samples", "labels")
+    assert needs("calibrated@adamerging-test", "pixels") == ("samples", "test data", "training")
     assert needs("svc@calibrated", "pixels") == ("samples",)
     assert needs("surgery@wudi", "pixels") == ("samples", "training", "modules", "task")
 

@@ -170,16 +170,19 @@ def calibrate_to_folder(
     return {"out": str(folder.out), **content}
 
 
-def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None = None) -> dict[str, ExpertPass]:
-    """The calibration samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
+def expert_passes(
+    family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
+) -> dict[str, ExpertPass]:
+    """The samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
 
     They depend on tasks, samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+
+    Args:
+        split: where they are from; another one than "calibration" for methods that are defined on it.
     """
 
     def one(task: str) -> ExpertPass:
-        return family.expert_pass(
-            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, kept
-        )
+        return family.expert_pass(family.samples(task, split, config.samples, config.seed), config.batch_size, kept)
 
     return {task: one(task) for task in taking_part(config, family.suite.tasks)}
 
@@ -223,6 +226,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
+        "of": family.merged_name,
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
         "versions": all_versions(),
@@ -234,9 +238,10 @@ def _record(
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
     merged = family.suite.merged
+    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
     return {
         "suite": family.suite.name,
-        "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
+        "merged": own if family.merged_name == "merged" else family.merged_name,
         "config": asdict(config),
         "tasks": {
             task: {
@@ -308,6 +313,8 @@ def _notes(family: Family) -> list[str]:
         InputError: a model that does not come from the base.
     """
     merged = family.suite.merged
+    if family.merged_name != "merged":
+        return [*check_lineage(family, family.merged), *left_out(family).values()]
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged)
     return [*merged.notes, *check_lineage(family), *left_out(family).values()]
@@ -322,6 +329,7 @@ def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) ->
         + "".join(f"\n\n**Warning:** {one}." for one in warnings),
         config.settings(),
         family.adapter.library,
+        family.merged_name,
     )
 
 

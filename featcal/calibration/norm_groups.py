@@ -86,15 +86,12 @@ class NormGroup:
         self._sums = NormSums(zeros(), zeros(), zeros(), zeros())
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
-        """Count one batch of the current task, whose input is `[batch, tokens, width]`, or `[batch, tokens, heads,
-        width]` of a norm over each head's part."""
-        given = inputs[self.names[0]]
-        rows = tokens.take(given.flatten(2)) if given.ndim == 4 else tokens.take(given)
-        z = self._normalised(rows.reshape(-1, given.shape[-1]))
+        """Count one batch of the current task."""
+        mean, square = normalised_sums(self._module, inputs[self.names[0]], tokens, self._offset)
         self._task.weight += tokens.total
         if self._shifted:
-            self._task.mean += tokens.sum(_per_token(z, len(rows)))
-        self._task.square += tokens.sum(_per_token(z.square(), len(rows)))
+            self._task.mean += mean
+        self._task.square += square
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
@@ -135,15 +132,6 @@ class NormGroup:
         """The sums over all finished tasks."""
         return self._sums
 
-    def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """z in float32 at least."""
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        if isinstance(self._module, nn.LayerNorm):
-            return nn.functional.layer_norm(features, self._module.normalized_shape, eps=self._module.eps)
-        one = {"weight": features.new_full(features.shape[-1:], 1 - self._offset)}
-        z: Tensor = functional_call(self._module, one, (features,), strict=True)
-        return z
-
     def _affine(self, tensors: Named) -> closed_form.Affine:
         """Scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double() + self._offset
@@ -157,9 +145,30 @@ class NormGroup:
         return self.names[0]
 
 
-def _per_token(values: Float[Tensor, "rows d"], tokens: int) -> Float[Tensor, "n d"]:
-    """Means over the rows of every token, which has one, or one for every head."""
-    return values if len(values) == tokens else values.reshape(tokens, -1, values.shape[-1]).mean(1)
+def normalised_sums(
+    norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float = 0.0
+) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    """The weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its square;
+    z is float32 at least.
+
+    Args:
+        features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
+            counts the mean.
+        offset: as `NormGroup` has it.
+    """
+    rows = tokens.take(features.flatten(2))
+    z = _normalised(norm, rows.reshape(-1, features.shape[-1]), offset)
+    one, two = (values.reshape(len(rows), -1, values.shape[-1]).mean(1) for values in (z, z.square()))
+    return tokens.sum(one), tokens.sum(two)
+
+
+def _normalised(norm: nn.Module, features: Float[Tensor, "n d"], offset: float = 0.0) -> Float[Tensor, "n d"]:
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    if isinstance(norm, nn.LayerNorm):
+        return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)
+    ones = {"weight": features.new_full(features.shape[-1:], 1 - offset)}
+    z: Tensor = functional_call(norm, ones, (features,), strict=True)
+    return z
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:

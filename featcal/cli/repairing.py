@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @SUITE
+@MODEL
 @OUT
 @click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
 @click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @JSON
 def calibrate(
     suite: str,
+    model: str,
     out: Path,
     max_memory: int | None,
     resume: bool,
@@ -47,7 +49,9 @@ def calibrate(
     as_json: bool,
     **chosen: Unpack[Options],
 ) -> None:
-    """Calibrate the merged model in closed form and write the checkpoint.
+    """Calibrate the merged model, or another one, in closed form and write the checkpoint.
+
+    --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
     Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`. The
     recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer.
@@ -60,7 +64,7 @@ def calibrate(
 
     if max_memory is None:
         keep_memory()
-    family = opening.opened(suite, device)
+    family = opening.session(suite, device).on(model)
     if require_canary and family.adapter.answers != "text":
         raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
     config = config_for(family, **chosen)
