@@ -1,7 +1,7 @@
 """Writes the tables of docs/architectures.md: what featcal says to every class of the installed transformers.
 
-    python docs/architectures.py          # prints them
-    python docs/architectures.py --write  # puts them into the page
+python docs/architectures.py          # prints them
+python docs/architectures.py --write  # puts them into the page
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def verdict(kind: str) -> str:
     except InputError as error:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
-    tested = "tests/test_decoders.py" if kind in {facts.model_type for facts in FACTS} else "tests/test_architectures.py"
+    tested = (
+        "tests/test_decoders.py" if kind in {facts.model_type for facts in FACTS} else "tests/test_architectures.py"
+    )
     return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else tested}"
 
 

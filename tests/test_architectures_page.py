@@ -35,7 +35,10 @@ def test_what_is_accepted_is_what_featcal_knows() -> None:
         ({"model_type": "falcon"}, "architecture 'falcon' is not supported; featcal reads .*llama, mistral, qwen2"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "'mixtral' is not supported: a mixture of experts"),
         ({"model_type": "gemma3", "vision_config": {"a": 1}}, "'gemma3' is not supported: a model of pictures"),
-        ({"model_type": "new", "layer_types": ["linear_attention"]}, "'new' .*: a model with layers of linear attention"),
+        (
+            {"model_type": "new", "layer_types": ["linear_attention"]},
+            "'new' .*: a model with layers of linear attention",
+        ),
     ],
 )
 def test_what_is_refused_is_refused_by_name(config: dict[str, object], says: str) -> None:
