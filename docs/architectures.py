@@ -57,10 +57,9 @@ def verdict(kind: str) -> str:
     except InputError as error:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
-    tested = (
-        "tests/test_decoders.py" if kind in {facts.model_type for facts in FACTS} else "tests/test_architectures.py"
-    )
-    return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else tested}"
+    if kind in {facts.model_type for facts in FACTS}:
+        return "**accepted**; tests/test_decoders.py"
+    return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else 'tests/test_architectures.py'}"
 
 
 def default_config(kind: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_what_is_accepted_is_what_featcal_knows() -> None:
         ({"model_type": "gemma3", "vision_config": {"a": 1}}, "'gemma3' is not supported: a model of pictures"),
         (
             {"model_type": "new", "layer_types": ["linear_attention"]},
-            "'new' .*: a model with layers of linear attention",
+            "'new' .*: a model with layers of linear att",
         ),
     ],
 )

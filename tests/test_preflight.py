@@ -198,7 +198,8 @@ FOUND = {task: message for task, (_, message) in TENSORS.items() if message} | {
     "pickle": "only pickled weights (pytorch_model.bin), which can run code",
     "empty": "no model.safetensors in",
     "gptq": "quantised weights (quantization_config in config.json, method gptq)",
-    "words": "its tokenizer differs in 2 of the base's 32 tokens ('yes' is 3 in the base and 4 here, 'no' is 4 in the base and 3 here)",
+    "words": "its tokenizer differs in 2 of the base's 32 tokens ('yes' is 3 in the base and 4 here, "
+    "'no' is 4 in the base and 3 here)",
     "gated": "'some/gated' is gated; accept its licence on the Hub and set HF_TOKEN",
     "gone": "the Hub has no model 'some/gone'",
     "dora": "sets use_dora = true, which featcal cannot reproduce exactly",

@@ -4,9 +4,10 @@ form (docs/theory.md, "The refined recipe"). It is featcal's own, not the paper'
 Algorithm 1 counts all modules of a block in one snapshot of the merged block, so that an output map is fitted to inputs
 that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as
 its pieces (norm, query, key and value maps, output map), and every piece is counted after those before it were solved.
-The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there. Where
-a norm stands between that map and the stream (Gemma-2's and OLMo-2's post-norms) its output is not what is added: a
-target moved by the gap would be wrong by the norm, so such a map is fitted with beta 0, and says so by having no writer.
+The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there.
+
+Where a norm stands between that map and the stream (the post-norms of Gemma-2 and OLMo-2) its output is not what is
+added, and a target moved by the gap would be wrong by the norm. Such a map is no writer: it is fitted with beta 0.
 """
 
 from __future__ import annotations
