@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from reference_calibration import Options, Sample
 from reference_drift import State, drift, run
 from reference_source import excesses
 from safetensors.torch import load_file
@@ -24,6 +23,7 @@ from featcal import CalibrationConfig, Family, calibrate, load_suite, measure_dr
 from featcal.calibration.calibrate import expert_passes
 from featcal.drift.source import measure_sources
 from featcal.models.lane import Kept
+from featcal.testing.reference import Options, Sample
 
 COUNT = 10
 """Samples per task."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from library_references import Reference, calibration_samples, reference_of
-from reference_calibration import Sample
 from torch import Tensor
 
 from conftest import TASKS
@@ -22,6 +21,7 @@ from featcal.baselines.options import Fisher
 from featcal.errors import InputError
 from featcal.family import Family
 from featcal.models.model import Head
+from featcal.testing.reference import Sample
 
 ALL = Fisher(samples=12, labels=64)
 """More labels than any of the models has."""

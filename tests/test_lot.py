@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from library_references import Reference, linears_of, reference_of
-from reference_calibration import Sample
 from torch import Tensor
 
 from conftest import TASKS
@@ -20,6 +19,7 @@ from featcal.baselines.lot import task_matrix
 from featcal.baselines.options import Lot
 from featcal.errors import InputError
 from featcal.family import Family
+from featcal.testing.reference import Sample
 
 EPS = torch.finfo(torch.float64).eps
 

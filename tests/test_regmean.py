@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from library_references import Reference, linears_of, reference_of
-from reference_calibration import Sample
 from torch import Tensor
 
 from conftest import TASKS
@@ -30,6 +29,7 @@ from featcal.model_ids import resolved
 from featcal.models.lane import Kept
 from featcal.schema.model_name import FITTED, model_name
 from featcal.session import Session
+from featcal.testing.reference import Sample
 
 FEW = {"samples": 12, "reduce": 0.9}
 

@@ -33,6 +33,7 @@ FLOORS = (
     ("model_ids",),
     ("session",),
     ("measure",),
+    ("testing",),
     ("runs",),
     ("recording",),
     ("selection", "studies", "sweep"),

@@ -28,7 +28,7 @@ from featcal.baselines.options import Lot
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import check_inputs, linear_groups
-from featcal.calibration.norm_groups import check_norm, normalised
+from featcal.calibration.norm_groups import check_norm, normalised_sums
 from featcal.calibration.solving import as_stored, named
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
@@ -92,7 +92,7 @@ class BlockSums:
         scaled = block.modules_of(stage.norm) if stage.norm else {}
         self._norms: dict[str, nn.Module] = {**block.layernorms, **scaled}
         for name, norm in self._norms.items():
-            check_norm(f"{block.name}.{name}", norm)
+            check_norm(f"{block.name}.{name}", norm, stage.norm_offset)
         self.modules = (*block.linears, *self._norms)
         """What inputs are wanted of."""
         self._groups: list[LinearGroup] = []
@@ -109,7 +109,7 @@ class BlockSums:
         grams: dict[str, Gram] = {}
         squares: dict[str, Tensor] = {}
         for position, step in enumerate(steps):
-            check_inputs(self._stage.blocks[self._index], step.inputs)
+            check_inputs(self._stage, self._index, step.inputs)
             linear = {name: x for name, x in step.inputs.items() if name not in self._norms}
             self._groups = self._groups or linear_groups(self._stage, self._index, linear)
             tokens = rows.batches[position]
@@ -118,7 +118,8 @@ class BlockSums:
                 grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
             for name, norm in self._norms.items():
                 own = tokens[self._stage.weighting(self._index, name)]
-                square = own.sum(normalised(norm, own.take(step.inputs[name])).double().square())
+                given = self._stage.by_token(step.inputs[name])
+                square = normalised_sums(norm, given, own, self._stage.norm_offset)[1].double()
                 squares[name] = squares[name] + square if name in squares else square
         for group in self._groups:
             gram = grams[str(group)].full(torch.float64)

@@ -1,4 +1,4 @@
-"""What T5 and Llama share: masks as token weights, a vocabulary, scores of the next token."""
+"""What language models share: masks as token weights, a vocabulary, scores of the next token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LanguageModel(Adapter):
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Scores of the next token, `[batch, vocabulary]`."""
-        return torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]])
+        return capped(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         """The library's own model; all of it is on the device of the tensors."""
@@ -73,6 +73,11 @@ class LanguageModel(Adapter):
     @staticmethod
     def carried(name: str) -> bool:
         return False
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(scores / cap), or the scores where there is no cap."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
