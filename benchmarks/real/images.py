@@ -1,4 +1,4 @@
-"""The real image suite: `python benchmarks/real/images.py --data FOLDER --out FOLDER [--step base|names|experts|suite]`.
+"""The real image suite: `python benchmarks/real/images.py --data FOLDER --out FOLDER [--step base|names|…]`.
 
 A small CLIP is trained on the training pictures of eight sets with captions out of a catalogue ("item gtsrb7"), whose
 words no prompt uses (the step "base"). Its text tower then learns what the prompts mean from a few captioned pictures
@@ -37,7 +37,7 @@ SMOOTHING = 0.1
 TEST_LIMIT = 500
 """Test pictures per set in the suite, evenly spread over those there are."""
 
-BASE_STEPS, BASE_PER_TASK, BASE_MUON, BASE_ADAM, BASE_DECAY = 3000, 11, 2e-3, 1e-3, 0.05
+BASE_STEPS, BASE_PER_TASK, BASE_MUON, BASE_ADAM, BASE_DECAY = 2000, 11, 2e-3, 1e-3, 0.05
 BASE_WORKERS = 2
 """Processes with one thread each, which draw their own pictures and average their gradients."""
 BASE_KEPT = 0.5

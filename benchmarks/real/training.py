@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 CHECKPOINT_EVERY = 120.0
 """Seconds."""
-COOLING = 0.35
+COOLING = 0.25
 """Last share of the steps, in which the rate falls to zero; up to there a run does not depend on its length."""
 
 
