@@ -40,12 +40,18 @@ TEST_LIMIT = 500
 BASE_STEPS, BASE_PER_TASK, BASE_MUON, BASE_ADAM, BASE_DECAY = 2000, 11, 2e-3, 1e-3, 0.05
 BASE_WORKERS = 2
 """Processes with one thread each, which draw their own pictures and average their gradients."""
-BASE_KEPT = 0.5
-"""Share of the patches that the base sees until the rate falls; then all."""
+KEPT = 0.5
+"""Share of the patches that a model sees until the rate falls, at half the cost of a step; then all."""
 NAME_SHOTS, NAME_NOISE, NAME_STEPS, NAME_RATE = 4, 0.5, 200, 1e-3
-EXPERT_STEPS, EXPERT_BATCH, EXPERT_RATE, EXPERT_DECAY = 800, 64, 5e-4, 0.05
+EXPERT_STEPS, EXPERT_BATCH, EXPERT_RATE, EXPERT_DECAY, EXPERT_SCALE = 700, 64, 5e-4, 0.05, 30.0
 EXPERT_WORKERS = 2
-LONGER: Mapping[str, float] = {}
+LONGER: Mapping[str, float] = {
+    "mnist": 0.75,
+    "fashion_mnist": 0.75,
+    "hand_drawn_shapes": 0.75,
+    "gtsrb": 1.5,
+    "omniglot_alphabets": 1.5,
+}
 """Sets whose experts are trained for longer, by which factor."""
 
 Sets = Mapping[str, Pictures]
@@ -160,8 +166,7 @@ def train_base(sets: Sets, seed: int, file: Path, rank: int) -> None:
         torch.manual_seed(seed + source)
         drawn = [draw(one.train, task, BASE_PER_TASK, source, seed) for task, one in sets.items()]
         target = torch.cat([labels + class_range(sets, t).start for t, (_, labels) in zip(sets, drawn, strict=True)])
-        kept = BASE_KEPT if step < (1 - training.COOLING) * BASE_STEPS else 1.0
-        images = image_features(model, torch.cat([one for one, _ in drawn]), kept)
+        images = image_features(model, torch.cat([one for one, _ in drawn]), kept_at(step, BASE_STEPS))
         logits = model.logit_scale.exp() * images @ build.text_features(model, items).T
         return F.cross_entropy(logits, target, label_smoothing=SMOOTHING)
 
@@ -201,6 +206,10 @@ def learn_names(model: CLIPModel, sets: Sets, tokenizer: PreTrainedTokenizerFast
         ).backward()
 
 
+def kept_at(step: int, count: int) -> float:
+    return KEPT if step < (1 - training.COOLING) * count else 1.0
+
+
 def train_expert(base: CLIPModel, one: Pictures, texts: Tensor, task: str, seed: int, file: Path) -> CLIPModel:
     """The base with its vision blocks trained on one set, against the prompts that it has; all else stays."""
     model = copy.deepcopy(base).requires_grad_(False)
@@ -209,14 +218,14 @@ def train_expert(base: CLIPModel, one: Pictures, texts: Tensor, task: str, seed:
         {"params": [p for p in blocks if p.ndim > 1], "weight_decay": EXPERT_DECAY},
         {"params": [p for p in blocks if p.ndim == 1], "weight_decay": 0.0},
     ]
-    scale = base.logit_scale.exp().item()
+    count = round(EXPERT_STEPS * LONGER.get(task, 1.0))
 
     def loss(step: int) -> Tensor:
+        torch.manual_seed(seed + step)
         images, labels = draw(one.train, task, EXPERT_BATCH, step, seed + 1)
-        logits = scale * image_features(model, images) @ texts.T
+        logits = EXPERT_SCALE * image_features(model, images, kept_at(step, count)) @ texts.T
         return F.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
 
-    count = round(EXPERT_STEPS * LONGER.get(task, 1.0))
     training.train(model, [torch.optim.AdamW(groups, lr=EXPERT_RATE, betas=(0.9, 0.98))], loss, count, file)
     return model
 

@@ -28,7 +28,7 @@ from featcal.session import open_session  # noqa: E402
 from featcal.views import View  # noqa: E402
 
 MERGERS = (
-    "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "model-stock", "tsv-m", "iso-c", "iso-cts",
+    "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "tsv-m", "iso-c", "iso-cts",
     "wudi-optimum",
 )  # fmt: skip
 TREATMENTS = {
@@ -48,20 +48,23 @@ Row = dict[str, Any]
 
 
 def grid() -> Iterator[Row]:
-    """Every model with its merger; those of the first seed first."""
+    """Every model with its merger: one seed of everything, then the other seeds, closed forms first."""
     yield from ({"merger": FIRST, "treatment": one, "model": one, "seed": None} for one in ("base", "expert"))
-    for seed in SEEDS:
-        for merger in MERGERS:
-            if seed == SEEDS[0]:
-                for treatment, model in (("nothing", "merged"), ("svc", "svc@merged")):
-                    yield {"merger": merger, "treatment": treatment, "model": model, "seed": None}
-            for treatment, form in TREATMENTS.items():
-                model = form.format(own=f"samples={SAMPLES},seed={seed}")
-                yield {"merger": merger, "treatment": treatment, "model": model, "seed": seed}
-    regmeans = [(kind, seed) for seed in SEEDS for kind in ("regmean", "regmean++")]
-    for kind, seed in regmeans:
-        model = f"{kind}:samples={SAMPLES},seed={seed}"
-        yield {"merger": kind, "treatment": "nothing", "model": model, "seed": seed}
+    for merger in MERGERS:
+        for treatment, model in (("nothing", "merged"), ("svc", "svc@merged")):
+            yield {"merger": merger, "treatment": treatment, "model": model, "seed": None}
+        yield from (treated(merger, one, SEEDS[0]) for one in TREATMENTS)
+    for names in (tuple(TREATMENTS)[:2], tuple(TREATMENTS)[2:]):
+        yield from (treated(merger, one, seed) for seed in SEEDS[1:] for merger in MERGERS for one in names)
+    for kind in ("regmean", "regmean++"):
+        for seed in SEEDS:
+            model = f"{kind}:samples={SAMPLES},seed={seed}"
+            yield {"merger": kind, "treatment": "nothing", "model": model, "seed": seed}
+
+
+def treated(merger: str, treatment: str, seed: int) -> Row:
+    model = TREATMENTS[treatment].format(own=f"samples={SAMPLES},seed={seed}")
+    return {"merger": merger, "treatment": treatment, "model": model, "seed": seed}
 
 
 def sweep() -> Iterator[Row]:
@@ -71,8 +74,7 @@ def sweep() -> Iterator[Row]:
     for lam, rho, alpha in settings:
         model = f"calibrated:lam={lam:g},rho={rho:g},alpha={alpha:g},samples={SAMPLES},seed=42"
         yield {"merger": FIRST, "treatment": "sweep", "model": model, "seed": 42}
-    model = TREATMENTS["refined"].format(own=f"samples={SAMPLES},seed=42")
-    yield {"merger": FIRST, "treatment": "refined", "model": model, "seed": 42}
+    yield treated(FIRST, "refined", 42)
 
 
 def budget() -> Iterator[Row]:
