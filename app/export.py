@@ -12,7 +12,9 @@ from app import opening, state, view
 from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
+from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
+from featcal.jsons import read_json
 from featcal.model_ids import calibrate_command
 from featcal.session import Session
 
@@ -71,5 +73,7 @@ def output_folder(name: str) -> Path:
 
 def _show_written(folder: Path, files: list[str], ws: Session) -> None:
     said = plain(f"{folder} ({', '.join(files)})")
+    for warning in read_json(folder / RECORD_FILE)["warnings"]:
+        st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
     st.code(ws.family.adapter.loading(folder, ws.family.container.config))

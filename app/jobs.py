@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ LINES = 60
 """Of a log, its last."""
 ENDED = 20
 """Jobs that have ended on the page, the last ones."""
-NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep"}
+NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep", "report": "Report"}
 """What a kind does, for people; others by their own name."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",
@@ -138,6 +138,13 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
         return None
     key = model_key(model), view.samples, view.split or session.split, view.seed
     return session.once("scores", key, lambda: replace(kinds.scores_from(document), model=label_of(model)))
+
+
+def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
+    """A report as a job has written it; None until it has."""
+    args = {"models": [_named(session, model) for model in models], **asdict(on), "split": on.split or session.split}
+    document = ensure("report", args, seconds)
+    return None if document is None else Path(document["out"]).read_bytes()
 
 
 def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:

@@ -24,6 +24,7 @@ PAGES = {
     "cosines": ("Cosines", ":material/architecture:"),
     "accuracy": ("Accuracy", ":material/target:"),
     "runs": ("Runs", ":material/history:"),
+    "leaderboard": ("Leaderboard", ":material/leaderboard:"),
     "suite": ("Suite", ":material/inventory_2:"),
     "bring": ("Bring your own", ":material/drive_folder_upload:"),
     "jobs": ("Jobs", ":material/pending_actions:"),
@@ -78,7 +79,7 @@ try:
         tour.box(name, FIRST)
         said = st.container()
         page.run()
-        if name not in ("suite", "bring", "jobs"):
+        if name not in ("leaderboard", "suite", "bring", "jobs"):
             catalogue.verdict(said)
 except FeatcalError as error:
     view.problem(error)

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import downloads, options, state, view
+from app import downloads, jobs, options, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from featcal.calibration.config import PAPER, CalibrationConfig
@@ -164,7 +164,7 @@ def spread(session: Session, compared: Compared, on: View) -> None:
     seeds = {config.seed + more: replace(config, seed=config.seed + more) for more in range(SEEDS)}
     with state.progress() as report:
         for one in seeds.values():
-            session.calibrated(one, report)
+            jobs.calibrated(session, one, report)
             session.features(one, on, report)
     scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
     if not scores:

@@ -6,10 +6,12 @@ import tempfile
 from pathlib import Path
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from app import compare, state, view
+from app import compare, jobs, state, view
 from app.downloads import file_name, of_samples
 from featcal.errors import FeatcalError
+from featcal.jobs.lengths import is_long, seconds_to_report
 from featcal.model_ids import spelled
 from featcal.report.write import report_command, write_report
 from featcal.session import Session
@@ -27,32 +29,37 @@ def section(session: Session, on: View) -> None:
         view.problem(error)
         return
     names = tuple(spelled(model, session.family) for model in models.values())
-    asked = state.reference(), names, on
     st.caption(
         f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
         "scores on the test split, drift, attribution, samples that turned, features, settings, versions, hashes, and "
         "the command of every figure."
     )
     row = st.container(horizontal=True)
+    seconds = seconds_to_report(session, len(models), on)
+    if is_long(session, seconds):
+        content = jobs.report(session, models.values(), on, seconds)
+    else:
+        content = _on_request(row, session, names, on)
+    if content is not None:
+        name = file_name("report", of_samples(session, on, models))
+        row.download_button(
+            "Download the report", content, f"{name}.html", "text/html", on_click="ignore", icon=":material/download:"
+        )
+    st.caption("The same from the command line, or as Markdown with `--out report.md`:")
+    st.code(report_command(state.reference(), names, on), language="bash", wrap_lines=True)
+
+
+def _on_request(row: DeltaGenerator, session: Session, names: tuple[str, ...], on: View) -> bytes | None:
+    """The report, once its button was pressed, for as long as the same is looked at."""
+    asked = state.reference(), names, on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
         try:
             st.session_state[_WRITTEN] = asked, _written(session, names, on)
         except FeatcalError as error:
             view.problem(error)
-    written = st.session_state.get(_WRITTEN)
-    if written is not None and written[0] == asked:
-        name = file_name("report", of_samples(session, on, models))
-        row.download_button(
-            "Download the report",
-            written[1],
-            f"{name}.html",
-            "text/html",
-            on_click="ignore",
-            icon=":material/download:",
-        )
-    st.caption("The same from the command line, or as Markdown with `--out report.md`:")
-    st.code(report_command(state.reference(), names, on), language="bash", wrap_lines=True)
+    made_for, content = st.session_state.get(_WRITTEN, (None, None))
+    return content if made_for == asked else None
 
 
 def _written(session: Session, names: tuple[str, ...], on: View) -> bytes:

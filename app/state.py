@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.maps import MapWorker
 from app.opening import open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores
 from featcal.model_ids import ModelId
 from featcal.progress import Progress
@@ -154,10 +154,14 @@ def _session(files: Stamp, _suite: Suite) -> Session:
 
 
 def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:
-    """Scores of models on the samples that drift is measured on, or none and the reason."""
+    """Scores of models on the samples that drift is measured on, or none and the reason.
+
+    Raises:
+        NumericalError: features that are not finite, which is no want of labels.
+    """
     try:
         return {name: session.quick_scores(model, on) for name, model in models.items()}, ""
-    except FeatcalError as error:
+    except InputError as error:
         return {}, str(error)
 
 

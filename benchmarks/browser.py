@@ -22,7 +22,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "suite", "bring", "jobs")
+PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "leaderboard", "suite", "bring", "jobs")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHART = '[data-testid="stPlotlyChart"]'
 READY = """(() => {

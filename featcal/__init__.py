@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from featcal.evaluation.paired import Comparison
     from featcal.family import Family, open_family
     from featcal.measure import compare, evaluate, measure_drift
+    from featcal.models.architectures import register_decoder
+    from featcal.models.decoder_facts import DecoderFacts, DecoderPart
     from featcal.models.model import Model
     from featcal.runs import History, Run
     from featcal.selection.choose import Selection, select
@@ -36,6 +38,8 @@ _HOME = {
     "ClassificationHead": "evaluation.heads",
     "Clouds": "clouds",
     "Comparison": "evaluation.paired",
+    "DecoderFacts": "models.decoder_facts",
+    "DecoderPart": "models.decoder_facts",
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
     "Family": "family",
@@ -63,6 +67,7 @@ _HOME = {
     "measure_drift": "measure",
     "open_family": "family",
     "open_session": "session",
+    "register_decoder": "models.architectures",
     "run_sweep": "sweep",
     "select": "selection.choose",
     "task_vector_cosines": "drift.task_vectors",
@@ -74,6 +79,8 @@ __all__ = [
     "ClassificationHead",
     "Clouds",
     "Comparison",
+    "DecoderFacts",
+    "DecoderPart",
     "DriftLedger",
     "DriftOptions",
     "Family",
@@ -101,6 +108,7 @@ __all__ = [
     "measure_drift",
     "open_family",
     "open_session",
+    "register_decoder",
     "run_sweep",
     "select",
     "task_vector_cosines",

@@ -22,10 +22,20 @@ _CITATION = """```bibtex
 ```"""
 
 
-def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any], library: str = "transformers") -> str:
+def model_card(
+    suite: Suite,
+    title: str,
+    what: str,
+    settings: Mapping[str, Any],
+    library: str = "transformers",
+    merged_name: str = "merged",
+) -> str:
     """Front matter for the Hub and a short account of how the weights were made.
 
     Only references that cannot be local folders are named as base models.
+
+    Args:
+        merged_name: of the merged model that the weights were made of, where it is not the suite's.
     """
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
     on_hub = [ref.partition("@")[0] for ref in refs if HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
@@ -34,6 +44,7 @@ def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any],
         front |= {"base_model": on_hub, "base_model_relation": "merge"}
     merged = suite.merged
     recipe = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "a merged checkpoint"
+    of = recipe if merged_name == "merged" else merged_name
     rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
     header = yaml.safe_dump(front, sort_keys=False)
     return f"""---
@@ -46,7 +57,7 @@ def model_card(suite: Suite, title: str, what: str, settings: Mapping[str, Any],
 |---|---|
 | suite | {suite.name} |
 | tasks | {", ".join(suite.tasks)} |
-| merged model | {recipe} |
+| merged model | {of} |
 {rows}
 
 Versions, hashes of all inputs, sample indices and the relative drift of every block are in `featcal.json`.

@@ -13,6 +13,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.locate import locate
 from featcal.formats.located import Located
+from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
 from featcal.models.activations import ActivationStore
@@ -29,6 +30,7 @@ from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 from featcal.tasks.prepare import Preparation
 from featcal.tasks.sources import Samples, draw
+from featcal.words import some
 
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
@@ -56,6 +58,8 @@ class Family:
     """Where the base lies; tokenizer, image processor and text tower are taken from there."""
     container: Located
     """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    merged_name: str = "merged"
+    """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
 
     @property
     def base_folder(self) -> Path:
@@ -79,7 +83,12 @@ class Family:
 
     def merge(self, recipe: MergeRecipe) -> RecipeWeights:
         """The experts merged by a recipe, whatever the suite's own is."""
-        return RecipeWeights(recipe, self.base, self.experts, self.adapter.tower, self.adapter.vocabulary)
+        return _recipe_weights(recipe, self.base, self.experts, self.adapter)
+
+    def on(self, merged: Weights, name: str) -> Family:
+        """The same suite with another model, of this name, in the place of the merged one: of its weights alone, so
+        everything else is taken from the base."""
+        return replace(self, merged=merged, merged_name=name, container=self.origin)
 
     def samples(self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None)) -> Samples:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
@@ -153,6 +162,12 @@ class Family:
         )
 
 
+def _recipe_weights(
+    recipe: MergeRecipe, base: Weights, experts: Mapping[str, Weights], adapter: Adapter
+) -> RecipeWeights:
+    return RecipeWeights(recipe, base, experts, adapter.tower, adapter.vocabulary, adapter.transposed)
+
+
 def open_family(suite: Suite, device: str = "auto", precision: str = "exact") -> Family:
     """Open every model of a suite and check from their headers that they belong together.
 
@@ -181,7 +196,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
-        recipe = RecipeWeights(suite.merged, base[1], experts, adapter.tower, adapter.vocabulary)
+        recipe = _recipe_weights(suite.merged, base[1], experts, adapter)
         return Family(suite, adapter, compute, base[1], recipe, experts, found, found)
     assert merged is not None
     container = found if isinstance(merged[1], FirstRows) else merged[0]  # a config that says how many rows there are
@@ -223,6 +238,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]
+    problems += _wrongly_turned(stored, adapter) if isinstance(stored, LoraWeights) else []
     problems += [
         f"{located.label}: '{repeated}' must repeat '{name}' but holds other values ({located.folder})"
         for repeated, name in adapter.aliases.items()
@@ -230,6 +246,17 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     ]
     report_all(problems)
     return weights
+
+
+def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
+    """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
+    maps = {f"{block.name}.{name}.weight" for block in adapter.blocks() for name in block.linears}
+    wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
+    wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
+    if not wrong:
+        return []
+    said = "true" if adapter.transposed else "false"
+    return [f"{model.label}: fan_in_fan_out in adapter_config.json must be {said} for {some(sorted(wrong))}"]
 
 
 def report_all(problems: Sequence[str]) -> None:

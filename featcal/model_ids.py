@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from featcal.baselines.options import KINDS, Options, options_of
+from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
@@ -55,7 +55,7 @@ _RHO = "rho"
 
 def resolved(model: ModelId, family: Family) -> ModelId:
     """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
-    paper's), of a baseline its name with all options, of every other model itself.
+    paper's), of a baseline and of another model calibrated the name with all options, of every other model itself.
 
     Raises:
         InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
@@ -64,21 +64,43 @@ def resolved(model: ModelId, family: Family) -> ModelId:
         return model
     name = _read(model)
     if name.kind in FITTED:
-        below = "merged" if name.of is None else spelled(resolved(name.of, family), family)
+        below = "merged" if name.of is None else _below(name, family)
         return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
+    config = _config_of(name, family)
+    return config if name.of == "merged" else f"{spelled(config, family)}@{_below(name, family)}"
+
+
+def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
+    """The options of a calibration that is named, and the full name of the model that is calibrated.
+
+    Raises:
+        InputError: a name of another kind, or an option that is unknown or outside its range.
+    """
+    name = _read(model)
+    if name.kind != "calibrated":
+        raise InputError(f"model '{model}' is no calibration; write calibrated:lam=0.05,rho=2@{model}")
+    return _config_of(name, family), _below(name, family)
+
+
+def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     options: dict[str, Any] = {}
     for option, text in name.options:
         known_option(option, tuple(_OPTIONS), "calibrated")
         if option in PARTIAL:
             options[option] = parts_of(text) or all_parts(family)[option]
             continue
-        options[option] = value_of(text, _OPTIONS[option], f"model '{model}': {option}")
+        options[option] = value_of(text, _OPTIONS[option], f"model 'calibrated': {option}")
     return config_for(family, **options)
 
 
-def baseline_of(model: str, family: Family) -> tuple[Options, str]:
+def _below(name: ModelName, family: Family) -> str:
+    """The full name of the model that another one is made of."""
+    return spelled(resolved(name.of or "merged", family), family)
+
+
+def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
     """The options of a baseline that is named, and the name of the model that it is made of.
 
     Raises:

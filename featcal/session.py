@@ -19,6 +19,8 @@ from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_p
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.calibration.moments import FirstBlock
+from featcal.canary import Canary
+from featcal.canary import canary as measure_canary
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.output import lead, output_drift
@@ -30,9 +32,20 @@ from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.judges import answers_of, judges
 from featcal.evaluation.paired import Comparison, compared
+from featcal.export.write import require_weights_alone
 from featcal.family import Family, as_family, open_family
 from featcal.formats.weights import Weights
-from featcal.model_ids import ModelId, baseline_of, label_of, model_key, recorded_config, resolved, spelled, weights_of
+from featcal.model_ids import (
+    ModelId,
+    baseline_of,
+    calibration_of,
+    label_of,
+    model_key,
+    recorded_config,
+    resolved,
+    spelled,
+    weights_of,
+)
 from featcal.models.features import layer_features
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, own_head
@@ -140,10 +153,36 @@ class Session:
         key = task, count, split, seed
         return self.once("seen", key, lambda: look(self.family.suite, task, split, count, seed))
 
-    def calibrated(self, config: CalibrationConfig, progress: Progress = silent) -> CalibrationResult:
-        """The suite's merged model, calibrated with these options."""
+    def calibrated(self, model: CalibrationConfig | str, progress: Progress = silent) -> CalibrationResult:
+        """The suite's merged model, calibrated with these options; or a calibration by its name, which may be of
+        another model (`calibrated:rho=1@tsv-m`).
 
-        return self._calibrated(config, lambda: self._calibration_passes(config), progress)
+        Raises:
+            InputError: a name of another kind, or an option that is unknown or outside its range.
+        """
+        if isinstance(model, CalibrationConfig):
+            return self._calibrated(model, lambda: self._calibration_passes(model), progress)
+        config, below = calibration_of(model, self.family)
+        if below == "merged":
+            return self.calibrated(config, progress)
+
+        def make() -> CalibrationResult:
+            return calibrate(self.on(below), config, experts=self._calibration_passes(config), progress=progress)
+
+        return self.once("calibrated", (config, model_key(below)), make)
+
+    def on(self, model: str) -> Family:
+        """The suite with a model, by its name, in the place of its merged one: what is calibrated then.
+
+        Raises:
+            InputError: no such model, or one that is more than its weights.
+        """
+        name = spelled(self.named(model), self.family)
+        if name == "merged":
+            return self.family
+        weights = self.weights(self.named(name))
+        require_weights_alone(weights)
+        return self.family.on(weights, name)
 
     def fitted(self, model: str, progress: Progress = silent) -> Fitted:
         """The model that a baseline makes of the suite, by its name.
@@ -156,7 +195,9 @@ class Session:
 
         def make() -> Fitted:
             of = self.weights(self.named(below))
-            passes = self._calibration_passes(options.counting) if isinstance(options, Sampled) else None
+            passes = None
+            if isinstance(options, Sampled):
+                passes = self._calibration_passes(options.counting, options.split)
             found = fit(self.family, options, of, experts=passes, progress=progress)
             return replace(found, record={**found.record, "model": self.named(model)})
 
@@ -253,6 +294,17 @@ class Session:
             return measure_conditioning(self.family, model, passes, self._first_block, progress)
 
         return self.once("conditioning", model, make)
+
+    def canary(
+        self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
+    ) -> Canary:
+        """Whether a model still generates; as `featcal.canary.canary`."""
+
+        def make() -> Canary:
+            held, weights = self.weights(against), self.weights(model)
+            return measure_canary(self.family, weights, held, seed=seed, progress=progress)
+
+        return self.once("canary", (model_key(model), model_key(against), seed), make)
 
     def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
@@ -410,8 +462,11 @@ class Session:
             return self.calibrated(model).weights
         if not isinstance(model, str):
             return self.family.model(model)
-        if model_name(model).kind in FITTED:
+        kind = model_name(model).kind
+        if kind in FITTED:
             return self.fitted(model).weights
+        if kind == "calibrated":
+            return self.calibrated(model).weights
         return self.once("weights", model_key(model), lambda: weights_of(model, self.family))
 
     def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
@@ -460,11 +515,11 @@ class Session:
 
         return self.once("calibrated", config, make)
 
-    def _calibration_passes(self, config: CalibrationConfig) -> Mapping[str, ExpertPass]:
-        key = ("calibration", config.samples, config.seed, config.batch_size, config.precision)
+    def _calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
+        key = (split, config.samples, config.seed, config.batch_size, config.precision)
         family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device)))
+            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device), split))
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:

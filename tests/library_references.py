@@ -11,21 +11,25 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from reference_calibration import Options, Sample
 from reference_drift import State, drift, run
 from reference_source import excesses
 from safetensors.torch import load_file
 from tiny_text import ROWS, TASKS, write_text_expert, write_text_suite
 from torch import Tensor
+from transformers import CLIPConfig, CLIPVisionModelWithProjection, LlamaForCausalLM, T5ForConditionalGeneration
 
-from conftest import in_float64
+from conftest import BLOCKS, in_float64
 from featcal import CalibrationConfig, Family, calibrate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import expert_passes
 from featcal.drift.source import measure_sources
 from featcal.models.lane import Kept
+from featcal.testing.reference import Options, Sample
 
 COUNT = 10
 """Samples per task."""
+T5_BLOCKS = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
+CLIP_BLOCKS = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
+LLAMA_BLOCKS = [f"model.layers.{i}" for i in range(3)]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,50 @@ def text_reference(root: Path, kind: str, loader: Any) -> Reference:
             for split in ("calibration", "test")
         },
     )
+
+
+def clip_reference(root: Path, family: Family) -> Reference:
+    """The tiny suite once more, as transformers has it.
+
+    Args:
+        family: the suite, in float64.
+    """
+    config = CLIPConfig.from_pretrained(root / "base")
+    config.vision_config.projection_dim = config.projection_dim
+    base = load_file(root / "base" / "model.safetensors")
+
+    def load(folder: str) -> Any:
+        model = CLIPVisionModelWithProjection(config.vision_config).double().eval()
+        stored = {**base, **load_file(root / folder / "model.safetensors")}
+        model.load_state_dict({name: stored[name] for name in model.state_dict()})
+        return model
+
+    drawn = load_file(root / "samples.safetensors")
+    tasks = tuple(family.suite.tasks)
+    pictures = {task: drawn[f"{task}.calibration"].double().split(1) for task in tasks}
+    samples: dict[str, list[Sample]] = {task: [{"pixel_values": one} for one in own] for task, own in pictures.items()}
+    experts = {task: load(f"experts/{task}") for task in tasks}
+    return Reference(family, family, {"base": load("base")}, experts, {"calibration": samples})
+
+
+def reference_of(kind: str, root: Path, tiny: Path, family: Family) -> tuple[Reference, Sequence[str]]:
+    """A suite of an architecture with the names of its blocks: the tiny one ("clip"), or one written to `root`.
+
+    Args:
+        tiny: folder of the tiny suite.
+        family: it, in float64.
+    """
+    if kind == "clip":
+        return clip_reference(tiny, family), CLIP_BLOCKS
+    causal = kind.startswith("llama")
+    loader = LlamaForCausalLM if causal else T5ForConditionalGeneration
+    return text_reference(root, kind, loader), LLAMA_BLOCKS if causal else T5_BLOCKS
+
+
+def linears_of(model: Any, block: str) -> dict[str, torch.nn.Linear]:
+    """Linear maps of a block of the library's model by their names in it."""
+    found = model.get_submodule(block).named_modules()
+    return {f"{block}.{name}": one for name, one in found if isinstance(one, torch.nn.Linear)}
 
 
 def calibration_samples(reference: Reference, config: CalibrationConfig) -> dict[str, list[Sample]]:

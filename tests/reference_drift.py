@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from reference_calibration import Sample
 from torch import Tensor
+
+from featcal.testing.reference import Sample
 
 Tap = tuple[str, str]
 """Name of a module, and "in" or "out"."""

@@ -11,8 +11,9 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from reference_calibration import Options, Rows, Sample, every_token, inputs
 from torch import Tensor
+
+from featcal.testing.reference import Options, Rows, Sample, every_token, inputs
 
 Features = Mapping[str, Rows]
 """Inputs of one module by task."""

@@ -10,6 +10,14 @@ import pytest
 import streamlit as st
 from app_pages import button, go, healthy, opened
 
+from app import jobs
+from app import report as app_report
+from featcal import open_session
+from featcal.jobs import worker
+from featcal.jobs.queue import Queue
+from featcal.report.write import write_report
+from featcal.views import View
+
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 Offered = dict[str, bytes]
 
@@ -57,3 +65,28 @@ def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "suite", a="calibrated:lamb=1")
     assert not app.exception
     assert any("lamb" in one.value for one in app.error)
+
+
+@pytest.mark.slow
+def test_a_report_that_takes_long_is_written_by_a_job(
+    tiny_suite_file: Path, offered: Offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(app_report, "is_long", lambda *_: True)
+    monkeypatch.setattr(jobs, "ensure_manager", lambda _: None)
+    app = opened(tiny_suite_file, "suite", n="8", a="base", b="merged")
+    assert healthy(app)
+    button(app, "Start").click().run()
+    (job,) = Queue().jobs()
+    assert (job.order.kind, job.order.args["models"]) == ("report", ["base", "merged"])
+    assert not offered
+    claimed = Queue().claim()
+    assert claimed is not None
+    assert worker.work(Queue(), claimed.id) == 0
+    assert healthy(app.run())
+    ((name, content),) = offered.items()
+    assert name.startswith("report-tiny")
+    assert content.startswith(b"<!DOCTYPE html>")
+    session, out = open_session(str(tiny_suite_file)), tmp_path / "again.html"
+    again = write_report(session, str(tiny_suite_file), out, models=("base", "merged"), on=View(8))
+    assert len(content) == pytest.approx(again["bytes"], rel=1e-3)

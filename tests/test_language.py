@@ -16,7 +16,7 @@ from featcal import Family, InputError, evaluate, load_suite, measure_drift, ope
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.models.adapter import Call
-from featcal.models.language import prompts
+from featcal.models.generation import prompts
 
 
 def text_suite(root: Path, kind: str) -> Path:

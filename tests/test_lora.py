@@ -387,7 +387,6 @@ def shared(base: str, tensors: Mapping[str, Tensor]) -> Any:
 
 REFUSED = [
     variant("use_dora", True),
-    variant("fan_in_fan_out", True),
     variant("layer_replication", [[0, 2], [1, 2]]),
     variant("megatron_config", {"a": 1}),
     variant("trainable_token_indices", [1]),

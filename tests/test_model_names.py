@@ -25,6 +25,7 @@ from featcal.merging import merge_to_folder
 from featcal.model_ids import resolved, spelled, weights_of
 from featcal.schema.model_name import ModelName, model_name
 from featcal.schema.recipe import METHODS, MergeRecipe
+from featcal.session import Session
 from featcal.suite import load_suite
 
 
@@ -44,8 +45,12 @@ def test_a_name_in_its_parts() -> None:
     assert model_name("merged") == ModelName("merged")
     assert model_name("expert") == ModelName("expert")
     assert model_name("expert:a:b") == ModelName("expert", task="a:b")
-    assert model_name("calibrated") == ModelName("calibrated")
-    assert model_name("calibrated: lam=0.1 , rho=2") == ModelName("calibrated", (("lam", "0.1"), ("rho", "2")))
+    assert model_name("calibrated") == ModelName("calibrated", of="merged")
+    assert model_name("calibrated:rho=1@tsv-m") == ModelName("calibrated", (("rho", "1"),), of="tsv-m")
+    assert model_name("svc@calibrated@ties:scale=1").of == "calibrated@ties:scale=1"
+    assert model_name("calibrated: lam=0.1 , rho=2") == ModelName(
+        "calibrated", (("lam", "0.1"), ("rho", "2")), of="merged"
+    )
     for reference in ("./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
         assert model_name(reference).kind == "reference"
 
@@ -113,6 +118,40 @@ def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: 
     assert resolved(spelled(other, tiny), tiny) == other != own
 
 
+def test_any_model_is_calibrated_as_if_it_were_the_suites(
+    tiny: Family, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
+) -> None:
+    """The anchor behind the @ is what `merged:` of a suite file is."""
+    session = Session(tiny)
+    assert session.named("calibrated:samples=8@merged") == session.named("calibrated:samples=8")
+    name = session.named("calibrated:samples=8,rho=1@tsv-m")
+    assert name == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
+    suite = load_suite(edit_suite(lambda content: content.update(merged={"method": "tsv-m"})))
+    other = calibrate(open_family(suite, device="cpu"), CalibrationConfig(samples=8, rho=1.0))
+    assert same(tensors(tiny, session.weights(name)), tensors(tiny, other.weights))
+    assert session.calibrated(name).record["merged"] == "tsv-m"
+    assert session.weights(session.named("calibrated:rho=1,samples=8@tsv-m")) is session.weights(name)
+    held = session.named("calibrated:samples=4,lam=1e6,rho=1@regmean:samples=8")
+    regmean = tensors(tiny, session.weights(session.named("regmean:samples=8")))
+    assert same(tensors(tiny, session.weights(held)), regmean, 1e-4)
+    assert not same(regmean, tensors(tiny, tiny.merged), 1e-2)
+
+
+def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    given = ["--model", "wudi-optimum", "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["merged"] == "wudi-optimum"
+    assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
+    named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
+    assert evaluate(tiny, str(tmp_path / "out")).average == named.average
+    failed = CliRunner().invoke(
+        commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
+    )
+    assert failed.exit_code == 1
+    assert "its maps and heads of" in str(failed.exception)
+
+
 def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
     result = calibrate(tiny, CalibrationConfig(samples=8, rho=1.5))
     name = "calibrated:samples=8,rho=1.5"
@@ -148,6 +187,8 @@ WRONG = {
     "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
     "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
     "biases is true or false, not 'no'": "calibrated:biases=no",
+    "names no model after @; leave @ out for the merged model": ["calibrated@", "svc@"],
+    "model 'ties' has no option 'scal'": "calibrated:samples=4@ties:scal=1",
     "lam is -1; a ridge strength is >= 0": "calibrated:lam=-1",
     "needs its rho, such as anchor:rho=2": ["anchor"],
     "model 'anchor' has no option 'scale'": "anchor:scale=2",

@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 from library_references import Reference, assert_calibrated_alike, calibration_samples
-from reference_calibration import Options, Piece, Sample, calibrate, refine
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
 
 from conftest import BLOCKS, TASKS, in_float64, write_expert, write_suite
 from featcal import CalibrationConfig, load_suite, open_family
+from featcal.testing.reference import Options, Piece, Sample, calibrate, refine
 
 NAMES = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
 CONFIG = CalibrationConfig(samples=12, batch_size=5)

@@ -13,12 +13,12 @@ from library_references import (
     calibration_samples,
     text_reference,
 )
-from reference_calibration import Options, Piece, Sample, calibrate, every_token, refine
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from featcal import CalibrationConfig
+from featcal.testing.reference import Options, Piece, Sample, calibrate, every_token, refine
 
 BLOCKS = [f"model.layers.{i}" for i in range(3)]
 STATES = {

@@ -12,11 +12,11 @@ from library_references import (
     calibration_samples,
     text_reference,
 )
-from reference_calibration import Options, Piece, calibrate, refine
 from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from featcal import CalibrationConfig
+from featcal.testing.reference import Options, Piece, calibrate, refine
 
 BLOCKS = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 ENCODED = ("encoder.final_layer_norm", "out")

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from library_references import Reference, text_reference
-from reference_calibration import Sample
-from safetensors.torch import load_file
-from torch import Tensor, nn
-from transformers import CLIPConfig, CLIPVisionModelWithProjection, LlamaForCausalLM, T5ForConditionalGeneration
+from library_references import Reference, linears_of, reference_of
+from torch import Tensor
 
-from conftest import BLOCKS, TASKS
+from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.options import KINDS, RegMean, RegMeanPlusPlus, options_of
@@ -32,47 +29,16 @@ from featcal.model_ids import resolved
 from featcal.models.lane import Kept
 from featcal.schema.model_name import FITTED, model_name
 from featcal.session import Session
+from featcal.testing.reference import Sample
 
-T5 = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
-CLIP = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
-LLAMA = [f"model.layers.{i}" for i in range(3)]
 FEW = {"samples": 12, "reduce": 0.9}
-
-
-def clip_reference(root: Path, family: Family) -> Reference:
-    """The tiny suite once more, as transformers has it."""
-    config = CLIPConfig.from_pretrained(root / "base")
-    config.vision_config.projection_dim = config.projection_dim
-    base = load_file(root / "base" / "model.safetensors")
-
-    def load(folder: str) -> Any:
-        model = CLIPVisionModelWithProjection(config.vision_config).double().eval()
-        stored = {**base, **load_file(root / folder / "model.safetensors")}
-        model.load_state_dict({name: stored[name] for name in model.state_dict()})
-        return model
-
-    drawn = load_file(root / "samples.safetensors")
-    pictures = {task: drawn[f"{task}.calibration"].double().split(1) for task in TASKS}
-    samples: dict[str, list[Sample]] = {task: [{"pixel_values": one} for one in own] for task, own in pictures.items()}
-    experts = {task: load(f"experts/{task}") for task in TASKS}
-    return Reference(family, family, {"base": load("base")}, experts, {"calibration": samples})
 
 
 @pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-plain"])
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> tuple[Reference, Sequence[str]]:
-    if request.param == "clip":
-        return clip_reference(tiny_suite_file.parent, tiny64), CLIP
-    loader, blocks = (
-        (LlamaForCausalLM, LLAMA) if request.param.startswith("llama") else (T5ForConditionalGeneration, T5)
-    )
-    return text_reference(tmp_path_factory.mktemp(request.param), request.param, loader), blocks
-
-
-def linears_of(model: Any, block: str) -> dict[str, nn.Linear]:
-    found = model.get_submodule(block).named_modules()
-    return {f"{block}.{name}": one for name, one in found if isinstance(one, nn.Linear)}
+    return reference_of(request.param, tmp_path_factory.mktemp(request.param), tiny_suite_file.parent, tiny64)
 
 
 @torch.no_grad()
@@ -218,7 +184,7 @@ def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.Mo
 
 
 def test_merge_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
-    for name in ("regmean:samples=8,reduce=0.5", "regmean++:samples=8"):
+    for name in ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8", "fisher:samples=4"):
         out = tmp_path / model_name(name).kind
         done = CliRunner().invoke(
             commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]

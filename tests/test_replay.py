@@ -1,95 +1,121 @@
-"""What stops a run whose blocks the library calls otherwise than featcal replays them: masks of their own."""
+"""Blocks that the library calls with masks of their own: each gets its own, and a stage that forgets them stops every
+run."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_text import TASKS, write_text_suite
 
-from featcal import InputError, load_suite, measure_drift, open_family
+from featcal import InputError, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.drift.decomposition import follow
 from featcal.family import Family
-from featcal.models import llama
-from featcal.models.adapter import Adapter, Batch
+from featcal.models.adapter import Adapter, Batch, capture_call
+from featcal.models.architectures import FACTS
+from featcal.models.decoder import DecoderStage
 from featcal.models.features import final_features
 from featcal.models.lane import Kept
 from featcal.models.replay import check_first_batch
+from featcal.testing.trial import TASKS, Trial, write_trial
 
-WINDOWED = r"model\.layers\.1: transformers calls this block with other arguments"
+FORGOTTEN = r"model\.layers\.1: transformers calls this block with other arguments"
 
 
 @pytest.fixture
-def sliding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
-    """A language model whose blocks after the first one look back 4 tokens, as Mistral's and Gemma's do; opened past
-    the check of its probe."""
+def trial(tmp_path: Path) -> Trial:
+    """A language model whose blocks after the first one look back 4 tokens."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
 
-    for name, other in {
-        "LlamaConfig": Qwen2Config,
-        "LlamaForCausalLM": Qwen2ForCausalLM,
-        "LlamaRotaryEmbedding": Qwen2RotaryEmbedding,
-    }.items():
-        monkeypatch.setattr(llama, name, other)
-    monkeypatch.setattr(llama.DecoderStage, "norm", Qwen2RMSNorm)
+    options: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 32, "num_hidden_layers": 3}
+    options |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    options |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    facts = next(one for one in FACTS if one.model_type == "qwen2")
+    return write_trial(Qwen2ForCausalLM(Qwen2Config(**options)), facts, tmp_path)
+
+
+@pytest.fixture
+def sliding(trial: Trial) -> Family:
+    return trial.family
+
+
+@pytest.fixture
+def forgetful(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """The same with a stage that takes the first block's call for all; opened past the check of its probe."""
+
+    def first_call(self: Any, outer: Any, inputs: Batch, upstream: Any) -> Any:
+        own = {"embed_tokens.weight": outer["model.embed_tokens.weight"]}
+        asked = {"attention_mask": inputs.get("attention_mask"), "use_cache": False}
+        return capture_call(self._stack, self.blocks[0].module, own, input_ids=inputs["input_ids"], **asked)
+
+    monkeypatch.setattr(DecoderStage, "first_call", first_call)
     monkeypatch.setattr("featcal.family.check_replay", lambda *_: None)
-    suite = write_text_suite(tmp_path / "suite", "llama")
-    for file in suite.parent.rglob("config.json"):
-        config = json.loads(file.read_text())
-        config |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-        file.write_text(json.dumps(config))
-        biased(file.parent / "model.safetensors")
-    return open_family(load_suite(suite), "cpu")
+    return trial.family
 
 
-def biased(file: Path) -> None:
-    """Llama's tensors with the biases of queries, keys and values that Qwen has."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(file)
-    for name, weight in list(tensors.items()):
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            tensors[name.replace("weight", "bias")] = torch.zeros(len(weight))
-    save_file(tensors, file, {"format": "pt"})
-
-
-def test_a_window_of_some_blocks_stops_every_run(sliding: Family, tmp_path: Path) -> None:
-    """The block is named, and nothing is left where the model was to be written."""
-    with pytest.raises(InputError, match=WINDOWED):
-        measure_drift(sliding)
-    with pytest.raises(InputError, match=WINDOWED):
-        calibrate_to_folder(sliding, config_for(sliding), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_every_block_has_its_own_mask(sliding: Family) -> None:
+    """Blocks 1 and 2 share one object, and only what differs from the first block is held apart."""
+    (stage,) = sliding.adapter.stages
     batch = sliding.samples(TASKS[0], "test", 4, 0).inputs
-    with pytest.raises(InputError, match=WINDOWED):
-        final_features(sliding.adapter, sliding.base, {}, [batch], sliding.compute)
+    call = stage.first_call(sliding.base.read(stage.outer), batch, None)
+    assert call.apart.keys() == {"model.layers.1", "model.layers.2"}
+    masks = [call.at(block.name).kwargs["attention_mask"] for block in stage.blocks]
+    assert masks[1] is masks[2]
+    tokens = batch["input_ids"].shape[1]
+    far = torch.arange(tokens)[:, None] - torch.arange(tokens) >= 4
+    assert not bool((masks[1] & far).any())
+    assert bool((masks[0] & far).any())
 
 
-def test_a_window_that_no_text_reaches_is_no_matter(sliding: Family) -> None:
+def test_calls_apart_survive_files(sliding: Family) -> None:
+    """What blocks share is in the file once."""
+    from featcal.models.activations import ActivationStore
+
+    (stage,) = sliding.adapter.stages
+    call = stage.first_call(sliding.base.read(stage.outer), sliding.samples(TASKS[0], "test", 4, 0).inputs, None)
+    back = ActivationStore(0).hold([call])[0]
+    for block in stage.blocks:
+        mine, theirs = call.at(block.name), back.at(block.name)
+        assert mine.hidden.equal(theirs.hidden)
+        assert mine.kwargs["attention_mask"].equal(theirs.kwargs["attention_mask"])
+    assert back.at("model.layers.1").kwargs["attention_mask"] is back.at("model.layers.2").kwargs["attention_mask"]
+
+
+def test_a_forgotten_mask_stops_every_run(forgetful: Family, tmp_path: Path) -> None:
+    """The block is named, and nothing is left where the model was to be written."""
+    with pytest.raises(InputError, match=FORGOTTEN):
+        measure_drift(forgetful)
+    with pytest.raises(InputError, match=FORGOTTEN):
+        calibrate_to_folder(forgetful, config_for(forgetful), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    batch = forgetful.samples(TASKS[0], "test", 4, 0).inputs
+    with pytest.raises(InputError, match=FORGOTTEN):
+        final_features(forgetful.adapter, forgetful.base, {}, [batch], forgetful.compute)
+
+
+def test_a_window_that_no_text_reaches_is_no_matter(forgetful: Family) -> None:
     """The masks of all blocks hold the same values then, and the states are the library's own."""
-    short = {name: tensor[:, :3] for name, tensor in sliding.samples(TASKS[0], "test", 4, 0).inputs.items()}
-    check_first_batch(sliding.adapter, short)
+    short = {name: tensor[:, :3] for name, tensor in forgetful.samples(TASKS[0], "test", 4, 0).inputs.items()}
+    check_first_batch(forgetful.adapter, short)
     ids, mask = short["input_ids"], short["attention_mask"]
-    ours = final_features(sliding.adapter, sliding.base, {}, [{"input_ids": ids, "attention_mask": mask}],
-                          sliding.compute)  # fmt: skip
-    library = sliding.adapter.whole(sliding.base.read(sliding.adapter.tower), sliding.base_folder)
+    ours = final_features(forgetful.adapter, forgetful.base, {}, [{"input_ids": ids, "attention_mask": mask}],
+                          forgetful.compute)  # fmt: skip
+    library = forgetful.adapter.whole(forgetful.base.read(forgetful.adapter.tower), forgetful.base_folder)
     states = library.model(ids, attention_mask=mask).last_hidden_state
     rows = torch.arange(len(ids))
     torch.testing.assert_close(ours, states[rows, mask.sum(1) - 1], rtol=1e-5, atol=1e-5)
 
 
-def test_the_check_is_of_the_longest_and_the_shortest_sample(sliding: Family) -> None:
+def test_the_check_is_of_the_longest_and_the_shortest_sample(forgetful: Family) -> None:
     """One long text among short ones is enough."""
     ids = torch.randint(0, 8, (5, 9), generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([3, 2, 9, 1, 4])
     mask = (torch.arange(9) < lengths[:, None]).long()
-    check_first_batch(sliding.adapter, {"input_ids": ids[:, :4], "attention_mask": mask[:, :4]})
-    with pytest.raises(InputError, match=WINDOWED):
-        check_first_batch(sliding.adapter, {"input_ids": ids, "attention_mask": mask})
+    check_first_batch(forgetful.adapter, {"input_ids": ids[:, :4], "attention_mask": mask[:, :4]})
+    with pytest.raises(InputError, match=FORGOTTEN):
+        check_first_batch(forgetful.adapter, {"input_ids": ids, "attention_mask": mask})
 
 
 def test_the_first_batch_of_every_task_is_looked_at_once(sliding: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import featcal
 
 ROOT = Path(featcal.__file__).parent
@@ -22,7 +24,7 @@ FLOORS = (
     ("models",),
     ("export", "importers", "mergers", "tasks"),
     ("family",),
-    ("card", "draft", "left_out", "lineage"),
+    ("canary", "card", "draft", "left_out", "lineage"),
     ("calibration", "evaluation"),
     ("baselines",),
     ("drift", "merging"),
@@ -31,9 +33,10 @@ FLOORS = (
     ("model_ids",),
     ("session",),
     ("measure",),
+    ("testing",),
     ("runs",),
     ("recording",),
-    ("selection", "sweep"),
+    ("selection", "studies", "sweep"),
     ("figures",),
     ("clouds",),
     ("report",),
@@ -164,3 +167,9 @@ def test_the_call_paths_of_the_architecture_page_are_true() -> None:
         homes = ["featcal." + re.sub(r"[A-Z]\w*\.", "", step) for step in path]  # methods without their class
         for home, following in pairwise(homes):
             assert following.rpartition(".")[2] in called(written[home]), f"{home} does not call {following}"
+
+
+def test_every_module_with_shapes_in_annotations_is_checked(pytestconfig: pytest.Config) -> None:
+    """Names, not packages: checking a package would import all of it before the first test."""
+    shaped = {module for module, tree in TREES.items() if any(name.startswith("jaxtyping") for name in imported(tree))}
+    assert {*pytestconfig.getoption("jaxtyping_packages").split(",")} == {*shaped, "beartype.beartype"}

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from featcal.baselines.adamerging import adamerging
+from featcal.baselines.fisher import fisher
 from featcal.baselines.fitted import Fitted
-from featcal.baselines.options import Options, Polish, RegMean, Sampled, Surgery, Svc
+from featcal.baselines.gradients import heads_of
+from featcal.baselines.lot import lot
+from featcal.baselines.options import AdaMerging, Baseline, Fisher, Lot, Polish, RegMean, Sampled, Surgery, Svc
 from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
@@ -25,7 +29,7 @@ from featcal.versions import all_versions
 
 def fit(
     family: Family,
-    options: Options,
+    options: Baseline,
     of: Weights | None = None,
     *,
     experts: Mapping[str, ExpertPass] | None = None,
@@ -35,7 +39,8 @@ def fit(
 
     Args:
         of: what a method that acts on a model acts on; left out, the suite's merged model.
-        experts: expert passes to use again, of `options.counting`; left out, samples are drawn where any are needed.
+        experts: expert passes to use again, of `options.counting` and `options.split`; left out, samples are drawn
+            where any are needed.
 
     Raises:
         InputError: samples or models that are not usable.
@@ -45,7 +50,8 @@ def fit(
     model = family.merged if of is None else of
     passes: Mapping[str, ExpertPass] = {}
     if isinstance(options, Sampled):
-        passes = expert_passes(family, options.counting, Kept.on(family.compute.device)) if experts is None else experts
+        kept = Kept.on(family.compute.device)
+        passes = expert_passes(family, options.counting, kept, options.split) if experts is None else experts
         require_same_compute(passes, family.compute)
     weights, account = _made(run, family, options, model, passes)
     record = {
@@ -63,16 +69,22 @@ def fit(
 
 
 def _made(
-    run: Run, family: Family, options: Options, model: Weights, experts: Mapping[str, ExpertPass]
+    run: Run, family: Family, options: Baseline, model: Weights, experts: Mapping[str, ExpertPass]
 ) -> tuple[Weights, Mapping[str, Any]]:
     """The model, and what its method has to say of it."""
     match options:
         case RegMean():
             return regmean(run, experts, options), {}
+        case Lot():
+            return lot(run, experts, options), {}
+        case Fisher():
+            return fisher(run, experts, heads_of(family, family.experts, options.split), options), {}
+        case AdaMerging():
+            scored = dict.fromkeys(experts, family.base)
+            return adamerging(run, experts, heads_of(family, scored, options.split), options)
         case Svc():
             return svc(run, family.experts, model, options), {}
         case Polish():
             return polish(run, experts, model, options)
         case Surgery():
             return surgery(run, experts, model, options)
-    raise NotImplementedError(options.kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.baselines.options import Options
+from featcal.baselines.options import Baseline
 from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
 from featcal.export.write import require_weights_alone, write_model
@@ -24,7 +24,7 @@ class Fitted:
     """A model that a baseline made of a suite."""
 
     family: Family
-    options: Options
+    options: Baseline
     weights: Weights
     """Accepted wherever a model is."""
     record: Mapping[str, Any]

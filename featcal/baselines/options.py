@@ -45,6 +45,8 @@ class Sampled(Options):
     """Unlabelled calibration samples per task, > 0; a task that has fewer gives all it has."""
     seed: int = 42
     """Together with the task's name it decides which samples are drawn."""
+    split: ClassVar[str] = "calibration"
+    """Where the samples are from."""
 
     def __post_init__(self) -> None:
         self.require(self.samples >= 1, "samples", "is at least 1")
@@ -108,6 +110,62 @@ class Polish(Sampled):
 
 
 @dataclass(frozen=True)
+class Lot(Sampled):
+    """LOT Merging (arXiv 2505.23859): the task vector that changes every layer's own features least."""
+
+    kind: ClassVar[str] = "lot"
+    scale: float = 1.0
+    """Factor of the merged task vector."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(math.isfinite(self.scale), "scale", "is finite")
+
+
+@dataclass(frozen=True)
+class Fisher(Sampled):
+    """Fisher merging (arXiv 2111.09832): the average of the experts by what their predictions depend on."""
+
+    kind: ClassVar[str] = "fisher"
+    labels: int = 16
+    """Labels of every sample whose gradients are taken, >= 2: where there are no more the expectation is exact."""
+    normalize: bool = False
+    """Divide every expert's information by its norm, so that an expert that is unsure does not outweigh others."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.labels >= 2, "labels", "is at least 2")
+
+
+@dataclass(frozen=True)
+class AdaMerging(Sampled):
+    """AdaMerging (arXiv 2310.02575), layer-wise, on calibration inputs: coefficients of the task vectors, trained on
+    the entropy of predictions."""
+
+    kind: ClassVar[str] = "adamerging"
+    steps: int = 1000
+    """Steps of Adam, >= 0."""
+    rate: float = 1e-3
+    """Step size of Adam, > 0."""
+    batch: int = 16
+    """Samples of every task in a step, > 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.steps >= 0, "steps", "is at least 0")
+        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
+        self.require(self.batch >= 1, "batch", "is at least 1")
+
+
+@dataclass(frozen=True)
+class AdaMergingTest(AdaMerging):
+    """AdaMerging (arXiv 2310.02575), layer-wise, on *test* inputs, as published: no other model sees them."""
+
+    kind: ClassVar[str] = "adamerging-test"
+    split: ClassVar[str] = "test"
+
+
+@dataclass(frozen=True)
 class Surgery(Sampled):
     """Representation Surgery (arXiv 2402.02705): a model with a low-rank module per task behind its final features."""
 
@@ -143,13 +201,26 @@ class ProbSurgery(Surgery):
         self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
 
 
-_ALL: tuple[type[Options], ...] = (RegMean, RegMeanPlusPlus, Svc, Polish, Surgery, ProbSurgery)
-KINDS: Mapping[str, type[Options]] = {one.kind: one for one in _ALL}
+Baseline = RegMean | Lot | Fisher | AdaMerging | Svc | Polish | Surgery
+"""The options of any baseline."""
+_ALL: tuple[type[Baseline], ...] = (
+    RegMean,
+    RegMeanPlusPlus,
+    Lot,
+    Fisher,
+    AdaMerging,
+    AdaMergingTest,
+    Svc,
+    Polish,
+    Surgery,
+    ProbSurgery,
+)
+KINDS: Mapping[str, type[Baseline]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6}
 """By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5."""
 
 
-def options_of(name: ModelName, family: Family) -> Options:
+def options_of(name: ModelName, family: Family) -> Baseline:
     """The options of a baseline that is named; those that are not said are the suite's, else the architecture's.
 
     Raises:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from featcal.baselines.averaged import averaged
 from featcal.baselines.options import RegMean, RegMeanPlusPlus
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.gram import Gram
@@ -26,12 +27,10 @@ from featcal.calibration.solving import as_stored, named
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.mergers.recipe import RecipeWeights
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.run import Run
 from featcal.models.walk import Walk
-from featcal.schema.recipe import MergeRecipe
 
 FLOAT64_ABOVE = 0.99
 """`reduce` above which products are formed in float64. After the diagonal is scaled to 1 the condition number of
@@ -48,9 +47,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
         NumericalError: features that are not finite, or too few samples for a `reduce` of 1; names the maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
-    recipe = MergeRecipe(method="simple-averaging")
-    models = {task: one.weights for task, one in experts.items()}
-    average = RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)
+    average = averaged(run, experts)
     streamed = isinstance(options, RegMeanPlusPlus)
     own = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
     solved: dict[str, Tensor] = {}

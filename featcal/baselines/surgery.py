@@ -98,7 +98,7 @@ def _trained(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], optio
             noise = torch.randn(taken.shape, generator=generator).to(taken)
             taken, penalty = taken + (log_variance / 2).exp() * noise, options.kl * divergence
         loss = (few - taken - wanted).abs().mean() + penalty
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         optimizer.step()
     if not (all_finite(down.detach()) and all_finite(up.detach())):
         raise NumericalError(f"{options.kind}: the modules are not finite; lower the rate")

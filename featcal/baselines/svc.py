@@ -27,15 +27,19 @@ def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) 
     shapes, found = run.adapter.shapes(), dict[str, Tensor]()
     matrices = [name for name in run.adapter.tower if len(shapes[name]) == 2]
 
+    turned = run.adapter.transposed
+
     def read(weights: Weights, name: str) -> Tensor:
-        return weights.read([name])[name].to(run.compute.device, torch.float64)
+        stored = weights.read([name])[name].to(run.compute.device, torch.float64)
+        return stored.mT if name in turned else stored
 
     with run.seconds(options.kind), torch.no_grad():
         for done, name in enumerate(matrices):
             run.progress(options.kind, done, len(matrices))
             own = model.read([name])[name]
             theirs = (read(one, name) for one in experts.values())
-            found[name] = matrix(read(run.base, name), read(model, name), theirs, options.alpha).to(own)
+            new = matrix(read(run.base, name), read(model, name), theirs, options.alpha)
+            found[name] = (new.mT if name in turned else new).to(own)
         run.progress(options.kind, len(matrices), len(matrices))
     return Overlay(f"{model.label}, {options.kind}", model, found)
 

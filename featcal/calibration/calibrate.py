@@ -15,6 +15,7 @@ from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
 from featcal.calibration.solving import Watch, unwatched
+from featcal.canary import canary
 from featcal.card import model_card
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
@@ -169,16 +170,19 @@ def calibrate_to_folder(
     return {"out": str(folder.out), **content}
 
 
-def expert_passes(family: Family, config: CalibrationConfig, kept: Kept | None = None) -> dict[str, ExpertPass]:
-    """The calibration samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
+def expert_passes(
+    family: Family, config: CalibrationConfig, kept: Kept | None = None, split: str = "calibration"
+) -> dict[str, ExpertPass]:
+    """The samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
 
     They depend on tasks, samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+
+    Args:
+        split: where they are from; another one than "calibration" for methods that are defined on it.
     """
 
     def one(task: str) -> ExpertPass:
-        return family.expert_pass(
-            family.samples(task, "calibration", config.samples, config.seed), config.batch_size, kept
-        )
+        return family.expert_pass(family.samples(task, split, config.samples, config.seed), config.batch_size, kept)
 
     return {task: one(task) for task in taking_part(config, family.suite.tasks)}
 
@@ -222,6 +226,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
+        "of": family.merged_name,
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
         "versions": all_versions(),
@@ -233,9 +238,10 @@ def _record(
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
     merged = family.suite.merged
+    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
     return {
         "suite": family.suite.name,
-        "merged": merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint",
+        "merged": own if family.merged_name == "merged" else family.merged_name,
         "config": asdict(config),
         "tasks": {
             task: {
@@ -276,12 +282,28 @@ def _write(
     """Write a calibrated model with its card and its record, whose seconds are asked for when all is verified; the
     content of `featcal.json`, as `write_model` gives it and raises."""
     family = made.family
+    record = {**made.record, **origin, **_generation(made, whole)}
+    record["warnings"] = [*made.record["warnings"], *broken(record)]
 
     def finished_record() -> dict[str, Any]:
-        return {**made.record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes(), **origin}
+        return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
 
-    card = _card(family, made.config, made.record["warnings"])
+    card = _card(family, made.config, record["warnings"])
     return write_model(folder, family.adapter, family.container, made.weights, finished_record, card, whole=whole)
+
+
+def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
+    """What the canary says of a model that generates, by the names of its record; nothing of others, or where the whole
+    model may not be in memory. Its prompts are another draw than the samples that were calibrated on."""
+    family = made.family
+    if family.adapter.answers != "text" or not whole:
+        return {}
+    return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
+
+
+def broken(record: Mapping[str, Any]) -> list[str]:
+    """What a record's canary has against the model, as warnings."""
+    return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
 def _notes(family: Family) -> list[str]:
@@ -291,6 +313,8 @@ def _notes(family: Family) -> list[str]:
         InputError: a model that does not come from the base.
     """
     merged = family.suite.merged
+    if family.merged_name != "merged":
+        return [*check_lineage(family, family.merged), *left_out(family).values()]
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged)
     return [*merged.notes, *check_lineage(family), *left_out(family).values()]
@@ -305,6 +329,7 @@ def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) ->
         + "".join(f"\n\n**Warning:** {one}." for one in warnings),
         config.settings(),
         family.adapter.library,
+        family.merged_name,
     )
 
 

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, TypedDict
 
-from torch import nn
-
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import PRECISIONS
+from featcal.models.maps import LinearMap
 from featcal.words import did_you_mean
 
 PAPER, REFINED = RECIPES = ("paper", "refined")
@@ -48,7 +47,7 @@ class CalibrationConfig:
     layernorms: bool = True
     """Calibrate LayerNorm scales and shifts (Eq. 59)."""
     rmsnorms: bool = False
-    """Calibrate the scales of RMSNorms too (T5, Llama); our extension of Eq. (59), which the paper does not run."""
+    """Calibrate the scales of RMSNorms (T5, most decoders); our extension of Eq. (59), which the paper does not run."""
     completion_only: bool = False
     """In causal language models count the positions that predict the answer alone, not the rest of the prompt."""
     patch_weight: float = 0.01
@@ -224,7 +223,7 @@ def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
     return {block.name for block, layer in named if config.blocks is None or layer in config.blocks}
 
 
-def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Linear]:
+def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
     """Linear maps of a kind that is calibrated, by name inside the block."""
     return {
         name: linear for name, linear in block.linears.items() if config.maps is None or stage.part(name) in config.maps

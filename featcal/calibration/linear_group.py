@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
@@ -19,6 +19,7 @@ from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import all_finite
 from featcal.models.lane import Step
+from featcal.models.maps import LinearMap, turned, widths
 
 FLOAT64_BELOW = 1e-3
 """Ridge strength below which products are formed in float64."""
@@ -149,15 +150,16 @@ class LinearGroup:
     13) is formed in one of three ways, all the same up to rounding (`costs`).
     """
 
-    def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, nn.Linear]) -> None:
+    def __init__(self, names: Sequence[str], weighting: str, modules: Mapping[str, LinearMap]) -> None:
         self.names = tuple(names)
         self.weighting = weighting
         biased = {name for name in names if modules[name].bias is not None}
         if biased and len(biased) < len(names):
             raise InputError(f"{', '.join(names)}: maps with and without bias in one group; featcal solves them apart")
         self._biased = bool(biased)
-        self._rows = [modules[name].out_features for name in names]
-        self.inputs = modules[names[0]].in_features
+        self._modules = {name: modules[name] for name in names}
+        self._rows = [widths(modules[name])[1] for name in names]
+        self.inputs = widths(modules[names[0]])[0]
         self.outputs = sum(self._rows)
         self.moved = False
         """Whether outputs of experts come with something added, so that targets are to be made of them."""
@@ -322,14 +324,17 @@ class LinearGroup:
         self._sums = self.sums.toward(other.sums, share)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The group's weights or biases, rows stacked."""
-        parts = [tensors[f"{name}.{kind}"].to(dtype) for name in self.names]
+        """The group's weights or biases, rows stacked; a row per output, however weights are stored."""
+        parts = [self._turned(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
         """The inverse of `stack`, by name inside the block."""
-        parts = torch.split(stacked, self._rows)
-        return {f"{name}.{kind}": part for name, part in zip(self.names, parts, strict=True)}
+        parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
+        return {f"{name}.{kind}": self._turned(name, kind, part) for name, part in parts}
+
+    def _turned(self, name: str, kind: str, tensor: Tensor) -> Tensor:
+        return turned(self._modules[name], tensor).contiguous() if kind == "weight" else tensor
 
 
 def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:

@@ -12,6 +12,7 @@ from featcal.calibration.moments import likely_groups
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
+from featcal.models.maps import widths
 from featcal.progress import available_bytes, rss_bytes
 
 SLACK = 1.15
@@ -69,8 +70,8 @@ def working_bytes(
     sums = accumulator * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
-    in_flight = features * tokens * sum(2 * m.out_features + m.in_features for m in modules.values())
-    return weights + sums + max(one_task + in_flight, solve)
+    in_flight = features * tokens * sum(inputs + 2 * outputs for inputs, outputs in map(widths, modules.values()))
+    return int(weights + sums + max(one_task + in_flight, solve))
 
 
 def _outer_bytes(stage: Stage, info: Mapping[str, TensorInfo]) -> int:

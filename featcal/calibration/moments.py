@@ -23,6 +23,7 @@ from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
 from featcal.models.lane import ExpertPass, Step
+from featcal.models.maps import KINDS, widths
 
 
 class BlockMoments:
@@ -75,11 +76,11 @@ class BlockMoments:
         self._linears = linear_groups(self.stage, self._index, {name: inputs[name] for name in self.modules})
         for group in self._linears:
             group.moved = any(name in self._moved for name in group.names)
-        norms = {name: module for name, module in self.modules.items() if not isinstance(module, nn.Linear)}
+        norms = {name: module for name, module in self.modules.items() if not isinstance(module, KINDS)}
         for name, norm in norms.items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
-            check_norm(f"{self.block.name}.{name}", norm)
-            self._norms.append(NormGroup(name, weighting, norm, device))
+            check_norm(f"{self.block.name}.{name}", norm, self.stage.norm_offset)
+            self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
     def asked_of_expert(self, rows: TaskRows) -> tuple[list[str], list[str]]:
         """Names of the linear maps whose inputs, and of those whose outputs, a task's targets are made of."""
@@ -107,7 +108,7 @@ class BlockMoments:
             count = rows.count(group.weighting)
             group.update(inputs, trace, expert, tokens[group.weighting], count, self.config)
         for norm in self._norms:
-            norm.update(inputs, tokens[norm.weighting])
+            norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 
     def end_task(self, expert: Named) -> None:
         """Fold the task's statistics into the sums over tasks.
@@ -217,20 +218,23 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
     Raises:
         InputError: as `check_inputs`.
     """
-    check_inputs(stage.blocks[index], inputs)
+    check_inputs(stage, index, inputs)
     return _grouped(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
 def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
     """The `linear_groups` of a block before it was run, for estimates.
 
-    Maps of one module with equally wide inputs are taken to share theirs; the last of four or more is then the output
-    map of an attention, whose width is that of its queries.
+    Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
+    are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
     """
+    known = stage.sharing(index)
+    if known is not None:
+        return _grouped(stage, index, {name: names for names in known for name in names})
     fed: dict[str, Hashable] = {}
     sharing: dict[tuple[str, int], list[str]] = {}
     for name, module in stage.blocks[index].linears.items():
-        sharing.setdefault((name.rpartition(".")[0], module.in_features), []).append(name)
+        sharing.setdefault((name.rpartition(".")[0], widths(module)[0]), []).append(name)
     for key, names in sharing.items():
         fed |= {name: (key, len(names) > 3 and name == names[-1]) for name in names}
     return _grouped(stage, index, fed)
@@ -247,15 +251,17 @@ def _grouped(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[Line
     return [LinearGroup(names, weighting, modules) for (_, weighting, _), names in shared.items()]
 
 
-def check_inputs(block: Block, inputs: Named) -> None:
-    """Every counted module must be given one row per token: `[batch, tokens, width]`.
+def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
+    """Every counted map must be given one row per token, `[batch, tokens, width]`; a norm may be given one for every
+    head of a token, where the stage knows which axis the heads have.
 
     Raises:
-        InputError: one that is not, such as a norm over each head's part of a query; its rows are not the tokens that
-            the weights are made for.
+        InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
     """
+    block = stage.blocks[index]
     for name, given in inputs.items():
-        if given.ndim != 3:
+        of_heads = given.ndim == 4 and stage.head_axis is not None and name not in block.linears
+        if given.ndim != 3 and not of_heads:
             raise InputError(
                 f"{block.name}.{name}: its input has shape {list(given.shape)}, not [batch, tokens, width]; featcal "
                 "cannot calibrate this module"

@@ -60,14 +60,21 @@ class NormSums:
 
 
 class NormGroup:
-    """One norm, weight * z (+ bias): moments of the current model's own z, expert features play no part (Eq. 57).
+    """One norm, scale * z (+ bias): moments of the current model's own z, expert features play no part (Eq. 57).
 
-    A LayerNorm has a bias; an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z are left at 0.
+    A LayerNorm has a bias; an RMSNorm, whose z keeps its mean, has a scale alone, and sums of z are left at 0. A norm
+    over each head's part of a token has one scale for all heads: every head is a row, and all rows of a token weigh
+    what it weighs.
+
+    Args:
+        offset: the scale is what is stored and this: 1 in Gemma, whose norms are (1 + weight) * z. The ridge pulls
+            scales, which comes to the same as pulling what is stored, since an anchor's shares sum to 1 (Eq. 11).
     """
 
-    def __init__(self, name: str, weighting: str, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, name: str, weighting: str, module: nn.Module, device: torch.device, offset: float = 0.0) -> None:
         self.names = (name,)
         self.weighting = weighting
+        self._offset = 0.0 if isinstance(module, nn.LayerNorm) else offset
         self._module, self._shifted = module, isinstance(module, nn.LayerNorm)
         width = module.get_parameter("weight").shape
         self._zeros = partial(torch.zeros, width, dtype=torch.float64, device=device)
@@ -80,11 +87,11 @@ class NormGroup:
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
         """Count one batch of the current task."""
-        z = self._normalised(tokens.take(inputs[self.names[0]]))
+        mean, square = normalised_sums(self._module, inputs[self.names[0]], tokens, self._offset)
         self._task.weight += tokens.total
         if self._shifted:
-            self._task.mean += tokens.sum(z)
-        self._task.square += tokens.sum(z.square())
+            self._task.mean += mean
+        self._task.square += square
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
@@ -112,7 +119,8 @@ class NormGroup:
         pairs = zip(self._affine(merged), self._affine(base), strict=True)
         gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
         if not self._shifted:
-            return {f"{name}.weight": closed_form.rmsnorm_scale(sums.square, sums.scale_target, gamma, config.lam)}
+            scale = closed_form.rmsnorm_scale(sums.square, sums.scale_target, gamma, config.lam)
+            return {f"{name}.weight": scale - self._offset}
         targets = sums.scale_target, sums.shift_target
         scale, shift = closed_form.layernorm_affine(
             sums.square, sums.mean, targets, (gamma, beta), sums.tasks, config.lam, config.eps
@@ -124,18 +132,9 @@ class NormGroup:
         """The sums over all finished tasks."""
         return self._sums
 
-    def _normalised(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """z in float32 at least."""
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        if isinstance(self._module, nn.LayerNorm):
-            return nn.functional.layer_norm(features, self._module.normalized_shape, eps=self._module.eps)
-        ones = {"weight": features.new_ones(features.shape[-1])}
-        z: Tensor = functional_call(self._module, ones, (features,), strict=True)
-        return z
-
     def _affine(self, tensors: Named) -> closed_form.Affine:
         """Scale and shift, 0 where there is none, in float64."""
-        scale = tensors[f"{self.names[0]}.weight"].double()
+        scale = tensors[f"{self.names[0]}.weight"].double() + self._offset
         return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
 
     def _account(self) -> dict[str, object]:
@@ -146,13 +145,40 @@ class NormGroup:
         return self.names[0]
 
 
-def check_norm(name: str, module: nn.Module) -> None:
-    """Hold a module of the library against what is solved for, weight * z + bias of a LayerNorm, weight * z of others.
+def normalised_sums(
+    norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float = 0.0
+) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    """The weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its square;
+    z is float32 at least.
+
+    Args:
+        features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
+            counts the mean.
+        offset: as `NormGroup` has it.
+    """
+    rows = tokens.take(features.flatten(2))
+    z = _normalised(norm, rows.reshape(-1, features.shape[-1]), offset)
+    one, two = (values.reshape(len(rows), -1, values.shape[-1]).mean(1) for values in (z, z.square()))
+    return tokens.sum(one), tokens.sum(two)
+
+
+def _normalised(norm: nn.Module, features: Float[Tensor, "n d"], offset: float = 0.0) -> Float[Tensor, "n d"]:
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    if isinstance(norm, nn.LayerNorm):
+        return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)
+    ones = {"weight": features.new_full(features.shape[-1:], 1 - offset)}
+    z: Tensor = functional_call(norm, ones, (features,), strict=True)
+    return z
+
+
+def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
+    """Hold a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
+    of others.
 
     z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.
 
     Raises:
-        InputError: another function of its parameters, such as (1 + weight) * z, or other parameters.
+        InputError: another function of its parameters, such as a scale with another offset, or other parameters.
     """
     shifted = isinstance(module, nn.LayerNorm)
     shapes = {parameter: tuple(p.shape) for parameter, p in module.named_parameters()}
@@ -162,11 +188,13 @@ def check_norm(name: str, module: nn.Module) -> None:
         x = _LARGE * torch.randn(3, *width, generator=generator)
         own = {n: torch.randn(width, generator=generator) for n in shapes}
         z = x - x.mean(1, keepdim=True) if shifted else x
-        expected = own["weight"] * z * z.square().mean(1, keepdim=True).rsqrt() + own.get("bias", torch.zeros(()))
+        scale = own["weight"] + (0.0 if shifted else offset)
+        expected = scale * z * z.square().mean(1, keepdim=True).rsqrt() + own.get("bias", torch.zeros(()))
         found: Tensor = functional_call(module, own, (x,), strict=True)
         if bool(((found - expected).norm(dim=1) <= _SAME * expected.norm(dim=1)).all()):
             return
-    kind, option = ("weight * z + bias", "--no-layernorms") if shifted else ("weight * x / rms(x)", "--no-rmsnorms")
+    scaled = f"({offset:g} + weight) * x / rms(x)" if offset else "weight * x / rms(x)"
+    kind, option = ("weight * z + bias", "--no-layernorms") if shifted else (scaled, "--no-rmsnorms")
     raise InputError(f"{name}: {type(module).__name__} is not {kind}; featcal cannot calibrate it, give {option}")
 
 

@@ -54,7 +54,7 @@ DEVICE = click.option("--device", default="auto", show_default=True, help="auto,
 MODEL = click.option("--model", default="merged", show_default=True, help=GRAMMAR)
 MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.")
 OUT = click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; must not exist.")
-_SPLIT = click.Choice(["calibration", "validation", "test"])
+SPLIT = click.Choice(["calibration", "validation", "test"])
 
 DRAWN = block(
     click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn."), DEVICE, JSON
@@ -62,7 +62,7 @@ DRAWN = block(
 """How every measurement ends."""
 
 SCORED = block(
-    click.option("--split", type=_SPLIT, default="test", show_default=True),
+    click.option("--split", type=SPLIT, default="test", show_default=True),
     click.option("--samples", type=int, help="Samples per task.  [default: all]"),
 )
 """Of a command that scores."""
@@ -111,7 +111,7 @@ def looked_at(
     """
     return block(
         click.option("--samples", default=64, show_default=True, help=samples),
-        click.option("--split", type=_SPLIT, help=split),
+        click.option("--split", type=SPLIT, help=split),
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @SUITE
+@MODEL
 @OUT
 @click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
 @click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
@@ -32,29 +33,40 @@ if TYPE_CHECKING:
 @MAX_MEMORY
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
 @click.option("--seed", type=int, help="Decides which samples are drawn.  [42]")
+@click.option(
+    "--require-canary", is_flag=True, help="Exit status 1 where generation is broken or was not checked; see canary."
+)
 @DEVICE
 @JSON
 def calibrate(
     suite: str,
+    model: str,
     out: Path,
     max_memory: int | None,
     resume: bool,
+    require_canary: bool,
     device: str,
     as_json: bool,
     **chosen: Unpack[Options],
 ) -> None:
-    """Calibrate the merged model in closed form and write the checkpoint.
+    """Calibrate the merged model, or another one, in closed form and write the checkpoint.
+
+    --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
     Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`. The
     recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer.
     The table gives, per block and task, how far the calibrated features on the calibration samples are from the
     expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
+    A model that generates text is then held against the merged one, as `featcal canary` does; a repair that breaks
+    generation is written all the same, with warnings.
     """
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
 
     if max_memory is None:
         keep_memory()
-    family = opening.opened(suite, device)
+    family = opening.session(suite, device).on(model)
+    if require_canary and family.adapter.answers != "text":
+        raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
     config = config_for(family, **chosen)
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=bar())
     say_notes(document)
@@ -64,6 +76,8 @@ def calibrate(
     show(document, as_json, rows, ("block, relative drift", *document["tasks"]))
     if not as_json:
         say(f"written to {document['out']} in {document['seconds']['total']:.1f} s")
+    if require_canary and document.get("canary", {}).get("broken", True):
+        raise SystemExit(1)
 
 
 @click.command()

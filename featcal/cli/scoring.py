@@ -11,9 +11,11 @@ import click
 from click.core import ParameterSource
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, MODEL, SCORED, SUITE
+from featcal.cli.options import DRAWN, MODEL, SCORED, SPLIT, SUITE
+from featcal.cli.studying import SHOWN, run_study
 from featcal.cli.terminal import bar, say, say_problems, show
 from featcal.errors import InputError
+from featcal.progress import keep_memory
 from featcal.words import percent, points
 
 if TYPE_CHECKING:
@@ -75,17 +77,60 @@ def evaluate(
 
 @click.command()
 @SUITE
-@click.option("--model", "models", multiple=True, required=True, help="A, then once more B; as for evaluate.")
-@SCORED
-@DRAWN
-def compare(
+@click.option("--model", "models", multiple=True, help="A, then once more B; as for evaluate.")
+@click.option("--methods", help="Names of models between commas, or all: the table of them.")
+@click.option("--split", type=SPLIT, default="test", show_default=True)
+@click.option(
+    "--samples",
+    type=int,
+    help="Of two models: samples per task to score.  [all]  Of a table: calibration samples per task.  [64]",
+)
+@click.option("--n", type=int, help="Of a table: samples per task to score.  [all]")
+@click.option("--seed", default=42, show_default=True, help="Of two models: decides which samples are drawn.")
+@click.option("--seeds", help="Of a table: calibration seeds.  [42,43,44]")
+@SHOWN
+def compare(suite: str, models: tuple[str, ...], methods: str | None, **options: Any) -> None:
+    """Compare two models sample by sample, or many methods in one table.
+
+    With --model twice: the difference B - A with its interval, and the samples that turned. The interval is of 95 %
+    (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing of other calibration
+    seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
+
+    With --methods: scores (average, share of the experts', worst task), drift and cosine of the final features, what
+    making a model costs and what it needs, with the 95 % interval over calibration seeds. Every finished row is kept
+    in the cache folder, so a table that was interrupted goes on where it stopped. A method that cannot be used is a
+    row that says why.
+    """
+    given = click.get_current_context().get_parameter_source
+    foreign = ("seed",) if methods else ("n", "seeds", "out", "as_csv", "as_markdown")
+    if bool(models) == bool(methods):
+        raise click.UsageError("give --model twice, or --methods")
+    meant = [name.removeprefix("as_") for name in foreign if given(name) is not ParameterSource.DEFAULT]
+    if meant:
+        raise click.UsageError(f"--{', --'.join(meant)} mean nothing with --{'methods' if methods else 'model'}")
+    if methods:
+        _methods(suite, methods, **options)
+    else:
+        kept = ("split", "samples", "seed", "device", "as_json")
+        _two_models(suite, models, **{name: options[name] for name in kept})
+
+
+def _methods(
+    suite: str, methods: str, *, split: str, samples: int | None, n: int | None, seeds: str | None, **shown: Any
+) -> None:
+    """The table of `featcal compare --methods`."""
+    from featcal.studies.compare import compare_methods
+    from featcal.studies.plan import SAMPLES
+
+    del shown["seed"]
+    asked = {"methods": methods, "seeds": seeds, "samples": SAMPLES if samples is None else samples}
+    run_study(compare_methods, suite, {**asked, "n": n, "split": split}, **shown)
+
+
+def _two_models(
     suite: str, models: tuple[str, ...], split: str, samples: int | None, seed: int, device: str, as_json: bool
 ) -> None:
-    """Score two models on the same samples: the difference B - A with its interval, and the samples that turned.
-
-    The interval is of 95 % (bootstrap over samples, within tasks), p that of the exact McNemar test; both say nothing
-    of other calibration seeds. Of a rank correlation there is the interval alone: no answer of it is right or wrong.
-    """
+    """The comparison of `featcal compare --model A --model B`."""
     from featcal.recording import looking
     from featcal.runs import History
     from featcal.views import View
@@ -134,4 +179,33 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     show(document, as_json, rows, ("task", "metric", "%", "n"))
 
 
-COMMANDS = (evaluate, compare)
+@click.command()
+@SUITE
+@MODEL
+@click.option("--against", default="merged", show_default=True, help="What the model is held against; as --model.")
+@click.option("--require", is_flag=True, help="Exit status 1 where generation is broken.")
+@DRAWN
+def canary(suite: str, model: str, against: str, require: bool, seed: int, device: str, as_json: bool) -> None:
+    """Check that a language model still generates, on prompts from the calibration samples.
+
+    Its greedy answers of up to 64 tokens: how many go round in loops, how many end by themselves. The answers of each
+    task's expert: their perplexity under the model, and how far its distributions of the next token are from the
+    expert's. Broken is what is clearly worse than both the expert and the model it is held against.
+    """
+    keep_memory()
+    session = opening.session(suite, device)
+    found = session.canary(session.named(model), session.named(against), seed, bar())
+    columns = ("loops", "ended", "perplexity", "distance")
+    rows = [
+        (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))
+        for task, one in found.tasks.items()
+        for who, reading in (("expert", one.expert), (against, one.against), (model, one.model))
+    ]
+    show(found.to_json(), as_json, rows, ("task", "model", *columns))
+    for reason in found.reasons:
+        say(f"broken: {reason}", err=True, colour="red")
+    if require and found.broken:
+        raise SystemExit(1)
+
+
+COMMANDS = (evaluate, compare, canary)

@@ -31,16 +31,16 @@ def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Se
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def say(text: str, err: bool = False) -> None:
+def say(text: str, err: bool = False, colour: str | None = None) -> None:
     """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
-    click.echo(printable(text, MOST), err=err)
+    click.secho(printable(text, MOST), err=err, fg=colour)
 
 
 def say_notes(document: Mapping[str, Any]) -> None:
     """What should be known of a written model, on stderr."""
-    for kind in ("warning", "note"):
+    for kind, colour in (("warning", "red"), ("note", None)):
         for one in document.get(f"{kind}s", ()):
-            say(f"{kind}: {one}", err=True)
+            say(f"{kind}: {one}", err=True, colour=colour)
 
 
 def say_problems(history: History) -> None:

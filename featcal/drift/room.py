@@ -15,6 +15,7 @@ from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch
 from featcal.models.lane import ExpertPass
+from featcal.models.maps import widths
 from featcal.models.run import Run
 from featcal.progress import available_bytes, rss_bytes
 
@@ -127,7 +128,7 @@ def _work_bytes(adapter: Adapter, batch: Batch) -> int:
     """Of one sample in the largest block, in float32: inputs and outputs of its linear maps, and attention scores."""
     tokens = _tokens(adapter, batch)
     features = max(
-        sum(2 * module.out_features + module.in_features for module in block.linears.values())
+        sum(inputs + 2 * outputs for inputs, outputs in map(widths, block.linears.values()))
         for block in adapter.blocks()
     )
     scores = 4 * tokens * max(1, _width(adapter) // _HEAD)
@@ -136,5 +137,5 @@ def _work_bytes(adapter: Adapter, batch: Batch) -> int:
 
 def _width(adapter: Adapter) -> int:
     """Channels of a token state: the most common input width of linear maps."""
-    widths = Counter(module.in_features for block in adapter.blocks() for module in block.linears.values())
-    return widths.most_common(1)[0][0]
+    found = Counter(widths(module)[0] for block in adapter.blocks() for module in block.linears.values())
+    return found.most_common(1)[0][0]

@@ -144,8 +144,11 @@ def _alone(batch: Batch) -> tuple[int, Batch]:
 def _in_float64(call: Call) -> Call:
     """The call with every floating tensor in float64: states, additive masks, positions."""
 
-    def double(leaf: object) -> object:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    doubled: dict[int, Tensor] = {}  # what blocks share is still one tensor
 
-    args, kwargs = tree_map(double, (call.args, dict(call.kwargs)))
-    return Call(args, kwargs)
+    def double(leaf: object) -> object:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+            return leaf
+        return doubled.setdefault(id(leaf), leaf.double())
+
+    return Call(*tree_map(double, call.tree()))

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.models.language import capped
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,22 @@ class CosineHead:
 
 @dataclass(frozen=True)
 class LinearHead:
-    """z = scale * weight @ h, a language model's head on its final normed state; its scores are of tokens."""
+    """z = scale * weight @ h, a language model's head on its final normed state; its scores are of tokens.
+
+    Where the model has a `softcap` its scores are cap * tanh(z / cap).
+    """
 
     read: Callable[[], Float[Tensor, "c k"]]
     """Gives the weight; a vocabulary-sized matrix of every expert is not held all the time."""
     scale: float = 1.0
+    softcap: float | None = None
     classes: None = None
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
-        return self.scale * features @ self.read().to(features).mT
+        return capped(self.scale * features @ self.read().to(features).mT, self.softcap)
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-        """|scale| * sigma_max(weight), the same for every sample."""
+        """|scale| * sigma_max(weight), the same for every sample; tanh has no slope above 1."""
         weight = self.read().to(expert)
         gram = weight.mT @ weight
         largest = torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()

@@ -112,7 +112,7 @@ def shared_heads(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str
 def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:
     """The language-modelling head of one model, which may be tied to its embedding."""
     (name,) = adapter.scoring
-    return LinearHead(lambda: model.read([name])[name], adapter.scale)
+    return LinearHead(lambda: model.read([name])[name], adapter.scale, adapter.softcap)
 
 
 def names_of(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:

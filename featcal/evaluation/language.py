@@ -55,10 +55,10 @@ def generated(family: Family, model: Weights, drawn: Samples, limit: int) -> tup
         )
     adapter, compute = family.adapter, family.compute
     tokenizer = tokenizer_of(family.base_folder)
-    answer = adapter.generating(compute.place(model.read(adapter.tower)), family.base_folder)
+    generator = adapter.generating(compute.place(model.read(adapter.tower)), family.base_folder)
     texts: list[str] = []
     for batch in batches_of(drawn, BATCH_SIZE, compute.device):
-        new = answer(
+        new = generator.answers(
             batch,
             max_new_tokens=limit,
             max_length=None,

@@ -203,6 +203,22 @@ none.
 **When it misleads.** It is the local objective on the calibration samples, not accuracy.
 """
 
+LEADERBOARD = r"""
+**What this shows.** Every method at its defaults, on the same samples. *average* is the unweighted mean over tasks on
+the test split, *interval* half the width of its 95 % interval by Student's t over calibration seeds (of three seeds it
+is wide), *normalised* the mean over tasks of the score as a share of the expert's. *drift* is the relative drift of the
+final features, *cosine* theirs to the expert's. *CPU s* and *MB* are what making the model took of the processor, and
+by how much the process grew meanwhile; experts' own passes are in it where a method needs them.
+
+**What a method needs.** *samples*: unlabelled calibration samples. *labels*: of language models the answers, which are
+read as tokens and compared with nothing. *test data*: samples of the split that is scored. *training*: steps of
+gradient descent. *modules*: modules or whole models per task. *task*: the task of every sample, when the model is used.
+
+**When it misleads.** Defaults were tuned on other models by those who published them, and the refined recipe on the
+validation split of clip-mini. A method that must be told the task answers an easier question than one model for all.
+Seconds of small models are mostly overhead. The interval knows other calibration samples, not other models or tasks.
+"""
+
 SWEEP = r"""
 **What this shows.** Every run of the suite that was measured on these samples: the mean score over tasks to the right,
 the score of its worst task upwards. Right and up is better. Thin rings mark the Pareto front: no run is at least as

@@ -6,7 +6,7 @@ rank-stabilised (rsLoRA). What cannot be reproduced exactly from the files is re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -54,6 +54,10 @@ class LoraWeights:
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
         """What the adapter changes, by canonical name."""
+
+    def turned(self, names: Collection[str]) -> list[str]:
+        """Of these tensors, those to which the transposed product of two factors is added."""
+        return [name for name in names if name in self.changes and self.changes[name].transposed]
 
     @property
     def files(self) -> list[Path]:

@@ -52,6 +52,8 @@ class AdapterConfig(BaseModel):
     lora_alpha: FiniteFloat
     use_rslora: bool = False
     lora_bias: bool = False
+    fan_in_fan_out: bool = False
+    """Weights of linear maps are stored `[inputs, outputs]`, as GPT-2 has them."""
     init_lora_weights: bool | str = True
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
@@ -104,7 +106,7 @@ class Change:
     """Then A and B are added as `scale · B A`, or one tensor as `scale ·` itself."""
     scale: float = 1.0
     transposed: bool = False
-    """Embeddings are stored `[rows, width]`, their product is `[width, rows]`."""
+    """Embeddings are stored `[rows, width]`, their product is `[width, rows]`; maps may be stored so too."""
 
     def stored(self) -> list[str]:
         return [*([] if self.value is None else [self.value]), *self.factors]
@@ -215,9 +217,11 @@ class Plan:
         first, second = parts[pair[0]], parts[pair[1]]
         scale = self.config.scale(module)
         if target := self._target(f"{module}.weight", first):
-            shapes = _factor_shapes(self.base[target].shape, self.config.rank(module), pair is _EMBEDDING)
+            weight = self.base[target].shape
+            turned = pair is _EMBEDDING or (self.config.fan_in_fan_out and len(weight) == 2)
+            shapes = _factor_shapes(weight, self.config.rank(module), turned)
             if all([self._fits(first, shapes[0]), self._fits(second, shapes[1])]):
-                self._claim(target, first, Change(None, (first, second), scale, transposed=pair is _EMBEDDING))
+                self._claim(target, first, Change(None, (first, second), scale, transposed=turned))
         bias = parts.get(_BIAS)
         if bias and (target := self._target(f"{module}.bias", bias)) and self._fits(bias, self.base[target].shape):
             self._claim(target, bias, Change(None, (bias,), scale))
@@ -250,10 +254,10 @@ class Plan:
             self.changes[target] = replace(change, value=before.value or change.value)
 
 
-def _factor_shapes(weight: tuple[int, ...], rank: int, embedding: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of A and B for a weight `[out, in]`, `[out, in, h, w]`, or an embedding `[rows, width]`."""
+def _factor_shapes(weight: tuple[int, ...], rank: int, turned: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B for a weight `[out, in]`, `[out, in, h, w]`, or, turned, `[in, out]` and `[rows, width]`."""
     rows, *columns = weight
-    if embedding:
+    if turned:
         return (rank, rows), (*columns, rank)
     return (rank, *columns), (rows, rank, *[1] * (len(columns) - 1))
 

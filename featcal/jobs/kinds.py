@@ -121,7 +121,32 @@ def sweep(work: Work) -> dict[str, Any]:
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
 
 
-KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {"calibrate": calibrate, "scores": scores, "sweep": sweep}
+def report(work: Work) -> dict[str, Any]:
+    """Write a report as one HTML file in the job's folder.
+
+    `args`: `models`, their names, and the view that drift is measured on: `samples`, `split`, `seed`.
+
+    Returns:
+        The document of `featcal report --json`.
+    """
+    from featcal.family import open_family
+    from featcal.report.write import write_report
+    from featcal.session import Session
+    from featcal.suite import load_suite
+    from featcal.views import View
+
+    session, out = Session(open_family(load_suite(work.suite))), work.folder / "report.html"
+    out.unlink(missing_ok=True)  # of a process that died before its document was kept
+    on = View(work.args["samples"], work.args["split"], work.args["seed"])
+    return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
+
+
+KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
+    "calibrate": calibrate,
+    "scores": scores,
+    "sweep": sweep,
+    "report": report,
+}
 """Name → what the worker calls."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import PARTIAL, CalibrationConfig
 from featcal.calibration.linear_group import FLOAT64_BELOW
 from featcal.evaluation.evaluate import BATCH_SIZE
@@ -60,6 +61,13 @@ def seconds_to_score(session: Session, view: View) -> float:
         return scoring_seconds(family.adapter, _drawn(session, view), BATCH_SIZE, answers)
 
     return session.once("seconds to score", (view.samples, view.split, view.seed), make)
+
+
+def seconds_to_report(session: Session, models: int, on: View) -> float:
+    """Of a report: every model scored on the test split, and its drift booked to layers, which takes as long as a
+    calibration on the same samples does."""
+    measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
+    return models * (seconds_to_score(session, View(None, "test")) + measured)
 
 
 def _drawn(session: Session, view: View) -> dict[str, Drawn]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -48,6 +48,8 @@ class RecipeWeights:
     """The tensors that a task vector consists of, for methods that look at all of it: the tower that is merged."""
     tables: Sequence[str] = ()
     """Matrices that are no linear maps, with a row per token of the vocabulary."""
+    transposed: Collection[str] = ()
+    """Linear maps that are stored `[inputs, outputs]`; methods that take a matrix as a whole are given `[m, d]`."""
     _computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
     @property
@@ -81,8 +83,9 @@ class RecipeWeights:
         merged: dict[str, Tensor] = {}
         for name in names:
             is_map = base[name].dim() == 2 and name not in self.tables
-            change = by_matrix.merge(self.recipe, changes.pop(name), is_map, name)
-            merged[name] = self._stored(base[name].double() + change, name, base[name].dtype)
+            turn = name in self.transposed
+            change = by_matrix.merge(self.recipe, [c.mT if turn else c for c in changes.pop(name)], is_map, name)
+            merged[name] = self._stored(base[name].double() + (change.mT if turn else change), name, base[name].dtype)
         return merged
 
     def _read_together(self, names: Sequence[str]) -> dict[str, Tensor]:

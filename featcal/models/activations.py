@@ -107,7 +107,10 @@ class _Held:
 
     def __init__(self, store: ActivationStore, call: Call) -> None:
         self._store = store
-        leaves, self._layout = tree_flatten((call.args, dict(call.kwargs)))
+        found, self._layout = tree_flatten(call.tree())
+        places: dict[int, int] = {}
+        self._places = [places.setdefault(id(leaf), len(places)) for leaf in found]
+        leaves = list({id(leaf): leaf for leaf in found}.values())  # what blocks share is held once
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self._file: Path | None = None
@@ -133,8 +136,7 @@ class _Held:
         if self._file is not None:
             tensors = load_file(self._file, device=str(self._device))
             leaves = [tensors.get(str(i), leaf) for i, leaf in enumerate(leaves)]
-        args, kwargs = tree_unflatten(leaves, self._layout)
-        return Call(tuple(args), kwargs)
+        return Call(*tree_unflatten([leaves[place] for place in self._places], self._layout))
 
     def drop(self) -> None:
         if self._file is None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
+from featcal.models.maps import KINDS, LinearMap, is_transposed
+
+if TYPE_CHECKING:
+    from featcal.models.generation import Generator
 
 M = TypeVar("M", bound=nn.Module)
 Answers = Literal["classes", "text"]
@@ -54,11 +58,29 @@ class Call:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    apart: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=dict)
+    """Of blocks that the library calls otherwise than the first one, by name: what they are given behind their state,
+    and by keyword, such as the mask of a window."""
 
     @property
     def hidden(self) -> Tensor:
         hidden: Tensor = self.args[0]
         return hidden
+
+    def on(self, state: Tensor) -> Call:
+        """The same call on another state."""
+        return replace(self, args=(state, *self.args[1:]))
+
+    def at(self, block: str) -> Call:
+        """How the block of this name is called on the state."""
+        if block not in self.apart:
+            return self
+        args, kwargs = self.apart[block]
+        return Call((self.hidden, *args), kwargs)
+
+    def tree(self) -> Any:
+        """Everything in it as nested containers; `Call(*tree)` is the call again."""
+        return self.args, dict(self.kwargs), {name: (args, dict(own)) for name, (args, own) in self.apart.items()}
 
 
 Sublayer = Callable[[Call], Call]
@@ -73,19 +95,19 @@ class Block:
     module: nn.Module
     names: tuple[str, ...] = field(init=False)
     """Canonical names of the block's tensors."""
-    linears: Mapping[str, nn.Linear] = field(init=False, compare=False)
-    """Every linear map of the block by name inside it, in module order."""
+    linears: Mapping[str, LinearMap] = field(init=False, compare=False)
+    """Every linear map of the block by name inside it, in module order, however it stores its weight (`maps`)."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, likewise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(f"{self.name}.{n}" for n, _ in self.module.named_parameters()))
-        object.__setattr__(self, "linears", self.modules_of(nn.Linear))
+        object.__setattr__(self, "linears", self.modules_of(*KINDS))
         object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
 
-    def modules_of(self, kind: type[M]) -> dict[str, M]:
-        """Every module of a class by name inside the block, in module order."""
-        return {name: module for name, module in self.module.named_modules() if isinstance(module, kind)}
+    def modules_of(self, *kinds: type[M]) -> dict[str, M]:
+        """Every module of some classes by name inside the block, in module order."""
+        return {name: module for name, module in self.module.named_modules() if isinstance(module, kinds)}
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`{canonical name: tensor}` → `{name inside the block: tensor}`."""
@@ -97,7 +119,8 @@ class Block:
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """The block's own forward with the given tensors (names inside the block, complete: strict)."""
-        return functional_call(self.module, dict(local), call.args, dict(call.kwargs), tie_weights=False, strict=True)
+        own = call.at(self.name)
+        return functional_call(self.module, dict(local), own.args, dict(own.kwargs), tie_weights=False, strict=True)
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
         """The forward of the module called `part` inside the block, such as its attention."""
@@ -118,6 +141,11 @@ class Stage(ABC):
     """Tensors outside the blocks that the first call needs (embeddings, first norm)."""
     norm: type[nn.Module] | None = None
     """Class of the scale-only norms (RMSNorm) inside the blocks, where there are any."""
+    norm_offset = 0.0
+    """What these norms add to their stored weight: 1 where they are (1 + weight) * z."""
+    head_axis: int | None = None
+    """Axis of the heads in what norms over each head's part of a token are given: 2 of `[batch, tokens, heads, width]`,
+    1 of `[batch, heads, tokens, width]`; None where there are no such norms."""
     spent: tuple[str, ...] = ()
     """Names of inputs that nothing but the first call of the stage reads."""
 
@@ -138,6 +166,14 @@ class Stage(ABC):
         block; "block" where an architecture's block does not fall apart."""
         return "block"
 
+    def sharing(self, index: int) -> Sequence[Sequence[str]] | None:
+        """Linear maps of a block that share an input, all of them, where that is known before it runs."""
+        return None
+
+    def by_token(self, given: Tensor) -> Tensor:
+        """What a norm is given as `[batch, tokens, width]` or `[batch, tokens, heads, width]`."""
+        return given.movedim(1, 2) if given.ndim == 4 and self.head_axis == 1 else given
+
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden
@@ -148,7 +184,7 @@ class Stage(ABC):
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         """The same call on another state."""
-        return Call((state, *call.args[1:]), call.kwargs)
+        return call.on(state)
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         """The residual parts of a block, from call to call, in order; together they are the block.
@@ -162,8 +198,7 @@ class Stage(ABC):
 
     def advance(self, call: Call, output: Any) -> Call:
         """The call of the next block, given what this block returned."""
-        hidden = output[0] if isinstance(output, tuple) else output
-        return Call((hidden, *call.args[1:]), call.kwargs)
+        return call.on(output[0] if isinstance(output, tuple) else output)
 
 
 class Adapter(ABC):
@@ -205,6 +240,8 @@ class Adapter(ABC):
     """Names of the tower that `output` needs."""
     scale = 1.0
     """Factor of the final features before `scoring`."""
+    softcap: float | None = None
+    """Bound of the scores of tokens: cap * tanh(scores / cap); None where there is none."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
     aliases: Mapping[str, str] = {}
@@ -229,14 +266,11 @@ class Adapter(ABC):
         """What the decisions of these models are, where a model brings no head."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
-    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
-        """What answers a batch with text, on the given tensors of the tower; where `answers` is "text".
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        """What answers batches with text, on the given tensors of the tower; where `answers` is "text".
 
         Args:
             folder: checkpoint whose generation settings are used.
-
-        Returns:
-            A function of a batch and options of transformers' `generate`, which gives new token ids `[batch, new]`.
         """
         raise NotImplementedError(f"a {self.family} model generates no text")
 
@@ -326,6 +360,16 @@ class Adapter(ABC):
     def first_layer(self, stage: Stage) -> str:
         """Name of what stands in front of a stage, as charts and tables show it."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
+
+    @property
+    def transposed(self) -> frozenset[str]:
+        """Names of weights of linear maps that are stored `[inputs, outputs]`."""
+        return frozenset(
+            f"{block.name}.{name}.weight"
+            for block in self.blocks()
+            for name, module in block.linears.items()
+            if is_transposed(module)
+        )
 
     def parts(self) -> list[str]:
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""

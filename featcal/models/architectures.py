@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter
+from featcal.models.decoder_facts import FACTS, DecoderFacts
 
 
 def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
@@ -34,19 +36,60 @@ def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch
 
 
 def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
-    """The class of adapter for a `config.json`; InputError for an architecture that featcal does not know."""
+    """The class of adapter for a `config.json`.
+
+    Raises:
+        InputError: an architecture that featcal does not know, with what it knows, or one that the installed
+            transformers does not have.
+    """
     kind = config.get("model_type")
-    if kind not in _HOMES:
-        if kind is not None:
-            what = f"architecture '{kind}' is not supported"
-        elif "pretrained_cfg" in config or "num_classes" in config:
-            what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
-        else:
-            what = "its config.json names no model_type, so it is no model of transformers"
-        raise InputError(f"{label}: {what}; featcal reads {', '.join(_HOMES)}")
-    module, name = _HOMES[kind]
-    adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
-    return adapter
+    if kind in _HOMES:
+        module, name = _HOMES[kind]
+        adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
+        return adapter
+    if kind in _DECODERS:
+        return _decoder(_DECODERS[kind], label)
+    if kind is not None:
+        why = next((why for ends, why in _WHY_NOT.items() if str(kind).endswith(ends)), "")
+        what = f"architecture '{kind}' is not supported{why and f': {why}'}"
+    elif "pretrained_cfg" in config or "num_classes" in config:
+        what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
+    else:
+        what = "its config.json names no model_type, so it is no model of transformers"
+    raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
+
+
+def supported() -> list[str]:
+    """Every `model_type` that featcal reads, registered ones included."""
+    return [*_HOMES, *_DECODERS]
+
+
+def register_decoder(facts: DecoderFacts) -> None:
+    """Make a decoder-only architecture known in this process, by its `model_type`; a second row of a type replaces the
+    first. `featcal.testing.check_adapter` says whether the facts are true.
+
+    Raises:
+        InputError: a `model_type` that an adapter of featcal's own has.
+    """
+    if facts.model_type in {*_HOMES, *(one.model_type for one in FACTS)}:
+        raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
+    _DECODERS[facts.model_type] = facts
+
+
+@cache
+def _adapter_of(facts: DecoderFacts) -> type[Adapter]:
+    from featcal.models.decoder import adapter_of
+
+    return adapter_of(facts)
+
+
+def _decoder(facts: DecoderFacts, label: str) -> type[Adapter]:
+    try:
+        return _adapter_of(facts)
+    except AttributeError as error:
+        raise InputError(
+            f"{label}: the installed transformers does not have '{facts.model_type}' ({error}); upgrade it"
+        ) from error
 
 
 _HOMES = {
@@ -54,6 +97,11 @@ _HOMES = {
     "clip_vision_model": ("clip", "ClipVision"),
     "open_clip": ("open_clip", "OpenClip"),
     "t5": ("t5", "T5"),
-    "llama": ("llama", "Llama"),
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
+
+_DECODERS = {facts.model_type: facts for facts in FACTS}
+"""`model_type` → facts of a decoder-only architecture."""
+
+_WHY_NOT: Mapping[tuple[str, ...], str] = {}
+"""How a `model_type` ends → why there is no adapter for it."""

@@ -15,6 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from featcal.errors import InputError
+
 _NAME = "featcal"
 _SMALL_SCORES = 2**25
 """Bytes of attention scores that count as few."""
@@ -86,6 +88,34 @@ def _plain(
     return mixed
 
 
+def _capped(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> Tensor:
+    """Attention whose scores are bounded by cap * tanh(scores / cap) before the mask, which no kernel of torch has;
+    softmax in float32 at least.
+
+    Args:
+        options: `softcap` and, if not 1 / sqrt(width), `scaling`; as transformers passes them.
+
+    Returns:
+        `[batch, tokens, heads, width]`.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    scale, cap = options.get("scaling"), options["softcap"]
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = cap * torch.tanh(scores / cap)
+    causal = options.get("is_causal")
+    if mask is None and query.shape[2] > 1 and (getattr(module, "is_causal", True) if causal is None else causal):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        # the smallest number and not -inf: under padding there are rows that may look nowhere
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype is torch.bool else scores + mask
+    shares = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return (shares @ value).transpose(1, 2).contiguous()
+
+
 class _PlainKernel(TorchFunctionMode):
     """Inside the `with`, this thread's calls of torch's attention are `_plain`."""
 
@@ -97,7 +127,17 @@ class _PlainKernel(TorchFunctionMode):
 def _forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' own attention around torch's kernels, with ours where they are better."""
+    """transformers' own attention around torch's kernels, with ours where they are better.
+
+    Raises:
+        InputError: an option of an architecture that changes its attention in a way that is not known here.
+    """
+    if options.get("s_aux") is not None:
+        raise InputError(
+            "this architecture's attention has sinks, a score beside those of the tokens; featcal has none"
+        )
+    if options.get("softcap") is not None:
+        return _capped(module, query, key, value, attention_mask, **options), None
     if not (_thread.plain or _is_small(query, key)):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     with _PlainKernel():

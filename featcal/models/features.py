@@ -83,5 +83,4 @@ def _pooled(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[T
     state = stage.own_state(call, batch)
     if adapter.class_token:
         return state[:, 0]
-    ones = Call((torch.ones_like(call.hidden), *call.args[1:]), call.kwargs)
-    return state.sum(1) / stage.own_state(ones, batch).sum(1)
+    return state.sum(1) / stage.own_state(call.on(torch.ones_like(call.hidden)), batch).sum(1)

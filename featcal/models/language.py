@@ -1,9 +1,9 @@
-"""What T5 and Llama share: masks as token weights, a vocabulary, scores of the next token."""
+"""What language models share: masks as token weights, a vocabulary, scores of the next token."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from featcal.formats.pretrained import load_complete
 from featcal.models.adapter import Adapter, Batch, Call
+from featcal.models.generation import Generator
 
 IGNORED = -100
 """Label of a position that is no target, as transformers has it."""
@@ -29,21 +30,11 @@ class LanguageModel(Adapter):
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Scores of the next token, `[batch, vocabulary]`."""
-        return torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]])
+        return capped(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
 
-    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Callable[..., Tensor]:
-        """By the library's own `generate`; the whole model is on the device of the tensors."""
-        model = self.whole(tensors, folder)
-
-        def answer(batch: Batch, **options: Any) -> Tensor:
-            if self.modality == "seq2seq":
-                ids, mask = batch["input_ids"], batch["attention_mask"]
-            else:
-                ids, mask = prompts(batch)
-            produced: Tensor = model.generate(ids, attention_mask=mask, **options)
-            return produced if self.modality == "seq2seq" else produced[:, ids.shape[1] :]
-
-        return answer
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        """The library's own model; all of it is on the device of the tensors."""
+        return Generator(self.whole(tensors, folder), self.modality == "seq2seq")
 
     def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
         """The library's own model on the given tensors, with a folder's generation settings."""
@@ -84,6 +75,11 @@ class LanguageModel(Adapter):
         return False
 
 
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(scores / cap), or the scores where there is no cap."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """States `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out zeroed."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
@@ -112,24 +108,6 @@ def without_cache(call: Call) -> Call:
     if call.kwargs.get("past_key_values") is not None:
         raise RuntimeError("a captured call carries a cache; replaying it would not give the same output")
     return call
-
-
-def prompts(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
-
-    Returns:
-        Token ids and attention mask, `[batch, tokens]`.
-    """
-    ids, kept = batch["input_ids"], batch["attention_mask"]
-    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
-        kept = kept * (1 - batch["completion_mask"])
-    width = int(kept.sum(1).max())
-    moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
-    for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
-        prompt = own[counted]
-        moved[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return moved, mask
 
 
 def random_tokens(rows: int, batch: int = 2, tokens: int = 7) -> Tensor:

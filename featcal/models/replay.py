@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
+from featcal.models.standing_in import same_beside, standing_in
 
 
 @torch.no_grad()
@@ -21,11 +22,11 @@ def check_replay(adapter: Adapter, device: torch.device) -> None:
     """Hold the calls that `Stage.advance` makes against those of the library's own forward, on the adapter's probe.
 
     Each tensor that a block is given must be the very object of the replayed call: a mask of its own for some blocks
-    has equal values as long as the probe is shorter than its window.
+    has equal values as long as the probe is shorter than its window. Of blocks that the first call knows to be called
+    apart (`Call.apart`), and whose own arguments are captured anew for every batch, values are compared.
 
     Raises:
-        InputError: naming the first block that the library calls otherwise, such as one with a sliding window among
-            blocks without.
+        InputError: naming the first block that the library calls otherwise.
     """
     _check(adapter, _padded_probe(adapter, device), lambda ours, theirs: ours is theirs)
 
@@ -56,34 +57,39 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
     upstream, device, shapes = None, next(iter(inputs.values())).device, adapter.shapes()
     for stage in adapter.stages:
         outer = {name: _constant(shapes[name], device) for name in stage.outer}
-        calls, output = _library_calls(stage, outer, inputs, upstream, device)
-        for block, (before, theirs) in zip(stage.blocks[1:], pairwise(calls), strict=True):
-            if not _same(stage.advance(before, output), theirs, same):
+        first, calls, output = _library_calls(stage, outer, inputs, upstream, device)
+        carried = replace(calls[0], apart=first.apart)
+        for block, theirs in zip(stage.blocks[1:], calls[1:], strict=True):
+            carried = stage.advance(carried, output)
+            alike = torch.equal if block.name in first.apart else same
+            same_state = same(carried.hidden, theirs.hidden)
+            if not (same_state and same_beside(carried.at(block.name), theirs, alike)):
                 raise InputError(
                     f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
                     "such as a mask or positions of its own; featcal cannot run this architecture block by block"
                 )
-        upstream = stage.advance(calls[-1], output)
+        upstream = stage.advance(carried, output)
 
 
 def _library_calls(
     stage: Stage, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None, device: torch.device
-) -> tuple[list[Call], Any]:
-    """How one forward of the library calls every block of a stage, and what the first block returns."""
+) -> tuple[Call, list[Call], Any]:
+    """The stage's first call, how one forward of the library calls every block, and what the first one returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
     output = _returned(first, call, device)
     if not rest:
-        return [call], output
+        return call, [call], output
     to_the_last = copy(stage)  # its first call is that of its first block, before which the others stand in
     to_the_last.blocks = stage.blocks[-1:]
-    with _standing_in(stage.blocks[:-1], output) as seen:
+    with standing_in(stage.blocks[:-1], output) as seen:
         last = to_the_last.first_call(outer, inputs, upstream)
-    return [*seen, last], output
+    return call, [*seen, last], output
 
 
 def _returned(block: Block, call: Call, device: torch.device) -> Any:
-    """Constants in the form of what a block returns, which is found out without computing it."""
+    """Constants in the form of what a block returns, which is found out without computing it; a call of the form of
+    the block's last one has the same."""
 
     def on_meta(leaf: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
@@ -91,42 +97,15 @@ def _returned(block: Block, call: Call, device: torch.device) -> Any:
     def constant(leaf: Any) -> Any:
         return _constant(leaf.shape, device) if isinstance(leaf, Tensor) else leaf
 
-    args, kwargs = tree_map(on_meta, (call.args, dict(call.kwargs)))
-    parameters = {name: on_meta(parameter) for name, parameter in block.module.named_parameters()}
-    return tree_map(constant, block.run(parameters, Call(args, kwargs)))
-
-
-@contextmanager
-def _standing_in(blocks: Sequence[Block], output: Any) -> Iterator[list[Call]]:
-    """Inside the `with`, blocks compute nothing: they note their calls, in order, and return `output`."""
-    seen: list[Call] = []
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        seen.append(Call(args, kwargs))
-        return output
-
-    forward: Callable[..., Any] = stand_in
-    for block in blocks:
-        block.module.forward = forward
-    try:
-        yield seen
-    finally:
-        for block in blocks:
-            del block.module.forward
-
-
-def _same(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]) -> bool:
-    """Whether two calls pass the same tensors and equal values otherwise."""
-    (one, layout), (other, their_layout) = (tree_flatten((call.args, dict(call.kwargs))) for call in (ours, theirs))
-    if layout != their_layout:
-        return False
-
-    def alike(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return same(a, b)
-        return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
-
-    return all(map(alike, one, other))
+    leaves, layout = tree_flatten((call.args, dict(call.kwargs)))
+    form = device, layout, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    known, returned = _last_returned.get(block.module, (None, None))
+    if known != form:
+        args, kwargs = tree_map(on_meta, (call.args, dict(call.kwargs)))
+        parameters = {name: on_meta(parameter) for name, parameter in block.module.named_parameters()}
+        returned = tree_map(constant, block.run(parameters, Call(args, kwargs)))
+        _last_returned[block.module] = form, returned
+    return returned
 
 
 def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:
@@ -140,3 +119,7 @@ def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:
 def _constant(shape: Sequence[int], device: torch.device) -> Tensor:
     """A tensor that takes no memory whatever its size."""
     return torch.full((), 0.01, device=device).expand(tuple(shape))
+
+
+_last_returned: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+"""Block's module → the form of its last call and what it returned."""

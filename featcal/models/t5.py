@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def _targets(inputs: Batch) -> Tensor:
 
 
 def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
-    return Call(tuple(replaced.get(i, value) for i, value in enumerate(call.args)), call.kwargs)
+    return replace(call, args=tuple(replaced.get(i, value) for i, value in enumerate(call.args)))
 
 
 def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:

@@ -19,6 +19,7 @@ from featcal.calibration.moments import likely_groups
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing
+from featcal.models.maps import widths
 from featcal.preflight.samples import Drawn
 from featcal.progress import available_bytes
 
@@ -94,7 +95,7 @@ def estimate(
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
     """Seconds of every expert's forward pass on `samples` of every task."""
-    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
+    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
     tokens = samples * sum(one.tokens for one in drawn.values())
     passes = len(drawn) ** 2 * len(adapter.blocks())
     return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
@@ -118,7 +119,7 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
     Args:
         answers: by task, tokens of the longest answer that is generated; a task whose answers are not is left out.
     """
-    parameters = sum(module.weight.numel() for block in adapter.blocks() for module in block.linears.values())
+    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
     tokens = sum(one.samples * one.tokens for one in drawn.values())
     steps = sum(-(-one.samples // batch_size) * (1 + answers.get(task, 0)) for task, one in drawn.items())
     return 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + steps * len(adapter.blocks()) * CALL
@@ -176,7 +177,7 @@ def _places(adapter: Adapter) -> list[tuple[Stage, int]]:
 
 
 def _width(blocks: list[Block]) -> int:
-    return max(min(module.in_features for module in block.linears.values()) for block in blocks)
+    return max(min(widths(module)[0] for module in block.linears.values()) for block in blocks)
 
 
 def cache_free_bytes() -> int:

@@ -13,19 +13,23 @@ from featcal.words import did_you_mean, shortened
 PLAIN = ("base", "merged")
 AFTER = ("svc", "polished", "surgery", "probsurgery")
 """Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
-FITTED = ("regmean", "regmean++", *AFTER)
+FITTED = ("regmean", "regmean++", "lot", "fisher", "adamerging", "adamerging-test", *AFTER)
 """Models of baselines, beside the calibrated one."""
+ON_ANOTHER = ("calibrated", *AFTER)
+"""Names that may say of which model they are, behind an @: `calibrated:rho=1@tsv-m`."""
 WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 _AND, _ALL = "+", "all"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
 word for all of them, where a suite recommends some."""
-_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:="}
+_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
 """Signs of the grammar in the name of a part."""
 REFERENCE = "reference"
 """Kind of every text that is none of the names: a folder or Hub id."""
 GRAMMAR = (
-    "base, merged, expert (every expert on its own task), expert:TASK, calibrated[:lam=0.05,rho=2,alpha=0.3,…], "
-    "anchor:rho=2, a merge method[:scale=0.6,…], regmean[:samples=64,reduce=0.9,…], regmean++, "
+    "base, merged, expert (every expert on its own task), expert:TASK, "
+    "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, a merge method[:scale=0.6,…], "
+    "regmean[:samples=64,reduce=0.9,…], regmean++, lot, fisher, adamerging[:steps=1000,…], "
+    "adamerging-test[:…] (sees test inputs), "
     "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], surgery[:…][@MODEL], probsurgery[:…][@MODEL], "
     "or a checkpoint (folder or Hub id)"
 )
@@ -45,7 +49,7 @@ class ModelName:
     options: tuple[tuple[str, str], ...] = field(default=())
     task: str | None = None
     of: str | None = None
-    """Name of the model that one of the kinds `AFTER` is made of."""
+    """Name of the model that one of the kinds `ON_ANOTHER` is made of; "merged" where it is left out."""
 
 
 def model_name(text: str) -> ModelName:
@@ -56,11 +60,13 @@ def model_name(text: str) -> ModelName:
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
+    >>> model_name("calibrated@tsv-m").of, model_name("calibrated").of
+    ('tsv-m', 'merged')
     >>> model_name("runs/my-model").kind
     'reference'
     """
     own, at, below = text.partition("@")
-    if own.partition(":")[0] not in AFTER:
+    if own.partition(":")[0] not in ON_ANOTHER:
         own, at = text, ""
     if at and not below:
         raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
@@ -83,7 +89,7 @@ def model_name(text: str) -> ModelName:
         if name in options:
             raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
         options[name] = value
-    of = (below or "merged") if kind in AFTER else None
+    of = (below or "merged") if kind in ON_ANOTHER else None
     return ModelName(kind, tuple(options.items()), of=of)
 
 

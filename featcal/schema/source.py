@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from featcal.schema.strict import Strict
 from featcal.schema.template import template_fields
@@ -18,8 +18,18 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "jsonl": ("split", "label", "input", "target", "targets"),
     "hub": ("config", "split", "revision", "image", "label", "input", "target", "targets"),
 }
-"""Options of every kind of source; all of them also take `limit`."""
+"""Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
 SOURCE_KINDS = tuple(_OPTIONS)
+
+Kind = Literal["gaussian-noise", "motion-blur", "fog"]
+CORRUPTIONS: tuple[str, ...] = get_args(Kind)
+
+
+class Corruption(Strict):
+    """How pictures are made worse before anything else is done with them."""
+
+    kind: Kind
+    severity: Annotated[int, Field(ge=1, le=5)] = 3
 
 
 class Source(Strict):
@@ -66,6 +76,8 @@ class Source(Strict):
     """The right answer for every value of the column `label`, as a list by class index or as a mapping."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Use only so many samples of the source, evenly spread over it."""
+    corruption: Corruption | None = None
+    """Of pictures as people see them: what robustness is measured with."""
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -113,6 +125,25 @@ class Source(Strict):
         if self.input is not None and self.label is not None and self.targets is None:
             raise ValueError("the 'label' of text needs 'targets', the answer for every label")
         return self
+
+    @model_validator(mode="after")
+    def _only_pictures_are_corrupted(self) -> Source:
+        if self.corruption is not None and not self.pictures:
+            raise ValueError("'corruption' is for pictures as people see them, not for text or preprocessed tensors")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a corruption that there is not: a suite keeps the hash that it had."""
+        said: dict[str, Any] = write(self)
+        if said.get("corruption") is None:
+            said.pop("corruption", None)
+        return said
+
+    @property
+    def pictures(self) -> bool:
+        """Whether it holds pictures as people see them, so far as the suite file says."""
+        return self.tensors is None and self.jsonl is None and self.input is None
 
     @property
     def kind(self) -> str:

@@ -23,6 +23,7 @@ from featcal.paths import local_path
 from featcal.schema.source import Source
 from featcal.suite import Suite, Task
 from featcal.tasks.arrow import read_parquet
+from featcal.tasks.corruptions import corrupted
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
@@ -240,6 +241,8 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     """
     with _named(label):
         pool = _open_pool(source, split, root)
+        if source.corruption is not None and pool.images is not None:
+            pool = replace(pool, images=corrupted(pool.images, source.corruption))
         labels = pool.labels
         if labels is not None:
             if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":

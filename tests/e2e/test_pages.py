@@ -1,31 +1,105 @@
-"""What every page owes its visitors: numbers that can be read, formulas, an address, and no call to other hosts."""
+"""What every page owes its visitors: numbers that can be read, nothing that shuts people out, formulas, an address, and
+no call to other hosts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
 import pytest
 from browser import PAGES
+from playwright.sync_api import Browser
 
+from e2e.conftest import App
 from e2e.visitor import Model, Visitor
 
 pytestmark = pytest.mark.e2e
 WIDTHS = (390, 800, 960, 1024, 1280, 1920)
-QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated"
+NUMBERED = ("drift", "calibrate", "features", "accuracy", "suite")
+"""Pages whose first numbers stand on cards or buttons."""
+QUICK = Model(0.05, 1.5, 0.3, 16).query() + "&n=16&b=calibrated&sources=true"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+FOUND = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+  .filter(one => ['serious', 'critical'].includes(one.impact))
+  .map(one => [one.id, ...one.nodes.slice(0, 3).map(node => `${node.html.slice(0, 160)}: ${node.failureSummary}`)])"""
+
+COVERED_NO_MORE = """document.querySelector('[data-testid="stSidebar"]').getBoundingClientRect().right < 40"""
+SMALL = """() => [...document.querySelectorAll('[data-testid="stMain"] :is(button, summary)')]
+  .map(e => [e.getBoundingClientRect(), e.getAttribute('aria-label') || e.innerText])
+  .filter(([box]) => box.width && box.height && (box.width < 23.5 || box.height < 23.5))
+  .map(([box, name]) => `${name}: ${box.width} x ${box.height}`)"""
 
 
-@pytest.mark.parametrize("name", ["drift", "calibrate", "features", "accuracy", "suite"])
-def test_no_number_and_no_button_is_cut_off(visitor: Visitor, name: str) -> None:
-    visitor.open(f"/{'' if name == 'drift' else name}?{QUICK}")
+@dataclass(frozen=True)
+class Seen:
+    """What a visitor sees of one page, all of it unfolded."""
+
+    heading: str
+    serious: dict[str, list[Any]]
+    """Colour scheme → serious and critical findings of axe-core, each with its first places."""
+    cut_off: dict[int, list[str]]
+    """Width of the window → texts of cards and buttons that are not wholly to be seen."""
+    cards: int
+    formulas: int
+    unformatted: list[str]
+
+
+def path(name: str) -> str:
+    """The first part of a page's address."""
+    return "/" if name == "drift" else f"/{name}"
+
+
+def look(visitor: Visitor, name: str) -> Seen:
+    """Open a page by its address and look at it in all ways."""
+    visitor.open(f"{path(name)}?{QUICK}")
     if name == "accuracy" and not visitor.page.get_by_text("gap to the experts closed").count():
         visitor.click("Score the calibrated model")
-    assert visitor.page.get_by_test_id("stButtonGroup" if name == "drift" else "stMetric").count()
-    assert {width: cut for width in WIDTHS if (cut := visitor.cut_off(width))} == {}
+    cards = visitor.page.get_by_test_id("stButtonGroup" if name == "drift" else "stMetric").count()
+    cut_off = {width: found for width in WIDTHS if name in NUMBERED and (found := visitor.cut_off(width))}
+    visitor.page.set_viewport_size({"width": 1280, "height": 900})
+    visitor.unfold()
+    visitor.page.evaluate(AXE)
+    serious = {}
+    for scheme in SCHEMES:
+        visitor.page.emulate_media(color_scheme=scheme)
+        visitor.settle()
+        if found := visitor.page.evaluate(FOUND):
+            serious[scheme] = found
+    formulas = visitor.page.locator(".katex").count()
+    return Seen(visitor.heading, serious, cut_off, cards, formulas, visitor.unformatted())
 
 
-@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini"])
-def test_every_formula_is_set(visitor: Visitor, suite: str) -> None:
+@pytest.fixture(scope="module")
+def seen(app: App, chromium: Browser) -> dict[str, Seen]:
+    """Every page of the suite that the app opens on; one visit for all tests."""
+    context = chromium.new_context()
+    visitor = Visitor(context.new_page(), app.address)
+    found = {name: look(visitor, name) for name in PAGES}
+    context.close()
+    return found
+
+
+def test_nothing_serious_is_found_on_any_page(seen: dict[str, Seen]) -> None:
+    assert {name: page.serious for name, page in seen.items() if page.serious} == {}
+
+
+def test_no_number_and_no_button_is_cut_off(seen: dict[str, Seen]) -> None:
+    assert all(seen[name].cards for name in NUMBERED)
+    assert {name: page.cut_off for name, page in seen.items() if page.cut_off} == {}
+
+
+def test_every_formula_is_set(seen: dict[str, Seen]) -> None:
+    assert {name: page.unformatted for name, page in seen.items() if page.unformatted} == {}
+    assert sum(page.formulas for page in seen.values()) >= 30
+
+
+def test_every_formula_of_a_language_model_is_set(visitor: Visitor) -> None:
     wrong, formulas = {}, 0
     for name in PAGES:
-        visitor.open(f"/{'' if name == 'drift' else name}?suite={suite}&{QUICK}&sources=true")
+        visitor.open(f"{path(name)}?suite=t5-mini&{QUICK}")
         visitor.unfold()
         formulas += visitor.page.locator(".katex").count()
         if found := visitor.unformatted():
@@ -34,23 +108,22 @@ def test_every_formula_is_set(visitor: Visitor, suite: str) -> None:
     assert formulas >= 30
 
 
-def test_nothing_is_asked_of_other_hosts(visitor: Visitor) -> None:
-    visitor.open("/")
-    visitor.walk(PAGES[1:])
-    assert visitor.hosts == {"127.0.0.1"}
-
-
-def test_every_page_has_an_address(visitor: Visitor) -> None:
-    def heading() -> str:
-        assert not visitor.page.get_by_text("Page not found").count()
-        return visitor.page.get_by_role("heading", level=2).first.inner_text()
-
+def test_every_page_is_reached_by_its_link_and_none_asks_other_hosts(visitor: Visitor, seen: dict[str, Seen]) -> None:
     visitor.open("/")
     found = {}
     for name in PAGES:
         visitor.go(name)
-        found[name] = heading()
+        found[name] = visitor.heading
+    assert found == {name: page.heading for name, page in seen.items()}
     assert len(set(found.values())) == len(PAGES)
-    for name in PAGES:
-        visitor.open(f"/{name}")
-        assert heading() == found[name]
+    assert visitor.hosts == {"127.0.0.1"}
+
+
+def test_on_a_phone_a_chosen_page_is_seen_and_what_is_touched_is_large_enough(newcomer: Callable[[], Visitor]) -> None:
+    visitor = newcomer()
+    visitor.page.set_viewport_size({"width": 390, "height": 844})
+    visitor.open(f"/suite?{QUICK}")
+    visitor.page.get_by_test_id("stExpandSidebarButton").click()
+    visitor.go("calibrate")
+    visitor.page.wait_for_function(COVERED_NO_MORE, timeout=10_000)
+    assert visitor.page.evaluate(SMALL) == []

@@ -122,6 +122,12 @@ class Visitor:
         return urlsplit(self.page.url).path.strip("/") or "drift"
 
     @property
+    def heading(self) -> str:
+        """The title of the page."""
+        assert not self.page.get_by_text("Page not found").count()
+        return self.page.get_by_role("heading", level=2).first.inner_text()
+
+    @property
     def history(self) -> int:
         """How many entries the browser's history has."""
         return int(self.page.evaluate("history.length"))

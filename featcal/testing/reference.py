@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper, and the refined recipe, written a second time, for models of transformers: whole models,
 forward hooks, float64.
 
-Nothing of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
+Nothing else of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
 whole model runs anew for every block, so there is no stream to carry. Equations are those of the paper.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 Sample = Mapping[str, Tensor]
 """Keyword inputs of the model for one sample: batch size 1, no padding."""
@@ -25,7 +26,11 @@ TokenWeights = Callable[[Sample, str, int], Tensor]
 
 @dataclass(frozen=True)
 class Options:
-    """Hyper-parameters of Algorithm 1; `norms` are the classes of norms to calibrate."""
+    """Hyper-parameters of Algorithm 1; `norms` are the classes of norms to calibrate.
+
+    A norm other than LayerNorm multiplies by `norm_offset` + weight. Where norms act on each head's part of a token,
+    `head_axis` is the axis of the heads in what one sample gives them, 0 or 1 of three.
+    """
 
     lam: float
     rho: float
@@ -33,6 +38,8 @@ class Options:
     eps: float = 1e-8
     norms: tuple[type[nn.Module], ...] = ()
     beta: float = 0.0
+    norm_offset: float = 0.0
+    head_axis: int = 1
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -74,17 +81,20 @@ def refine(
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
     """As `calibrate`, piece by piece; the whole model runs anew for every piece."""
-    student, done = deepcopy(models["merged"]), {}
+    student, done = deepcopy(models["merged"]), dict[str, Tensor]()
     everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
-    own = {task: inputs(expert, everything, samples[task], token_weights) for task, expert in experts.items()}
+    axis = options.head_axis
+    own = {task: inputs(expert, everything, samples[task], token_weights, axis) for task, expert in experts.items()}
     for names, stream in pieces:
         watched = [*names, *([stream] if stream else [])]
-        deployed = {task: inputs(student, watched, samples[task], token_weights) for task in experts}
+        deployed = {task: inputs(student, watched, samples[task], token_weights, axis) for task in experts}
         gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
         for name, module in (pair for top in names for pair in student.get_submodule(top).named_modules(prefix=top)):
-            features = {task: (deployed[task].get(name), own[task].get(name)) for task in experts}
-            if isinstance(module, nn.Linear):
+            if name not in next(iter(own.values())):
+                continue
+            features = {task: (deployed[task][name], own[task][name]) for task in experts}
+            if isinstance(module, nn.Linear | Conv1D):
                 new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
@@ -95,9 +105,10 @@ def refine(
 
 
 def inputs(
-    model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights
+    model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, head_axis: int = 1
 ) -> dict[str, Rows]:
-    """What every module inside the blocks is given when the whole model runs on every sample."""
+    """What every module inside the blocks is given when the whole model runs on every sample; of a norm over heads,
+    every head's part is a row that weighs what its token does."""
     rows: dict[str, list[Tensor]] = {}
     inside = {n: module for block in blocks for n, module in model.get_submodule(block).named_modules(prefix=block)}
     handles = [
@@ -111,8 +122,10 @@ def inputs(
         handle.remove()
     found = {}
     for name, parts in rows.items():
-        weights = torch.cat([token_weights(s, name, len(part)) for s, part in zip(samples, parts, strict=True)])
-        found[name] = torch.cat(parts), weights / weights.sum()
+        by_token = [part.movedim(head_axis, 1) if part.ndim == 3 else part[:, None] for part in parts]
+        counted = [token_weights(s, name, len(part)) for s, part in zip(samples, by_token, strict=True)]
+        weights = torch.cat(counted).repeat_interleave(by_token[0].shape[1])
+        found[name] = torch.cat([part.flatten(0, 1) for part in by_token]), weights / weights.sum()
     return found
 
 
@@ -126,24 +139,31 @@ def linear(
 ) -> dict[str, Tensor]:
     """Eqs. (10) to (17), then Eq. (55) where there is a bias; outputs are to be `beta` of the gaps above the target."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
-    left = (o.lam + o.eps) * torch.eye(merged.in_features, dtype=torch.float64)
-    right = o.lam * (o.rho * merged.weight + (1 - o.rho) * base.weight)
+    left = (o.lam + o.eps) * torch.eye(matrix(merged).shape[1], dtype=torch.float64)
+    right = o.lam * (o.rho * matrix(merged) + (1 - o.rho) * matrix(base))
     shifts = []
     for task, ((x, w), (x_expert, _)) in features.items():
         expert = experts[task].get_submodule(name)
         target = o.alpha * x_expert + (1 - o.alpha) * x
         gram, cross = x.T @ torch.diag(w) @ x, target.T @ torch.diag(w) @ x
         omega = 1 / max(float(torch.linalg.matrix_norm(gram)), o.eps)
-        more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), merged.out_features, dtype=torch.float64)
-        left, right = left + omega * gram, right + omega * (expert.weight @ cross + more.T @ torch.diag(w) @ x)
-        shifts.append((omega, w @ x, w @ (target @ expert.weight.T + more), expert))
+        more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), len(matrix(merged)), dtype=torch.float64)
+        left, right = left + omega * gram, right + omega * (matrix(expert) @ cross + more.T @ torch.diag(w) @ x)
+        shifts.append((omega, w @ x, w @ (target @ matrix(expert).T + more), expert))
     weight = torch.linalg.solve(left.T, right.T).T
+    stored = weight.T if isinstance(merged, Conv1D) else weight
     if merged.bias is None:
-        return {f"{name}.weight": weight}
+        return {f"{name}.weight": stored}
     top = o.lam * (o.rho * merged.bias + (1 - o.rho) * base.bias)
     for omega, mean, target_mean, expert in shifts:
         top = top + omega * (expert.bias + target_mean - weight @ mean)
-    return {f"{name}.weight": weight, f"{name}.bias": top / (sum(omega for omega, *_ in shifts) + o.lam)}
+    return {f"{name}.weight": stored, f"{name}.bias": top / (sum(omega for omega, *_ in shifts) + o.lam)}
+
+
+def matrix(module: Any) -> Tensor:
+    """The weight of a linear map, `[outputs, inputs]`."""
+    weight: Tensor = module.weight
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def norm(
@@ -151,19 +171,24 @@ def norm(
 ) -> dict[str, Tensor]:
     """Eq. (59), per coordinate a ridge regression of scale and shift, or of the scale alone where there is no shift."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
-    anchor = o.rho * affine(merged) + (1 - o.rho) * affine(base)
+    anchor = o.rho * affine(merged, o) + (1 - o.rho) * affine(base, o)
     left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
     for task, ((x, w), _) in features.items():
         z = normalised(x, merged)
         second = torch.einsum("n,ndk,ndl->dkl", w, z, z)
-        left, right = left + second, right + (second @ affine(experts[task].get_submodule(name))[..., None])[..., 0]
+        left, right = left + second, right + (second @ affine(experts[task].get_submodule(name), o)[..., None])[..., 0]
     solved = torch.linalg.solve(left, right)
+    if not isinstance(merged, nn.LayerNorm):
+        solved = solved - o.norm_offset
     return {f"{name}.{kind}": column for kind, column in zip(("weight", "bias"), solved.T, strict=False)}
 
 
-def affine(module: Any) -> Tensor:
+def affine(module: Any, o: Options) -> Tensor:
     """Scale and, if there is one, shift of a norm, `[d, 1 or 2]`."""
-    return torch.stack([p for p in (module.weight, getattr(module, "bias", None)) if p is not None], dim=1)
+    if not isinstance(module, nn.LayerNorm):
+        scale: Tensor = o.norm_offset + module.weight
+        return scale[:, None]
+    return torch.stack([p for p in (module.weight, module.bias) if p is not None], dim=1)
 
 
 def normalised(x: Tensor, module: Any) -> Tensor:
@@ -171,4 +196,6 @@ def normalised(x: Tensor, module: Any) -> Tensor:
     if isinstance(module, nn.LayerNorm):
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()
         return torch.stack([z, torch.ones_like(z)], dim=2)
-    return (x / (x.square().mean(1, keepdim=True) + module.variance_epsilon).sqrt())[..., None]
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    scaled: Tensor = x / (x.square().mean(1, keepdim=True) + eps).sqrt()
+    return scaled[..., None]

@@ -1,0 +1,138 @@
+"""AdaMerging, layer-wise: one coefficient per task and tensor, trained so that the merged model is sure of its answers
+(Yang, Wang, Shen, Liu, Guo, Wang, Tao, AdaMerging, arXiv 2310.02575).
+
+    theta^k = theta_0^k + sum_i l_ik (theta_i^k - theta_0^k),
+
+with l = 0.3 at first and steps of Adam on the entropy of the merged model's predictions: its mean over some unlabelled
+samples of a task, summed over tasks. The gradient of l_ik is the inner product of the loss's gradient in theta^k with
+the task vector. Of text the predictions are of the first token of the answer.
+
+The published method does this on *test* inputs; that is `adamerging-test` here. `adamerging` sees calibration samples.
+As in FusionBench there are 1000 steps with 16 samples of every task and coefficients are free; the authors' code takes
+500 steps of two such batches and keeps coefficients within [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.baselines.averaged import averaged
+from featcal.baselines.gradients import Sample, alike, drawn, final, log_probabilities, samples_of
+from featcal.baselines.options import AdaMerging
+from featcal.errors import NumericalError
+from featcal.formats.weights import Overlay, Weights
+from featcal.models.adapter import walking
+from featcal.models.lane import ExpertPass
+from featcal.models.model import Head
+from featcal.models.run import Run
+
+START = 0.3
+
+
+def adamerging(
+    run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: AdaMerging
+) -> tuple[Weights, dict[str, Any]]:
+    """Merge the experts; with the coefficients by task and tensor, and the entropy on all samples before and after.
+
+    A gradient passes through all layers, and every step needs all task vectors: memory holds the tower three times and
+    once more for every expert.
+
+    Args:
+        experts: one expert pass per task; their batches are the samples.
+        heads: of `heads_of`, for a merged model.
+
+    Raises:
+        NumericalError: the entropy is not finite.
+    """
+    names = run.adapter.tower
+    merge = Merge(run, experts)
+    tasks = [samples_of(one) for one in experts.values()]
+    samples = [one for own in tasks for one in own]
+    optimizer = torch.optim.Adam([merge.coefficients], lr=options.rate)
+    with walking(run.adapter), run.seconds(options.kind):
+        before = _entropy(run, merge.tensors(), samples, heads)
+        for step, few in enumerate(drawn(tasks, options.steps, options.batch, options.seed)):
+            run.progress(options.kind, step, options.steps)
+            tensors = {name: tensor.requires_grad_() for name, tensor in merge.tensors().items()}
+            with torch.enable_grad():
+                _entropy(run, tensors, [one for own in few for one in own], heads)
+            merge.coefficients.grad = merge.gradient(tensors)
+            optimizer.step()
+        found = merge.tensors()
+        after = _entropy(run, found, samples, heads)
+        run.progress(options.kind, options.steps, options.steps)
+    under = averaged(run, experts)
+    stored = {name: tensor.to(under.info[name].dtype) for name, tensor in found.items()}
+    account = {
+        "coefficients": {
+            task: dict(zip(names, row, strict=True))
+            for task, row in zip(experts, merge.coefficients.tolist(), strict=True)
+        },
+        "split": options.split,
+        "entropy_before": before,
+        "entropy": after,
+    }
+    return Overlay(f"merged model ({options.kind})", under, stored), account
+
+
+class Merge:
+    """A merge by coefficients, with what their gradient needs."""
+
+    def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
+        def placed(weights: Weights) -> dict[str, Tensor]:
+            return run.compute.place(weights.read(run.adapter.tower))
+
+        self._base = placed(run.base)
+        self._vectors = [
+            {name: tensor - self._base[name] for name, tensor in placed(one.weights).items()}
+            for one in experts.values()
+        ]
+        self.coefficients = torch.full((len(experts), len(self._base)), START, dtype=torch.float64)
+        """`[tasks, tensors]`"""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """theta, made anew."""
+        found = {}
+        for k, (name, base) in enumerate(self._base.items()):
+            found[name] = base.clone()
+            for vectors, own in zip(self._vectors, self.coefficients[:, k].tolist(), strict=True):
+                found[name].add_(vectors[name], alpha=own)
+        return found
+
+    def gradient(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, "tasks tensors"]:
+        """Of the coefficients, out of that of the merged tensors; 0 for a tensor that the loss does not depend on."""
+        found = torch.zeros_like(self.coefficients)
+        for k, (name, tensor) in enumerate(tensors.items()):
+            own = tensor.grad
+            if own is not None:
+                for i, vectors in enumerate(self._vectors):
+                    found[i, k] = float((vectors[name] * own).sum())
+        return found
+
+
+def _entropy(
+    run: Run, tensors: Mapping[str, Tensor], samples: Sequence[Sample], heads: Mapping[str, Head | None]
+) -> float:
+    """Entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients are enabled
+    its own is added to those of the tensors."""
+    total, counts = 0.0, Counter(one.task for one in samples)
+    for batch, some in alike(samples):
+        features, parts = final(run, tensors, batch), []
+        for task, rows in groupby(range(len(some)), key=lambda row: some[row].task):
+            logs = log_probabilities(run, tensors, features[[*rows]], heads[task])
+            parts.append(-(logs.exp() * logs).sum() / counts[task])
+        part = torch.stack(parts).sum()
+        if part.requires_grad:
+            torch.autograd.backward(part)
+        total += float(part.detach())
+    if not math.isfinite(total):
+        raise NumericalError(f"adamerging: the entropy is {total}; lower the rate")
+    return total

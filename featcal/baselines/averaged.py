@@ -1,0 +1,17 @@
+"""The mean of the experts: what baselines leave where they have nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from featcal.mergers.recipe import RecipeWeights
+from featcal.models.lane import ExpertPass
+from featcal.models.run import Run
+from featcal.schema.recipe import MergeRecipe
+
+
+def averaged(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
+    """Simple Averaging of the experts; of the base the dtype counts."""
+    models = {task: one.weights for task, one in experts.items()}
+    recipe = MergeRecipe(method="simple-averaging")
+    return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)

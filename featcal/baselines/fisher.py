@@ -1,0 +1,110 @@
+"""Fisher merging: every parameter is the experts' average, weighted by how much their predictions depend on it
+(Matena, Raffel, Merging Models with Fisher-Weighted Averaging, arXiv 2111.09832).
+
+    theta = sum_i F_i theta_i / sum_i F_i,    F_i = mean over x of E_{y ~ p_i(y | x)} (d log p_i(y | x) / d theta)^2,
+
+entry by entry: the diagonal of the Fisher information, of every expert on samples of its own task. The expectation is
+over the expert's own predictions, so no labels are needed; of text y is the first token of the answer. The gradient is
+squared sample by sample and label by label. Where nothing depends on a parameter, in any expert, it is their mean.
+
+Of up to `labels` labels the expectation is exact; of more, the most probable ones count with their probabilities, and
+one that is drawn among the others stands for all of these, which leaves the estimate unbiased. The paper's weights of
+the experts are 1 here. FusionBench squares one gradient per batch of 32, that of sum_x sum_y sqrt(p) log p, in which
+products of different samples and labels stay; adds 1e-6; and divides by the norm of F_i, as `normalize` does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from featcal.baselines.averaged import averaged
+from featcal.baselines.gradients import final, log_probabilities, samples_of
+from featcal.baselines.options import Fisher
+from featcal.errors import NumericalError
+from featcal.formats.weights import Overlay, Weights, all_finite
+from featcal.models.adapter import walking
+from featcal.models.lane import ExpertPass
+from featcal.models.model import Head, mapped
+from featcal.models.run import Run
+
+
+def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:
+    """Merge the experts; the base counts for its dtype alone.
+
+    A gradient passes through all layers, so memory holds whole towers: an expert's three times (weights, gradient,
+    information) and two sums over experts in float64.
+
+    Args:
+        experts: one expert pass per task; their batches are the samples.
+        heads: of `heads_of`, for the experts.
+
+    Raises:
+        NumericalError: an expert's information is not finite.
+    """
+    average, names = averaged(run, experts), run.adapter.tower
+    mean = {name: tensor.to(run.compute.device, torch.float64) for name, tensor in average.read(names).items()}
+    mass, moved = ({name: torch.zeros_like(tensor) for name, tensor in mean.items()} for _ in range(2))
+    with walking(run.adapter), run.seconds(options.kind):
+        for done, (task, one) in enumerate(experts.items()):
+            run.progress(options.kind, done, len(experts))
+            tensors = {
+                name: t.detach().requires_grad_() for name, t in run.compute.place(one.weights.read(names)).items()
+            }
+            found = information(run, one, tensors, heads[task], options)
+            if not all(all_finite(tensor) for tensor in found.values()):
+                raise NumericalError(f"{options.kind}: the Fisher information of expert '{task}' is not finite")
+            scale = _norm(found) if options.normalize else 1.0
+            for name, values in found.items():
+                weight = values.double() / (scale or 1.0)
+                mass[name] += weight
+                moved[name] += weight * (tensors[name].detach().double() - mean[name])
+        run.progress(options.kind, len(experts), len(experts))
+    stored = average.read(names)
+    merged = {name: mean[name] + moved[name] / mass[name].where(mass[name] > 0, 1) for name in names}
+    return Overlay(f"merged model ({options.kind})", average, {n: t.to(stored[n]) for n, t in merged.items()})
+
+
+def information(
+    run: Run, one: ExpertPass, tensors: Mapping[str, Tensor], head: Head | None, options: Fisher
+) -> dict[str, Tensor]:
+    """F of one expert on its samples, by tensor.
+
+    Args:
+        tensors: of the expert's tower, as the forward takes them, with gradients.
+    """
+    total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    generator = torch.Generator().manual_seed(options.seed)
+    samples, wanted = samples_of(one), [*tensors.values()]
+    for sample in samples:
+        with torch.enable_grad():
+            features = mapped(one.weights, one.task, final(run, tensors, sample.inputs))
+            logs = log_probabilities(run, tensors, features, head)[0]
+        labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
+        for label, share in zip(labels.tolist(), shares.tolist(), strict=True):
+            chosen = torch.zeros_like(logs).index_fill(0, torch.tensor(label, device=logs.device), 1)
+            gradients = torch.autograd.grad(logs, wanted, chosen, retain_graph=True, allow_unused=True)
+            for name, gradient in zip(total, gradients, strict=True):
+                if gradient is not None:
+                    total[name].addcmul_(gradient, gradient, value=share / len(samples))
+    return total
+
+
+def labels_of(
+    p: Float[Tensor, " c"], most: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " l"], Float[Tensor, " l"]]:
+    """Labels and their shares of an expectation over p: all of them, or the most probable and one of the others."""
+    if len(p) <= most:
+        return torch.arange(len(p)), p
+    top = p.topk(most - 1).indices
+    rest = p.index_fill(0, top, 0)
+    mass = rest.sum()
+    other = torch.multinomial(rest if mass > 0 else torch.ones_like(rest), 1, generator=generator)
+    return torch.cat([top, other]), torch.cat([p[top], mass[None]])
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    return float(torch.stack([tensor.double().norm() for tensor in tensors.values()]).norm())

@@ -1,0 +1,55 @@
+"""Studies → plotly figures."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from featcal.figures.names import label, shorten
+from featcal.figures.theme import COLOUR, SYMBOL, finish
+
+_GROUPS = (
+    ("the task at inference, modules per task", COLOUR["expert"], SYMBOL["expert"]),
+    ("samples and training", COLOUR["merged"], SYMBOL["merged"]),
+    ("samples", COLOUR["calibrated"], SYMBOL["calibrated"]),
+    ("the models alone", COLOUR["base"], SYMBOL["base"]),
+)
+"""What methods need → colour and symbol; the first that holds."""
+
+
+def leaderboard(frame: pd.DataFrame) -> go.Figure:
+    """One line per method of `study_tables.method_table` that has scores, the best on top: average with its 95 %
+    interval over seeds, coloured by what the method needs."""
+    scored = frame[frame["average"].notna()].sort_values("average", kind="stable")
+    figure = go.Figure()
+    names = [label(shorten(str(one), 48)) for one in scored["method"]]
+    for place, (name, shade, symbol) in enumerate(_GROUPS):
+        mine = [number for number, row in enumerate(scored.to_dict("records")) if _group(row) == place]
+        if not mine:
+            continue
+        rows = scored.iloc[mine]
+        figure.add_scatter(
+            x=rows["average"],
+            y=[names[one] for one in mine],
+            error_x={"array": rows["interval"].fillna(0.0).tolist(), "color": shade, "thickness": 1.5},
+            name=f"needs {name}",
+            mode="markers",
+            marker={"color": shade, "symbol": symbol, "size": 10},
+            text=[_said(row) for row in rows.to_dict("records")],
+            hovertemplate="%{y}<br>%{text}<extra></extra>",
+        )
+    figure.update_xaxes(title="average over tasks, %")
+    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    return finish(figure, 160 + 22 * len(scored))
+
+
+def _group(row: dict[str, object]) -> int:
+    return 0 if row["task"] else 1 if row["training"] and row["samples"] else 2 if row["samples"] else 3
+
+
+def _said(row: dict[str, object]) -> str:
+    """What hovering says of a method."""
+    return (
+        f"average {row['average']:.1f} %, worst task {row['worst']:.1f} % ({label(str(row['worst task']))})"
+        f"<br>drift {row['drift']:.2f}, {row['CPU s']:.1f} s of the processor"
+    )

@@ -1,0 +1,279 @@
+"""Decoder-only language models: one adapter for all, told by a row of facts (`decoder_facts`)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
+from featcal.models.attention import choose_attention
+from featcal.models.decoder_facts import SETTINGS, DecoderFacts, DecoderPart
+from featcal.models.language import (
+    LanguageModel,
+    answer_position,
+    as_weights,
+    library_logits,
+    masked,
+    random_tokens,
+    without_cache,
+)
+from featcal.models.standing_in import capture_calls
+
+_ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+class DecoderStage(Stage):
+    """Token ids → embeddings → decoder blocks.
+
+    Masks and positions are captured for every block: those with a window, or with positions of their own, get theirs.
+    """
+
+    name = "decoder"
+
+    def __init__(self, model: Any, facts: DecoderFacts) -> None:
+        self._facts = facts
+        self._stack = model.get_submodule(facts.stack)
+        blocks, norm = f"{facts.stack}.{facts.blocks}", f"{facts.stack}.{facts.norm}"
+        listed = model.get_submodule(blocks)
+        self.blocks = tuple(Block(f"{blocks}.{i}", block) for i, block in enumerate(listed))
+        names = (name for name, _ in self._stack.named_parameters())
+        behind = (f"{facts.blocks}.", f"{facts.norm}.")
+        self.outer = tuple(f"{facts.stack}.{name}" for name in names if not name.startswith(behind))
+        last = type(model.get_submodule(norm))
+        self.norm = None if issubclass(last, nn.LayerNorm) else last
+        self.norm_offset, self.head_axis = facts.norm_offset, facts.head_axis
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        call = capture_calls(self._stack, self.blocks, own, input_ids=ids, attention_mask=mask, use_cache=False)
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        return "tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer.
+
+        A text that is all answer, without a prompt, counts as a whole.
+        """
+        attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
+        if not options.completion_only or answer is None or attended is None:
+            return as_weights(attended)
+        predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
+        whole = (answer == attended).all(1, keepdim=True)
+        return as_weights(torch.where(whole, attended, predicting))
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+    def part(self, module: str) -> str:
+        found = (part.name for part in self._facts.parts if module.startswith(f"{part.module}."))
+        return next(found, "block")
+
+    def sharing(self, index: int) -> Sequence[Sequence[str]]:
+        linears = self.blocks[index].linears
+        shared = [names for names in self._facts.shared if set(names) <= linears.keys()]
+        together = {name for names in shared for name in names}
+        return [*shared, *((name,) for name in linears if name not in together)]
+
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        """As the facts have them: state + post_norm(module(norm(state)))."""
+        return {part.name: partial(self._through, block, tensors, part) for part in self._facts.parts}
+
+    def _through(self, block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:
+        run = partial(block.run_part, tensors)
+        given = run(part.norm, call.hidden) if part.norm else call.hidden
+        known = _named(block.module, call.at(block.name))
+        output = run(part.module, given, **_taken(block.module.get_submodule(part.module), known))
+        added = output[0] if isinstance(output, tuple) else output
+        return call.on(call.hidden + (run(part.post_norm, added) if part.post_norm else added))
+
+
+class Decoder(LanguageModel):
+    """A decoder-only model with its language-modelling head, which is never calibrated, tied to the embedding or not.
+
+    A subclass for every row of facts (`adapter_of`).
+    """
+
+    modality = "causal"
+    head = ()
+    facts: DecoderFacts
+    config_class: Any
+    model_class: Any
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        facts = self.facts
+        self._config = self.config_class(**config)
+        self._device, self._tied = device, bool(self._config.tie_word_embeddings)
+        self._head, self._embedding = f"{facts.head}.weight", f"{facts.stack}.{facts.embedding}.weight"
+        self.model = self.fresh()
+        choose_attention(self.model)
+        check_buffers(self.model)
+        self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.stages = (DecoderStage(self.model, facts),)
+        self.tower = tuple(name for name, _ in self.model.named_parameters())
+        self.aliases = {self._head: self._embedding} if self._tied else {}
+        self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
+        self.scoring = (self._embedding if self._tied else self._head,)
+        self._norm = f"{facts.stack}.{facts.norm}"
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{self._norm}."))
+        self.softcap = getattr(self._config, facts.softcap) if facts.softcap else None
+
+    def fresh(self) -> Any:
+        with torch.device("meta"):
+            model = self.model_class(copy.deepcopy(self._config))
+        if self._tied:
+            model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedding)
+        with self._device:
+            fill_buffers(model)
+        return model
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Normed state at the position that decides the first token of the answer."""
+        rows = torch.arange(len(call.hidden), device=call.hidden.device)
+        own = {name[len(self._norm) + 1 :]: tensors[name] for name in self.closing}
+        deciding = call.hidden[rows, answer_position(inputs)]
+        normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (deciding,), strict=True)
+        return normed
+
+    def probe(self) -> Batch:
+        ids = random_tokens(self.shapes()[self._embedding][0])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        return library_logits(self.model_class, folder, **inputs)[:, -1]
+
+    def misfit(self, inputs: Batch) -> str | None:
+        return super().misfit(inputs) or self._too_long(inputs) or self._mixed_ropes(inputs)
+
+    def _too_long(self, inputs: Batch) -> str | None:
+        """Why a text has no positions; None if all have theirs."""
+        if not self.facts.positions:
+            return None
+        rows = self.shapes()[f"{self.facts.stack}.{self.facts.positions}.weight"][0]
+        longest = inputs["input_ids"].shape[1]
+        return (
+            f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'" if longest > rows else None
+        )
+
+    def _mixed_ropes(self, inputs: Batch) -> str | None:
+        """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""
+        lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        for rope in ropes(self._config):
+            kind = rope["rope_type"]
+            if kind not in ("dynamic", "longrope"):
+                continue
+            limit: int = self._config.max_position_embeddings
+            if kind == "longrope":
+                limit = rope["original_max_position_embeddings"]
+            if longest <= limit or (kind == "longrope" and shortest > limit):
+                continue
+            return (
+                f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and texts reach from "
+                f"{shortest} to {longest} tokens: what one gives would depend on the others; cut them to at most "
+                f"{limit} ('max_length' of the task)"
+            )
+        return None
+
+    def canonical(self, stored: str) -> str | None:
+        if stored in self.aliases or stored.endswith(self.facts.dropped):
+            return None
+        inside = f"{self.facts.stack}.{stored}"
+        return inside if stored not in self.tower and inside in self.tower else stored
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """transformers 4 reads `rope_theta` and `rope_scaling`, not the `rope_parameters` of version 5; of two kinds of
+        blocks those with a window have their `rope_local_base_freq`."""
+        if config.get("rope_parameters") is None:
+            return dict(config), []
+        stated, said = dict(self._config.rope_parameters), dict(config)
+        if "rope_type" not in stated:
+            windowed = dict(stated.pop("sliding_attention", None) or {})
+            said["rope_local_base_freq"] = windowed.get("rope_theta")
+            stated = dict(stated["full_attention"])
+        rope = stated
+        kind = rope["rope_type"]
+        said["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            said["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        said["rope_scaling"] = None if kind == "default" else rope
+        why = "" if kind in _ROPES_OF_4 else f"version 4 has no rope type '{kind}'"
+        if kind == "longrope":  # version 4 looks for the length beside the scaling, and divides by it
+            original = said["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+            ratio = config.get("max_position_embeddings", self._config.max_position_embeddings) / original
+            if rope.get("attention_factor") is None and rope.get("factor") not in (None, ratio):
+                why = f"version 4 replaces the factor {rope['factor']:g} of this longrope by {ratio:g}"
+        return said, [f"needs transformers 5: {why}"] if why else []
+
+
+def adapter_of(facts: DecoderFacts) -> type[Decoder]:
+    """The adapter for one row.
+
+    Raises:
+        AttributeError: the installed transformers has no class of that name.
+    """
+    config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
+    own = {
+        "family": facts.model_type,
+        "facts": facts,
+        "config_class": config,
+        "model_class": model,
+        "classes": (model.__name__,),
+        "defaults": facts.defaults,
+    }
+    return type(f"Decoder of {facts.model_type}", (Decoder,), own)
+
+
+def fill_buffers(model: Any) -> None:
+    """Give buffers that no checkpoint holds their values on the current device: rotary frequencies, a factor of the
+    embedding. The library's own initialisation computes them; parameters stay on meta.
+
+    Raises:
+        ValueError: one of them would be stored in a checkpoint, so its values are the model's and not the library's.
+    """
+    stored = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
+    if stored:
+        raise ValueError(f"buffers that belong to a checkpoint: {', '.join(sorted(stored))}")
+    for module in model.modules():
+        own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+        for name, buffer in own.items():
+            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
+        if own:
+            with torch.no_grad():
+                model._init_weights(module)
+
+
+def ropes(config: Any) -> list[Mapping[str, Any]]:
+    """Every set of rotary settings that a configuration has: none, one, or one per kind of block."""
+    stated = getattr(config, "rope_parameters", None) or {}
+    return [stated] if "rope_type" in stated else [one for one in stated.values() if one]
+
+
+def _named(module: nn.Module, call: Call) -> dict[str, Any]:
+    """What a block is given beside its state, by the names that its own forward has for it."""
+    bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    found = dict(bound.arguments)
+    rest = [p.name for p in bound.signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+    found |= {name: value for one in rest for name, value in found.pop(one, {}).items()}
+    found.pop(next(iter(bound.signature.parameters)))
+    return found
+
+
+def _taken(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these arguments, those that a module of the block takes."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return dict(given)
+    return {one.name: given[one.name] for one in parameters if one.name in given}

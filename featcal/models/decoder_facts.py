@@ -1,0 +1,140 @@
+"""What featcal must be told of a decoder-only architecture: a row of facts each, and the rows that it comes with.
+
+A row names things of the library's own classes and repeats none of their computations. What can be seen in the model
+itself (widths, biases, which norm a class is, masks and positions of single blocks) is seen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DecoderPart:
+    """One residual part of a block: state + post_norm(module(norm(state)))."""
+
+    name: str
+    """As tables have it: "attention" or "mlp"."""
+    module: str
+    """Its name inside the block. Of what the block is called with it takes what its own forward has names for."""
+    norm: str = ""
+    """The norm in front of the module; empty where there is none."""
+    post_norm: str = ""
+    """The norm on what the module gives, before that enters the stream. The output of the module's last map is then not
+    what is added to the stream, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
+
+
+PRE_NORM = (
+    DecoderPart("attention", "self_attn", "input_layernorm"),
+    DecoderPart("mlp", "mlp", "post_attention_layernorm"),
+)
+POST_NORM = (
+    DecoderPart("attention", "self_attn", post_norm="post_attention_layernorm"),
+    DecoderPart("mlp", "mlp", post_norm="post_feedforward_layernorm"),
+)
+BOTH_NORMS = (
+    DecoderPart("attention", "self_attn", "input_layernorm", "post_attention_layernorm"),
+    DecoderPart("mlp", "mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
+QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
+GATED = ("mlp.gate_proj", "mlp.up_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderFacts:
+    """One decoder-only architecture of transformers, or of somebody's own in its manner."""
+
+    model_type: str
+    """As `config.json` says it."""
+    config: str | type
+    """Class of its configuration: a name in transformers, or the class itself."""
+    model: str | type
+    """Class of the whole model with its language-modelling head, likewise."""
+    parts: tuple[DecoderPart, ...] = PRE_NORM
+    """The residual parts of a block in order, which together are the block."""
+    shared: tuple[tuple[str, ...], ...] = (QKV, GATED)
+    """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own.
+    Estimates count with it; a run finds out itself."""
+    stack: str = "model"
+    """Module of the whole model that holds embeddings, blocks and the last norm."""
+    blocks: str = "layers"
+    """The list of blocks inside the stack."""
+    embedding: str = "embed_tokens"
+    """The token embedding inside the stack."""
+    positions: str = ""
+    """Table of learned positions inside the stack; no text may be longer than it."""
+    norm: str = "norm"
+    """The last norm inside the stack."""
+    head: str = "lm_head"
+    """The head of the whole model, without a bias, tied to the embedding or not."""
+    norm_offset: float = 0.0
+    """What scale-only norms add to their stored weight: 1 where they are (1 + weight) * z."""
+    head_axis: int | None = None
+    """Axis of the heads where norms act on each head's part of queries and keys: 2 of `[batch, tokens, heads, width]`,
+    1 of `[batch, heads, tokens, width]`."""
+    softcap: str = ""
+    """Option of the configuration that bounds the scores of tokens: cap * tanh(scores / cap)."""
+    settings: tuple[str, ...] = ()
+    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    dropped: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    """How names of stored tensors end that carry no information."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
+    """Options of a calibration; left out they are the paper's for Llama."""
+
+
+SETTINGS = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "rope_parameters",
+    "attention_bias", "mlp_bias", "layer_types", "sliding_window", "use_sliding_window", "hidden_activation",
+    "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
+)  # fmt: skip
+"""Options of configurations that change the forward without changing a shape, wherever an architecture has them."""
+
+FACTS = (
+    DecoderFacts(model_type="llama", config="LlamaConfig", model="LlamaForCausalLM"),
+    DecoderFacts(model_type="mistral", config="MistralConfig", model="MistralForCausalLM"),
+    DecoderFacts(model_type="qwen2", config="Qwen2Config", model="Qwen2ForCausalLM"),
+    DecoderFacts(model_type="qwen3", config="Qwen3Config", model="Qwen3ForCausalLM", head_axis=2),
+    DecoderFacts(model_type="gemma", config="GemmaConfig", model="GemmaForCausalLM", norm_offset=1.0),
+    DecoderFacts(
+        model_type="gemma2",
+        config="Gemma2Config",
+        model="Gemma2ForCausalLM",
+        parts=BOTH_NORMS,
+        norm_offset=1.0,
+        softcap="final_logit_softcapping",
+    ),
+    DecoderFacts(
+        model_type="gemma3_text",
+        config="Gemma3TextConfig",
+        model="Gemma3ForCausalLM",
+        parts=BOTH_NORMS,
+        norm_offset=1.0,
+        head_axis=1,
+        softcap="final_logit_softcapping",
+    ),
+    DecoderFacts(model_type="phi3", config="Phi3Config", model="Phi3ForCausalLM", shared=()),
+    DecoderFacts(
+        model_type="gpt2",
+        config="GPT2Config",
+        model="GPT2LMHeadModel",
+        parts=(DecoderPart("attention", "attn", "ln_1"), DecoderPart("mlp", "mlp", "ln_2")),
+        shared=(),
+        stack="transformer",
+        blocks="h",
+        embedding="wte",
+        positions="wpe",
+        norm="ln_f",
+        settings=(
+            "layer_norm_epsilon", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+        ),
+        dropped=(".attn.bias", ".attn.masked_bias"),
+    ),
+    DecoderFacts(
+        model_type="smollm3", config="SmolLM3Config", model="SmolLM3ForCausalLM", settings=("no_rope_layers",)
+    ),
+    DecoderFacts(model_type="olmo2", config="Olmo2Config", model="Olmo2ForCausalLM", parts=POST_NORM),
+    DecoderFacts(model_type="olmo3", config="Olmo3Config", model="Olmo3ForCausalLM", parts=POST_NORM),
+)  # fmt: skip
+"""The architectures that featcal comes with, each tested (docs/architectures.md)."""

@@ -1,0 +1,89 @@
+"""The library's own language model, whole, for what is generated token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+from torch.nn.utils.rnn import pad_sequence
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A language model of transformers that answers prompts."""
+
+    model: Any
+    encodes: bool
+    """Whether the prompt goes to an encoder; otherwise the answer goes on from it."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end an answer; none where the model names none."""
+        named = self.model.generation_config.eos_token_id
+        if named is None:
+            named = self.model.config.eos_token_id
+        return frozenset([] if named is None else named if isinstance(named, list) else [named])
+
+    def answers(self, batch: Mapping[str, Tensor], **options: Any) -> Tensor:
+        """New token ids `[batch, new]`.
+
+        Args:
+            options: of transformers' `generate`.
+        """
+        if self.encodes:
+            ids, mask = batch["input_ids"], batch["attention_mask"]
+        else:
+            ids, mask = prompts(batch)
+        produced: Tensor = self.model.generate(ids, attention_mask=mask, **options)
+        return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
+
+    @torch.no_grad()
+    def log_probabilities(self, batch: Mapping[str, Tensor], answers: Sequence[Tensor]) -> list[Tensor]:
+        """Of every token of the vocabulary at every position of the given answers, by teacher forcing.
+
+        Args:
+            answers: token ids `[tokens]`, one tensor for each prompt of the batch, on its device.
+
+        Returns:
+            `[tokens, vocabulary]` float32 for each.
+        """
+        if self.encodes:
+            labels = pad_sequence(list(answers), batch_first=True, padding_value=0)
+            given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
+            starts = [0] * len(answers)
+        else:
+            ids, mask = prompts(batch)
+            own = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+            rows = [torch.cat([prompt, answer]) for prompt, answer in zip(own, answers, strict=True)]
+            padded = pad_sequence(rows, batch_first=True)
+            lengths = torch.tensor([len(row) for row in rows], device=padded.device)
+            attended = (torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).long()
+            given = {"input_ids": padded, "attention_mask": attended}
+            starts = [len(prompt) - 1 for prompt in own]
+        logits = self.model(**given, use_cache=False).logits
+        return [
+            log_softmax(row[start : start + len(answer)].float(), dim=-1)
+            for row, start, answer in zip(logits, starts, answers, strict=True)
+        ]
+
+
+def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
+
+    Returns:
+        Token ids and attention mask, `[batch, tokens]`.
+    """
+    ids, kept = batch["input_ids"], batch["attention_mask"]
+    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
+        kept = kept * (1 - batch["completion_mask"])
+    width = int(kept.sum(1).max())
+    moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
+    for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
+        prompt = own[counted]
+        moved[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return moved, mask

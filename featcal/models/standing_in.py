@@ -1,0 +1,70 @@
+"""How the library's own forward calls every block, without computing any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from featcal.models.adapter import Block, Call, capture_call
+
+NOTHING = object()
+
+
+@contextmanager
+def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list[Call]]:
+    """Inside the `with`, blocks compute nothing: they note their calls, in order, and return `output`, or the state
+    that they were given where there is none."""
+    seen: list[Call] = []
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        seen.append(Call(args, kwargs))
+        return args[0] if output is NOTHING else output
+
+    forward: Callable[..., Any] = stand_in
+    for block in blocks:
+        block.module.forward = forward
+    try:
+        yield seen
+    finally:
+        for block in blocks:
+            del block.module.forward
+
+
+def capture_calls(model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], **inputs: Any) -> Call:
+    """How `model`'s own forward calls its blocks: the call of the first one, and of each other that is called with
+    other objects beside its state (`Call.apart`), such as the mask of a window or positions of its own.
+
+    What a block is given beside its state must not depend on states; `replay` holds that against the library.
+
+    Args:
+        model, tensors, inputs: as for `capture_call`.
+    """
+    *before, last = blocks
+    with standing_in(before) as seen:
+        call = capture_call(model, last.module, tensors, **inputs)
+    calls = [*seen, call]
+    apart = {
+        block.name: (call.args[1:], call.kwargs)
+        for block, call in zip(blocks, calls, strict=True)
+        if not same_beside(calls[0], call, lambda ours, theirs: ours is theirs)
+    }
+    return Call(calls[0].args, calls[0].kwargs, apart)
+
+
+def same_beside(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether two calls pass the same tensors and equal values otherwise, their states aside."""
+    found = (tree_flatten((call.args[1:], dict(call.kwargs))) for call in (ours, theirs))
+    (one, layout), (other, their_layout) = found
+    if layout != their_layout:
+        return False
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return same(a, b)
+        return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
+
+    return all(map(alike, one, other))

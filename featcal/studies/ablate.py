@@ -1,0 +1,59 @@
+"""What parts of a calibration are worth: the same calibration without one of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import PAPER, REFINED, idle_options
+from featcal.session import Session
+from featcal.studies.plan import Plan, points_of
+from featcal.studies.runner import EXPERT
+from featcal.studies.study import Study, study_of
+from featcal.words import exactly
+
+_SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RMSNorm scales", "rmsnorms"))
+
+
+def ablate(session: Session, plan: Plan) -> Study:
+    """Both recipes whole, then without one of their parts; the plan's own methods come first."""
+    points = plan.points([EXPERT, *plan.methods])
+    for recipe in (PAPER, REFINED):
+        for part, name in variants(session, recipe):
+            for point in points_of(name, plan.samples, plan.seeds):
+                points.append(replace(point, method=f"{recipe}: {part}"))
+    return study_of("ablate", session, plan.on, plan.run(session, points))
+
+
+def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
+    """What is changed of a recipe's defaults for the suite, and the name of the model.
+
+    Token weights are those of the last block's patch tokens; RMSNorm scales are our extension, off by default.
+    """
+    family = session.family
+    idle, own = idle_options(family.adapter), config_for(family, recipe=recipe)
+    changed: list[tuple[str, dict[str, str]]] = [("whole", {})]
+    for what, option in _SWITCHED:
+        before = getattr(own, option)
+        if option not in idle and before == (option != "rmsnorms"):
+            changed.append((what, {option: str(not before).lower()}))
+    if "patch_weight" not in idle:
+        changed.append(("all tokens alike", {"patch_weight": "1"}))
+    changed += [(f"{part} alone", {"maps": part}) for part in family.adapter.parts()]
+    changed += [("anchor at the merged model", {"rho": "1"}), ("deployed features alone", _without_alpha(recipe))]
+    changed.append(("expert features alone", {"alpha": "1"}))
+    if recipe == REFINED:
+        paper = asdict(config_for(family, recipe=PAPER))
+        as_paper = {name: exactly(paper[name]) for name in ("lam", "rho", "alpha")}
+        changed += [("refreshed, no stream targets", {"beta": "0"}), ("paper's options", {**as_paper, "beta": "0"})]
+    return [(what, _name(recipe, options)) for what, options in changed]
+
+
+def _without_alpha(recipe: str) -> dict[str, str]:
+    """Beta needs features of the experts."""
+    return {"alpha": "0", **({"beta": "0"} if recipe == REFINED else {})}
+
+
+def _name(recipe: str, options: dict[str, str]) -> str:
+    said = ",".join(f"{name}={value}" for name, value in {"recipe": recipe, **options}.items())
+    return f"calibrated:{said}"

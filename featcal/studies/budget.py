@@ -1,0 +1,26 @@
+"""How many calibration samples a method needs: Fig. 3 and Table 12 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from featcal.errors import InputError
+from featcal.session import Session
+from featcal.studies.plan import Plan
+from featcal.studies.runner import EXPERT, at
+from featcal.studies.study import Study, study_of
+
+COUNTS = (8, 16, 32, 64, 128, 256, 512)
+METHODS = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", "calibrated:recipe=refined")
+
+
+def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Study:
+    """Every method with every number of samples per task; a task that has fewer gives all it has.
+
+    Raises:
+        InputError: no number, one below 1, or a name that cannot be read.
+    """
+    if not counts or min(counts) < 1:
+        raise InputError("counts: give numbers of samples, at least 1 each")
+    points = [point for count in counts for point in at(plan.points([EXPERT, *plan.methods], count), samples=count)]
+    return study_of("budget", session, plan.on, plan.run(session, points))

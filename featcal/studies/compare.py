@@ -1,0 +1,28 @@
+"""The method table of a suite: every method on the same samples, with what it costs and what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from featcal.calibration.calibrate import config_for
+from featcal.session import Session
+from featcal.studies.names import ALL, everything
+from featcal.studies.plan import Plan
+from featcal.studies.runner import EXPERT
+from featcal.studies.study import Study, study_of
+
+
+def compare_methods(session: Session, plan: Plan) -> Study:
+    """Measure methods by their names, experts beside them; "all" stands for every method at its defaults.
+
+    Raises:
+        InputError: a name that cannot be read.
+    """
+    asked = [name for one in plan.methods for name in (every_method(session) if one == ALL else [one])]
+    full = replace(plan, methods=[EXPERT, *asked])
+    return study_of("compare", session, plan.on, full.run(session, full.points()))
+
+
+def every_method(session: Session) -> list[str]:
+    """Names of all methods at their defaults for a suite."""
+    return everything(config_for(session.family).rho)

@@ -1,0 +1,56 @@
+"""What calibration on corrupted pictures costs: Table 6 and Fig. 4 of the paper. Test pictures stay clean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+from featcal.errors import InputError
+from featcal.schema.source import CORRUPTIONS, Corruption
+from featcal.session import Session
+from featcal.studies.plan import Plan
+from featcal.studies.runner import EXPERT, at
+from featcal.studies.study import Study, study_of
+from featcal.suite import Suite
+
+METHODS = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", "calibrated:recipe=refined")
+SEVERITIES = (3,)
+CLEAN = "clean"
+
+
+def corrupt(
+    session: Session, plan: Plan, kinds: Sequence[str] = CORRUPTIONS, severities: Sequence[int] = SEVERITIES
+) -> Study:
+    """Every method on clean calibration pictures, then on every kind of corruption at every severity.
+
+    Raises:
+        InputError: samples that are no pictures as people see them, or no such kind or severity.
+    """
+    points = at(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
+    seeing = plan.points()
+    for kind, severity in product(kinds, severities):
+        family = replace(session.family, suite=corrupted(session.family.suite, kind, severity))
+        other = Session(family, one_shot=True)
+        points += [replace(point, of=other) for point in at(seeing, corruption=kind, severity=severity)]
+    return study_of("corrupt", session, plan.on, plan.run(session, points))
+
+
+def corrupted(suite: Suite, kind: str, severity: int) -> Suite:
+    """The same suite with its calibration pictures corrupted.
+
+    Raises:
+        InputError: as `corrupt`.
+    """
+    if kind not in CORRUPTIONS or severity not in range(1, 6):
+        raise InputError(f"{kind}, severity {severity}: kinds are {', '.join(CORRUPTIONS)}, severities 1 to 5")
+    tasks = {}
+    for name, task in suite.tasks.items():
+        source = task.calibration
+        if source is None or not source.pictures:
+            raise InputError(f"task '{name}': only pictures as people see them can be corrupted, not text or tensors")
+        worse = source.model_copy(
+            update={"corruption": Corruption.model_validate({"kind": kind, "severity": severity})}
+        )
+        tasks[name] = task.model_copy(update={"calibration": worse})
+    return suite.model_copy(update={"tasks": tasks})

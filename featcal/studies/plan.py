@@ -1,0 +1,84 @@
+"""What every study is told: which methods, seeds and samples, and where rows are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from featcal.errors import InputError
+from featcal.progress import Progress, silent
+from featcal.session import Session
+from featcal.studies.names import drawn
+from featcal.studies.rows import Rows
+from featcal.studies.runner import Point, Row, Views, run
+from featcal.views import View
+
+SEEDS = (42, 43, 44)
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a study is made.
+
+    Args:
+        methods: names of models; what a name does not say of samples and seed is `samples` and each of `seeds`.
+        on: the samples that models are measured on.
+        rows: where finished rows are kept and found again; left out, in the user's cache folder.
+        progress: told the rows that are done.
+
+    Raises:
+        InputError: no method, no seed, or samples below 1.
+    """
+
+    methods: Sequence[str]
+    seeds: Sequence[int] = SEEDS
+    samples: int = SAMPLES
+    on: Views = Views()  # noqa: RUF009 - a tuple
+    rows: Rows | None = None
+    progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise InputError("methods: name at least one model")
+        if not self.seeds:
+            raise InputError("seeds: give at least one")
+        if self.samples < 1:
+            raise InputError(f"samples is {self.samples}; at least one is needed")
+
+    def points(self, methods: Sequence[str] | None = None, samples: int | None = None) -> list[Point]:
+        """Methods with every seed; one point of a method in which no seed has a part.
+
+        Args:
+            methods, samples: in place of the plan's own.
+
+        Raises:
+            InputError: a name that cannot be read.
+        """
+        count = self.samples if samples is None else samples
+        named = list(dict.fromkeys(self.methods if methods is None else methods))
+        return [point for name in named for point in points_of(name, count, self.seeds)]
+
+    def run(self, session: Session, points: Sequence[Point]) -> list[Row]:
+        """Measure points on a suite."""
+        return run(session, points, self.on, rows=self.rows, progress=self.progress)
+
+
+def points_of(method: str, samples: int, seeds: Sequence[int]) -> list[Point]:
+    """A method with every seed; one point where no seed has a part in it.
+
+    Raises:
+        InputError: a name that cannot be read.
+    """
+    if drawn(method, samples, 0) == drawn(method, samples, 1):
+        return [Point(method, drawn(method, samples, 0))]
+    return [Point(method, drawn(method, samples, seed), seed) for seed in seeds]
+
+
+def views(samples: int | None, split: str = "test") -> Views:
+    """Scores on so many samples of a split (None: all), features where a suite measures them.
+
+    >>> views(None).scores.split
+    'test'
+    """
+    return Views(View(samples, split), View())

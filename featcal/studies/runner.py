@@ -1,0 +1,228 @@
+"""Measures models of a suite alike, one after the other; what was measured before is not measured again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featcal.calibration.config import IDLE, CalibrationConfig
+from featcal.errors import FeatcalError, NoScores, NumericalError
+from featcal.formats.weights import Overlay, Weights
+from featcal.model_ids import ModelId, spelled
+from featcal.progress import Progress, silent
+from featcal.recording import hash_of
+from featcal.runs import History, TaskValue, made_by
+from featcal.schema.model_name import FITTED, model_name, reference_in
+from featcal.session import Session
+from featcal.studies.meter import Cost, metered
+from featcal.studies.needs import needs
+from featcal.studies.rows import Found, Rows, Spent, settled
+from featcal.suite_files import model_stamp
+from featcal.views import View
+
+EXPERT = "expert"
+"""Every expert on its own task: what scores are a share of."""
+_OF_ALL = ("total", "samples")
+"""Stages of a record that are no part of it, or that a session has taken out of it."""
+Make = Callable[[Session, CalibrationConfig], Weights]
+
+
+class Views(NamedTuple):
+    """The samples that models are measured on; those of scores are never calibrated on."""
+
+    scores: View = View(None, "test")
+    features: View = View(64)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model of a study."""
+
+    method: str
+    """What it is called whatever its samples and seed are."""
+    model: str
+    """Its whole name, as `--model` takes it."""
+    seed: int | None = None
+    """None where none has a part in it."""
+    at: Mapping[str, str | int | float] = field(default_factory=dict)
+    """Where in the study it stands, such as 8 samples."""
+    of: Session | None = None
+    """The suite that it is made of, if not the one that it is measured on."""
+    made: str = ""
+    """How it is made of its name, if not as everywhere; then `make` does it."""
+    make: Make | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point and what was measured of it."""
+
+    point: Point
+    needs: tuple[str, ...]
+    found: Found
+
+    @property
+    def method(self) -> str:
+        return self.point.method
+
+    @property
+    def mean(self) -> float:
+        """Unweighted mean score over tasks, 0-1; NaN without scores."""
+        return _mean([one.value for one in self.found.scores.values()])
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `rows` in the document of a study."""
+        point = self.point
+        said = {"method": point.method, "model": point.model, "seed": point.seed, "at": dict(point.at)}
+        return {**said, "needs": list(self.needs), **asdict(self.found)}
+
+
+def run(
+    session: Session,
+    points: Sequence[Point],
+    on: Views = Views(),  # noqa: B008 - a tuple
+    *,
+    rows: Rows | None = None,
+    history: History | None = None,
+    progress: Progress = silent,
+) -> list[Row]:
+    """Make every model and measure it; each row is on disk before the next one begins.
+
+    A method that cannot be used is a row that says why.
+
+    Args:
+        rows: where finished rows are kept; left out, in the user's cache folder.
+        history: counts looks at the test split; left out, the user's own.
+        progress: told the rows that are done; it may raise to end the work there.
+    """
+    rows, history = rows or Rows(), history or History()
+    found = []
+    for done, point in enumerate(points):
+        progress("models", done, len(points))
+        found.append(_row(session, point, on, rows, history))
+    progress("models", len(points), len(points))
+    return found
+
+
+def _row(session: Session, point: Point, on: Views, rows: Rows, history: History) -> Row:
+    needed = needs(point.model, session.family.adapter.modality)
+    of = point.of or session
+    try:
+        named = of.named(point.model)
+    except FeatcalError as error:
+        return Row(point, needed, _failed(str(error)))
+    identity = _identity(session, point, named, on)
+    known = rows.get(hash_of(session), identity)
+    if known is None:
+        known, final = _measured(session, point, named, on)
+        if known.scores and on.scores.split == "test":
+            history.look(hash_of(session), spelled(named, of.family), "a study")
+        if final:
+            rows.put(hash_of(session), identity, known)
+    return Row(point, needed, known)
+
+
+def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict[str, Any]:
+    """Tells rows of one suite apart: the model with all its options, the samples, and who measures."""
+    family = (point.of or session).family
+    model: Any = spelled(named, family)
+    if isinstance(named, CalibrationConfig):
+        model = {name: value for name, value in asdict(named).items() if name not in IDLE}
+    views = [[one.split or session.split, one.samples, one.seed] for one in on]
+    device = family.compute.device.type
+    of = None if point.of is None else hash_of(point.of)
+    reference = reference_in(point.model)
+    files = () if reference is None else model_stamp(reference, Path.cwd())
+    said = {"model": model, "files": files, "made": point.made, "of": of, "views": views, "by": made_by(device)}
+    tuples_as_lists: dict[str, Any] = _plain(said)
+    return tuples_as_lists
+
+
+def _measured(session: Session, point: Point, named: ModelId, on: Views) -> tuple[Found, bool]:
+    """What there is to say of a model, and whether it will be the same the next time."""
+    try:
+        weights, making, stages = _made(point.of or session, point, named)
+        scores, scoring = _scored(session, weights, on.scores)
+        drift, cosine, walking = _apart(session, weights, on.features)
+    except FeatcalError as error:
+        return _failed(str(error)), True
+    except MemoryError as error:
+        return _failed(f"it needs more memory than there is: {error}"), False
+    seconds = {"make": making, "score": scoring, "drift": walking}
+    spent = {stage: Spent(cost.wall, cost.cpu) for stage, cost in seconds.items()}
+    return settled(Found(scores, drift, cosine, spent, stages, making.peak_bytes)), True
+
+
+def _failed(why: str) -> Found:
+    return Found({}, {}, {}, {}, {}, None, why)
+
+
+def _made(of: Session, point: Point, named: ModelId) -> tuple[ModelId, Cost, dict[str, float]]:
+    """A model with every tensor that is computed with in memory, what that cost, and by stage where its record says."""
+    if named == EXPERT:
+        return named, Cost(), {}
+    maker = Session(of.family, one_shot=True)  # which finds nothing that another model has left
+    with metered() as cost:
+        weights, stages = _weights(maker, point, named)
+        held = Overlay(weights.label, weights, weights.read(of.family.adapter.tower))
+    return held, cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
+
+
+def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Mapping[str, Any]]:
+    if point.make is not None:
+        assert isinstance(named, CalibrationConfig)
+        return point.make(maker, named), {}
+    if isinstance(named, CalibrationConfig):
+        result = maker.calibrated(named)
+        return result.weights, result.record["seconds"]
+    if isinstance(named, str) and model_name(named).kind in FITTED:
+        fitted = maker.fitted(named)
+        return fitted.weights, fitted.record["seconds"]
+    return maker.weights(named), {}
+
+
+def _scored(session: Session, model: ModelId, view: View) -> tuple[dict[str, TaskValue], Cost]:
+    """Scores by task; none where the samples have no labels."""
+    with metered() as cost:
+        try:
+            scores = session.scores(model, view).tasks
+        except NoScores:
+            scores = {}
+    return {task: TaskValue(one.metric, one.value, one.n) for task, one in scores.items()}, cost
+
+
+def _apart(session: Session, model: ModelId, view: View) -> tuple[dict[str, float], dict[str, float], Cost]:
+    """Relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
+
+    Raises:
+        NumericalError: a drift that is not finite.
+    """
+    if model == EXPERT:
+        return dict.fromkeys(session.tasks, 0.0), dict.fromkeys(session.tasks, 1.0), Cost()
+    with metered() as cost:
+        tasks = session.features(model, view).tasks
+    drift = {task: one.layers[-1].relative_drift for task, one in tasks.items()}
+    cosine = {task: float(one.cosine.mean()) for task, one in tasks.items()}
+    for task, value in drift.items():
+        if not (math.isfinite(value) and math.isfinite(cosine[task])):
+            raise NumericalError(f"task '{task}': the relative final drift is {value}, the cosine {cosine[task]}")
+    return drift, cosine, cost
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, so that what is written and what is asked for are the same."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def at(points: Sequence[Point], **place: str | int | float) -> list[Point]:
+    """The same points somewhere else in a study."""
+    return [replace(point, at={**point.at, **place}) for point in points]

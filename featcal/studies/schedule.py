@@ -1,0 +1,73 @@
+"""What the forward order is worth: the same closed form on features that are not those of the deployed model.
+
+Forward order is Algorithm 1. "stale" fits every block behind a block that is still the merged one, "parallel" fits all
+blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
+(`Session.sources`); here whole models are made of it and scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from featcal.calibration.calibrate import calibrate, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.errors import InputError
+from featcal.formats.weights import Overlay, Weights
+from featcal.models.lane import Kept
+from featcal.schema.model_name import model_name
+from featcal.session import Session
+from featcal.studies.plan import Plan
+from featcal.studies.runner import EXPERT, Make, at
+from featcal.studies.study import Study, study_of
+
+METHODS = ("calibrated", "calibrated:recipe=refined")
+FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
+
+
+def schedule(session: Session, plan: Plan) -> Study:
+    """Every calibration in every order.
+
+    Raises:
+        InputError: a method that is no calibration.
+    """
+    others = [name for name in plan.methods if model_name(name).kind != "calibrated"]
+    if others:
+        raise InputError(f"methods: {', '.join(others)} is no calibration; orders are of calibrated:OPTIONS alone")
+    points = plan.points([EXPERT, "merged"])
+    for order in SCHEDULES:
+        make: Make | None = None if order == FORWARD else _maker(order)
+        here = at(plan.points(), schedule=order)
+        points += [replace(point, made="" if make is None else order, make=make) for point in here]
+    return study_of("schedule", session, plan.on, plan.run(session, points))
+
+
+def _maker(order: str) -> Make:
+    def make(session: Session, config: CalibrationConfig) -> Weights:
+        return behind(session, config, 1 if order == STALE else len(session.family.adapter.blocks()))
+
+    return make
+
+
+def behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:
+    """The merged model with every block fitted while the `lag` blocks before it are still the merged ones.
+
+    One block is calibrated at a time, so this takes as many calibrations as there are blocks. Lag 0 is Algorithm 1.
+    """
+    family = session.family
+    adapter, merged = family.adapter, family.merged
+    passes = expert_passes(family, config, Kept.on(family.compute.device))
+    blocks, layers = list(adapter.blocks()), list(adapter.block_layers())
+    solved: list[Mapping[str, Tensor]] = []
+    for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+        if config.blocks is not None and layer not in config.blocks:
+            solved.append({})
+            continue
+        before = {name: tensor for one in solved[: max(0, number - lag)] for name, tensor in one.items()}
+        student = replace(family, merged=Overlay(merged.label, merged, before))
+        fitted = calibrate(student, replace(config, blocks=(layer,)), experts=passes).weights
+        solved.append(fitted.read(block.names))
+    every = {name: tensor for one in solved for name, tensor in one.items()}
+    return Overlay("calibrated model", merged, every)

@@ -1,0 +1,123 @@
+"""The rows of all seeds of a method taken together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from featcal.evaluation.paired import LEVEL
+from featcal.studies.runner import EXPERT, Row
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, and how sure it is."""
+
+    mean: float
+    low: float | None
+    """Ends of the 95 % interval of the mean by Student's t over seeds; None of a single row."""
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method at one place of a study; numbers are means over seeds."""
+
+    method: str
+    at: Mapping[str, str | int | float]
+    seeds: tuple[int, ...]
+    """Of the rows that are no failure; empty where none has a part in it."""
+    average: Spread | None
+    """Unweighted mean score over tasks, 0-1; None without scores."""
+    normalised: float | None
+    """Mean over tasks of the score as a share of the expert's; None where an expert has no score above 0."""
+    worst: float | None
+    """Lowest score of a task, of the means over seeds."""
+    worst_task: str
+    tasks: Mapping[str, float]
+    """Score by task."""
+    drift: float | None
+    cosine: float | None
+    cpu: float | None
+    """Seconds of the processor for making the model."""
+    wall: float | None
+    peak_bytes: int | None
+    """Largest of all seeds."""
+    needs: tuple[str, ...]
+    failure: str
+    """Why there is nothing, or less than was asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `methods` in the document of a study."""
+        return {**asdict(self), "seeds": list(self.seeds), "needs": list(self.needs)}
+
+
+def summaries(rows: Sequence[Row]) -> list[Summary]:
+    """One per method and place, in the order in which they come first; experts of the same place are what scores are
+    held against."""
+    groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.method, tuple(row.point.at.items())), []).append(row)
+    experts = {place: _tasks(of) for (method, place), of in groups.items() if method == EXPERT}
+    anywhere = next(iter(experts.values()), {})
+    return [_summary(of, experts.get(place, anywhere)) for (_, place), of in groups.items()]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The mean of some values and the 95 % interval of it, by Student's t.
+
+    >>> found = spread([0.81, 0.82, 0.83])
+    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    (0.82, 0.795, 0.845)
+    """
+    count = len(values)
+    mean = sum(values) / count
+    if count < 2:
+        return Spread(mean, None, None)
+    from scipy.stats import t
+
+    deviation = math.sqrt(sum((one - mean) ** 2 for one in values) / (count - 1))
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * deviation / math.sqrt(count)
+    return Spread(mean, mean - half, mean + half)
+
+
+def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
+    first, done = rows[0], [row for row in rows if not row.found.failure]
+    tasks = _tasks(done)
+    worst = min(tasks, key=lambda task: tasks[task], default="")
+    making = [row.found.seconds["make"] for row in done]
+    peaks = [row.found.peak_bytes for row in done if row.found.peak_bytes is not None]
+    whole = bool(tasks) and all(expert.get(task, 0) > 0 for task in tasks)
+    return Summary(
+        method=first.method,
+        at=first.point.at,
+        seeds=tuple(row.point.seed for row in done if row.point.seed is not None),
+        average=spread([row.mean for row in done]) if tasks else None,
+        normalised=sum(tasks[task] / expert[task] for task in tasks) / len(tasks) if whole else None,
+        worst=tasks[worst] if tasks else None,
+        worst_task=worst,
+        tasks=tasks,
+        drift=_mean([_over_tasks(row.found.drift) for row in done]),
+        cosine=_mean([_over_tasks(row.found.cosine) for row in done]),
+        cpu=_mean([one.cpu for one in making]),
+        wall=_mean([one.wall for one in making]),
+        peak_bytes=max(peaks, default=None),
+        needs=first.needs,
+        failure=next((row.found.failure for row in rows if row.found.failure), ""),
+    )
+
+
+def _tasks(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean score over seeds by task."""
+    scored = [row.found.scores for row in rows if row.found.scores]
+    return {task: sum(one[task].value for one in scored) / len(scored) for task in (scored[0] if scored else ())}
+
+
+def _over_tasks(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

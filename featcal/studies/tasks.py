@@ -1,0 +1,60 @@
+"""How a method does with more tasks: the suite's first tasks alone, merged anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from featcal.errors import InputError
+from featcal.family import Family
+from featcal.schema.recipe import MergeRecipe
+from featcal.session import Session
+from featcal.studies.plan import Plan
+from featcal.studies.runner import EXPERT, at
+from featcal.studies.study import Study, study_of
+
+METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined")
+
+
+def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:
+    """Every method on the first tasks of a suite, for every number of them from 2 on.
+
+    Args:
+        counts: numbers of tasks; left out, doubled from 2 up to all.
+
+    Raises:
+        InputError: a suite whose merged model is a checkpoint of all tasks, or a number that it does not have.
+    """
+    most = len(session.tasks)
+    rows = []
+    for count in doubled(most) if counts is None else counts:
+        if not 1 <= count <= most:
+            raise InputError(f"counts: {count} tasks; the suite has {most}")
+        part = session if count == most else Session(first_tasks(session.family, count))
+        rows += plan.run(part, at(plan.points([EXPERT, *plan.methods]), tasks=count))
+    return study_of("tasks", session, plan.on, rows)
+
+
+def doubled(most: int) -> list[int]:
+    """
+    >>> doubled(8), doubled(6), doubled(1)
+    ([2, 4, 8], [2, 4, 6], [1])
+    """
+    return sorted({*(2**power for power in range(1, most.bit_length()) if 2**power <= most), most})
+
+
+def first_tasks(family: Family, count: int) -> Family:
+    """The family with its first tasks alone, whose experts are merged by the suite's recipe.
+
+    Raises:
+        InputError: the merged model is a checkpoint, or the recipe has options for every task.
+    """
+    recipe = family.suite.merged
+    if not isinstance(recipe, MergeRecipe):
+        raise InputError("the merged model is a checkpoint of all tasks; give the suite a recipe under 'merged'")
+    if isinstance(recipe.weights, dict) or isinstance(recipe.density, dict):
+        raise InputError("the recipe has options by task; leave them out for this study")
+    chosen = list(family.suite.tasks)[:count]
+    suite = family.suite.model_copy(update={"tasks": {name: family.suite.tasks[name] for name in chosen}})
+    part = replace(family, suite=suite, experts={name: family.experts[name] for name in chosen})
+    return replace(part, merged=part.merge(recipe))

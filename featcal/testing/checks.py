@@ -1,0 +1,199 @@
+"""What must hold for every architecture. Each check takes a trial, gives what it measured, and fails by assertion."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder
+from featcal.calibration.config import REFINED, CalibrationConfig, idle_options
+from featcal.formats.pretrained import load_pretrained
+from featcal.formats.weights import Weights
+from featcal.measure import measure_drift
+from featcal.models.adapter import Call, walking
+from featcal.models.features import final_features
+from featcal.models.lane import through
+from featcal.testing.reference import refine
+from featcal.testing.trial import TASKS, Trial
+
+Measured = Mapping[str, float]
+CLOSE = 1e-4
+"""Largest relative deviation of a calibrated tensor from the second computation, and of outputs from the library's."""
+
+
+def replay(trial: Trial) -> Measured:
+    """Block by block on padded batches, every state and the scores of the next token are the library's own forward's.
+
+    The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows; in
+    float32, since in float64 that attention gives NaN under padding which looks nowhere.
+    """
+    family, found = trial.family, defaultdict[str, list[float]](list)
+    (stage,) = family.adapter.stages
+    for folder, model in {"base": family.base, f"experts/{TASKS[0]}": family.experts[TASKS[0]]}.items():
+        library, inputs = trial.library(folder, torch.float32), trial.padded(TASKS[1])
+        states, scores = _library_states(library, trial.blocks, inputs)
+        place = family.compute.place
+        with walking(family.adapter):
+            call: Call = stage.first_call(place(model.read(stage.outer)), inputs, None)
+            for block in stage.blocks:
+                call = through(stage, block, block.local(place(model.read(block.names))), call)
+                apart = stage.state(call, inputs) - stage.state(call.on(states[block.name]), inputs)
+                found[block.name].append(float(apart.norm() / stage.state(call, inputs).norm()))
+            features = final_features(family.adapter, model, {}, [inputs], family.compute)
+        ours = family.adapter.output(place(model.read(family.adapter.scoring)), features)
+        found["scores"].append(_apart(ours, scores))
+    return _require(found, CLOSE, "replayed states differ from the library's own forward")
+
+
+@torch.no_grad()
+def _library_states(model: Any, blocks: list[str], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The state after every block, and the scores at the last token of every text."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            seen[name] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in blocks]
+    logits = model(**inputs, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return seen, logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
+
+
+def paper(trial: Trial) -> Measured:
+    """Every tensor that Algorithm 1 calibrates is that of the second computation."""
+    return _calibrated(trial, trial.config())
+
+
+def norms(trial: Trial) -> Measured:
+    """The same with the scales of all norms, where there are some that are not LayerNorms; with a ridge of 1e-5."""
+    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
+
+
+def refined(trial: Trial) -> Measured:
+    """Every tensor of the refined recipe, which goes through a block by its residual parts."""
+    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), recipe=REFINED, beta=0.5))
+
+
+def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
+    return {"rmsnorms": "rmsnorms" not in idle_options(trial.family.adapter)}
+
+
+def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
+    samples = {task: trial.alone(task) for task in TASKS}
+    theirs = refine(trial.models, trial.experts, samples, trial.pieces(config), trial.options(config))
+    tower = trial.family.adapter.tower
+    ours = calibrate(trial.family, config).weights.read(tower)
+    merged = trial.family.merged.read(tower)
+    unknown = theirs.keys() - ours.keys()
+    _hold(
+        bool(theirs) and not unknown, f"the second computation calibrates what featcal does not know: {sorted(unknown)}"
+    )
+    touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
+    _hold(not touched, f"tensors that should stay as merged do not: {touched}")
+    found = {name: [_apart(ours[name], right)] for name, right in theirs.items()}
+    return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
+
+
+def fixed_point(trial: Trial) -> Measured:
+    """Where base, merged model and experts are one model, both recipes give that model again."""
+    family = trial.exact
+    same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
+    found = defaultdict[str, list[float]](list)
+    for recipe in ({}, {"recipe": REFINED, "beta": 0.5}):
+        done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
+        for name, tensor in same.base.read(family.adapter.tower).items():
+            found[name].append(_apart(done.read([name])[name], tensor))
+    return _require(found, 1e-6, "identical models are no fixed point")
+
+
+def drift(trial: Trial) -> Measured:
+    """e = m + p for every sample, whose states are computed a second time alone and in float64; sublayers together are
+    the block; contributions add up to the drift."""
+    whole = measure_drift(trial.exact, split="test", attribution=True)
+    parts = measure_drift(trial.exact, split="test", sublayers=True)
+    found = defaultdict[str, list[float]](list)
+    last = trial.facts.parts[-1].name
+    for task, one in whole.tasks.items():
+        assert one.attribution is not None
+        found["identity"].append(one.identity_residual)
+        found["shares"].append(abs(float(one.attribution.shares.sum()) - 1))
+        ends = {layer.layer: layer.drift for layer in parts.tasks[task].layers}
+        for layer in one.layers:
+            end = ends.get(f"{layer.layer} {last}", ends.get(layer.layer, torch.tensor(torch.nan)))
+            found["sublayers"].append(_apart(end, layer.drift))
+    return _require(found, 1e-6, "the drift identity does not hold")
+
+
+def repair(trial: Trial) -> Measured:
+    """Calibration lowers the final drift of every task; the written folder loads in the library with every tensor its
+    own, equal outputs, and names, dtypes and other files of the merged model's folder."""
+    family, out = trial.family, trial.root / "written"
+    calibrate_to_folder(family, trial.config(), out)
+    before, after = measure_drift(family), measure_drift(family, str(out))
+    fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
+              for task in TASKS}  # fmt: skip
+    _hold(max(fallen.values()) < 1, f"calibration raised the final drift: {fallen}")
+    model, report = load_pretrained(trial.model_class, out)
+    lost = {kind: sorted(map(str, names)) for kind, names in report.items() if names and "keys" in kind}
+    _hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
+    inputs = family.adapter.probe()
+    with torch.no_grad():
+        scores = model(**inputs, use_cache=False).logits[:, -1]
+    theirs = family.adapter.output(*_of_written(trial, out, inputs))
+    own, origin = _dtypes(out), _dtypes(trial.root / "merged")
+    _hold(own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}")
+    kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
+    _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
+    found = {"outputs": [_apart(scores, theirs)]}
+    return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
+
+
+def _of_written(trial: Trial, out: Any, inputs: Any) -> tuple[dict[str, Tensor], Tensor]:
+    model: Weights = trial.family.model(str(out))
+    adapter, compute = trial.family.adapter, trial.family.compute
+    return compute.place(model.read(adapter.scoring)), final_features(adapter, model, {}, [inputs], compute)
+
+
+def _dtypes(folder: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as handle:
+            found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+    return found
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """||one - other|| / ||other||; the norm itself where the other vanishes."""
+    gap, scale = (one - other).double().norm(), other.double().norm()
+    return float(gap / scale if scale > 0 else gap)
+
+
+def _hold(true: bool, what: str) -> None:
+    """Assertions that python -O leaves in."""
+    if not true:
+        raise AssertionError(what)
+
+
+def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measured:
+    """The largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
+    worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
+    wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
+    listed = ", ".join(f"{name} {gap:.1e}" for gap, name in wrong[:8])
+    _hold(bool(worst) and not wrong, f"{what}, {len(wrong)} of {len(worst)} by more than {limit:g}: {listed}")
+    return worst
+
+
+CHECKS: Mapping[str, Callable[[Trial], Measured]] = {
+    check.__name__: check for check in (replay, paper, norms, refined, fixed_point, drift, repair)
+}
+"""Every check by its name."""

@@ -1,0 +1,171 @@
+"""The Leaderboard page without a browser: what was measured, and the paper's tables beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_pages import charts, healthy, opened
+from streamlit.testing.v1 import AppTest
+from test_app_names import assert_shown_as_text, hostile
+
+from featcal.family import Family
+from featcal.figures import study_tables
+from featcal.resources import data_path
+from featcal.runs import suite_hash
+from featcal.session import Session
+from featcal.studies import kept
+from featcal.studies.compare import compare_methods, every_method
+from featcal.studies.needs import NEEDS
+from featcal.studies.paper import paper_tables
+from featcal.studies.plan import Plan
+from featcal.studies.study import Study, read_study
+from featcal.suite import load_suite
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
+SHIPPED = ("clip-mini", "t5-mini")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+
+
+def frames(app: AppTest) -> dict[str, Any]:
+    """The tables of the page: of the suite, across suites, of the paper."""
+    found = {}
+    for one in app.dataframe:
+        columns = {*one.value.columns}
+        kind = "methods" if "CPU s" in columns else "paper" if "misprint or oddity" in columns else "suites"
+        found[kind] = one.value
+    return found
+
+
+def study_of_tiny(tiny: Family, *methods: str) -> Study:
+    return compare_methods(Session(tiny), Plan(methods, (42,), 8))
+
+
+@pytest.mark.parametrize("suite", SHIPPED)
+def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None:
+    app = opened(suite, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 1
+    tables = frames(app)
+    table = tables["methods"]
+    study = read_study(data_path(suite, "compare.json"))
+    assert {*table["method"]} == {one.method for one in study.summaries()}
+    scored = table["average"].dropna().tolist()
+    assert scored == sorted(scored, reverse=True)
+    assert [name for name in NEEDS if name not in table] == []
+    by_name = table.set_index("method")
+    assert by_name.loc["calibrated:recipe=refined", "average"] > by_name.loc["calibrated", "average"]
+    assert by_name["average"].min() < by_name.loc["base", "average"]  # what does worse than nothing stays
+    assert {*tables["suites"].columns} == {"method", *SHIPPED}
+    assert len(tables["paper"]) == 19
+    assert any("featcal compare" in one.value for one in app.code)
+
+
+@pytest.mark.parametrize("suite", SHIPPED)
+def test_what_is_shipped_is_of_the_suite_as_it_is(suite: str) -> None:
+    """Every method that featcal knows, three seeds, on all test samples; a changed suite has to be measured anew."""
+    study = read_study(data_path(suite, "compare.json"))
+    assert study.suite_hash == suite_hash(load_suite(suite))
+    assert study.on["scores"] == {"split": "test", "samples": None, "seed": 42}
+    methods = {one.method: one for one in study.summaries()}
+    assert methods.keys() == {*every_method(Session(_family(suite)))}
+    seeds = {one.seeds for one in methods.values() if "samples" in one.needs and not one.failure}
+    assert seeds == {(42, 43, 44)}
+    assert json.loads(study.text()) == json.loads(data_path(suite, "compare.json").read_text())
+
+
+def _family(suite: str) -> Family:
+    from featcal.family import open_family
+
+    return open_family(load_suite(suite), device="cpu")
+
+
+def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "shipped", list)
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 0
+    assert "Nothing was measured of this suite yet" in app.info[0].value
+    assert frames(app).keys() == {"paper"}
+    assert f"featcal compare {tiny_suite_file} --methods all" in app.code[0].value
+
+
+def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
+    assert kept.keep(study_of_tiny(tiny, "merged", "calibrated")) == ""
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 1
+    table = frames(app)["methods"].set_index("method")
+    assert {*table.index} == {"expert", "merged", "calibrated"}
+    study = study_of_tiny(tiny, "merged", "calibrated")
+    average = next(one.average for one in study.summaries() if one.method == "calibrated")
+    assert average is not None
+    assert table.loc["calibrated", "average"] == pytest.approx(100 * average.mean)
+    assert {*frames(app)["suites"].columns} == {"method", "tiny", *SHIPPED}
+    kept.keep(study_of_tiny(tiny, "merged", "calibrated"))  # the same: in place of the first
+    kept.keep(study_of_tiny(tiny, "merged"))
+    app = opened(tiny_suite_file, "leaderboard")
+    (choice,) = [one for one in app.selectbox if one.key == "which-table"]
+    assert len(choice.options) == 2
+    assert len(frames(app)["methods"]) == 2  # the newest first
+    choice.set_value(1).run()
+    assert len(frames(app)["methods"]) == 3
+
+
+def test_failures_are_said_and_damaged_files_are_named(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    kept.keep(study_of_tiny(tiny, "merged", "regmean:reduce=2"))
+    (tmp_path / "cache" / "studies" / "finished" / "broken.json").write_text("{")
+    app = opened(tiny_suite_file, "leaderboard")
+    assert not app.exception
+    assert "broken.json" in app.warning[0].value
+    assert any("reduce is 2" in one.value for one in app.caption)
+
+
+def test_a_suite_that_cannot_be_used_hides_nothing_else() -> None:
+    app = opened("/nowhere/suite.yaml", "leaderboard")
+    assert not app.exception
+    assert "no suite" in app.error[0].value
+    assert frames(app).keys() == {"suites", "paper"}
+
+
+def test_names_are_text(tiny_suite_file: Path, tiny: Family) -> None:
+    study = study_of_tiny(tiny, "merged", "./**nowhere** <b>b</b>")
+    rows = [{**row.to_json(), "method": hostile(row.method)} for row in study.rows]
+    document = {**study.to_json(), "suite": hostile("suite"), "rows": rows}
+    file = Path(kept._folder()) / "x.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(document))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert charts(app) == 1
+    assert_shown_as_text(app)
+
+
+def test_the_paper_is_as_printed_and_apart() -> None:
+    tables = {one.table: one for one in paper_tables()}
+    assert [*tables] == [*range(1, 15)]
+    first = {row.method: row for row in tables[1].rows}
+    assert first["Task Arithmetic w/ FEATCAL"].average == 85.5
+    assert first["Task Arithmetic"].values == (57.0, 55.7, 64.7, 73.3, 77.9, 68.5, 96.1, 47.1)
+    for table in tables.values():
+        assert all(len(row.values) == len(table.columns) for row in table.rows)
+        assert all(len(row.probable) in (0, len(table.columns)) for row in table.rows)
+        if table.suite:
+            load_suite(table.suite)
+
+
+def test_every_average_that_is_not_that_of_its_cells_is_marked() -> None:
+    """Printed cells have one decimal; what is further off is a misprint and says so."""
+    for table in paper_tables():
+        for row in table.rows:
+            if row.mean is not None and abs(row.mean - (row.average or 0)) > 0.3:
+                assert row.notes, (table.table, row.method)
+    frame = study_tables.paper_table(next(one for one in paper_tables() if one.table == 10)).set_index("method")
+    odd = frame.loc["Simple Averaging w/ FEATCAL"]
+    assert (odd["average, printed"], odd["mean of the cells"]) == (87.3, 73.15)
+    assert "impossible" in odd["misprint or oddity"]

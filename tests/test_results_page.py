@@ -1,0 +1,17 @@
+"""The tables of docs/results.md are those of the files that they name."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import featcal
+
+DOCS = Path(featcal.__file__).parents[1] / "docs"
+
+
+def test_tables_are_those_of_their_files() -> None:
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert page.count("<!-- table of ") == page.count("<!-- end of table -->") >= 2
+    assert "| `calibrated:recipe=refined` |" in page
+    assert runpy.run_path(str(DOCS / "results.py"))["filled"](page) == page
