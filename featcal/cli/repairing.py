@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @SUITE
 @MODEL
 @OUT
-@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
-@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, language models: 1e-5]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, decoder-only: 0.5]")
 @click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
 @RECIPE

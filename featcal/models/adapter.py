@@ -371,6 +371,18 @@ class Adapter(ABC):
             if is_transposed(module)
         )
 
+    def uncalibrated(self) -> list[str]:
+        """Names of tensors inside blocks that belong to no linear map and no norm, so that no calibration changes them:
+        tables of positions, convolutions, states."""
+        found = []
+        for stage in self.stages:
+            for block in stage.blocks:
+                norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
+                known = tuple(f"{name}." for name in (*block.linears, *norms))
+                inside = len(block.name) + 1
+                found += [name for name in block.names if not name[inside:].startswith(known)]
+        return found
+
     def parts(self) -> list[str]:
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
         found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)

@@ -9,7 +9,7 @@ from featcal.schema.recipe import METHODS, OPTIONS
 
 ALL = "all"
 _REFINED = "calibrated:recipe=refined"
-_ANCHORS = ("tsv-m", "wudi-optimum", "lot")
+_ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 
 
