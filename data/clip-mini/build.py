@@ -15,6 +15,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,11 +82,11 @@ def class_range(task: str) -> slice:
     return slice(start, start + len(CLASSES[task]))
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer. The end token must not have number 2, which CLIP reads as an old convention."""
+def make_tokenizer(texts: list[str], positions: int = POSITIONS) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer of these texts. The end token must not have number 2, which CLIP reads as an old
+    convention."""
     special = ["<pad>", "<bos>", "<unk>", "<eos>"]
-    texts = [text for template in range(TEMPLATE_COUNT) for text in captions(template)]
-    words = sorted({word for text in texts + catalogue() for word in text.replace(".", " .").split()})
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]+", text.lower())})
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(special + words)}, unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -94,7 +95,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     names = dict(zip(("pad_token", "bos_token", "unk_token", "eos_token"), special, strict=True))
     inputs = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=POSITIONS, model_input_names=inputs, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=positions, model_input_names=inputs, **names)
 
 
 def make_model(vocabulary: int) -> CLIPModel:
@@ -270,7 +271,8 @@ def main() -> None:
     (arguments.out / "base").mkdir(parents=True, exist_ok=True)
     if not (HERE / "glyphs.npz").exists():
         write_glyphs(HERE / "glyphs.npz")
-    tokenizer = make_tokenizer()
+    texts = [text for template in range(TEMPLATE_COUNT) for text in captions(template)]
+    tokenizer = make_tokenizer(texts + catalogue())
     write_base(train_base(tokenizer, arguments.seed), tokenizer, arguments.out / "base")
     print(f"base written after {time.time() - start:.0f} s", flush=True)
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as workers:
