@@ -37,6 +37,12 @@ def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.fixture(autouse=True)
+def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has tests of its own, and takes longer than all else here."""
+    monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_must_hold(trial: Trial, name: str) -> None:
     assert CHECKS[name](trial)

@@ -1,28 +1,59 @@
-"""Markdown tables of the rows of measure_images.py: `python benchmarks/real/tables.py grid.jsonl --part grid`."""
+"""Methods of the real image suite's studies, and tables by task group out of their documents.
+
+`python benchmarks/real/tables.py names grid` prints the list that `featcal compare --methods` takes;
+`python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pictures import TASKS, TUNED, UNTUNED
 
-Row = dict[str, Any]
+from featcal.studies.runner import EXPERT, Row
+from featcal.studies.study import read_study
+
+MERGERS = (
+    "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "tsv-m", "iso-c", "iso-cts", "wudi-optimum",
+)  # fmt: skip
+TREATMENTS = {
+    "svc": "svc",
+    "paper": "calibrated",
+    "refined": "calibrated:recipe=refined",
+    "polish": "polished:steps=30",
+    "Surgery": "surgery",
+    "ProbSurgery": "probsurgery",
+}
+LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
 GROUPS = {"all eight": TASKS, "six tuned": TUNED, "two untuned": UNTUNED}
-ORDER = ("nothing", "svc", "paper", "refined", "polish", "surgery", "probsurgery")
+
+
+def grid() -> list[str]:
+    """Every merger by itself and with everything that can be done to it."""
+    own = [name for merger in MERGERS for name in (merger, *(f"{one}@{merger}" for one in TREATMENTS.values()))]
+    return ["expert", "base", *own, "regmean", "regmean++"]
+
+
+def sweep() -> list[str]:
+    """The paper's recipe: λ with α at ρ = 2, λ with the other ρ at α = 0.3; and the refined one beside it."""
+    settings = [(lam, 2, alpha) for lam in LAMS for alpha in ALPHAS] + [(lam, rho, 0.3) for lam in LAMS for rho in RHOS]
+    paper = [f"calibrated:lam={lam:g},rho={rho:g},alpha={alpha:g}" for lam, rho, alpha in settings]
+    return [*paper, TREATMENTS["refined"]]
 
 
 def mean(row: Row, tasks: Sequence[str]) -> float:
-    return sum(row["tasks"][task] for task in tasks) / len(tasks)
+    """Unweighted mean over tasks, in %."""
+    return 100 * sum(row.found.scores[task].value for task in tasks) / len(tasks)
 
 
-def interval(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean, and lowest to highest where there are several."""
+    if not values:
+        return "–"
     middle = f"{statistics.fmean(values):.1f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.1f}–{max(values):.1f})"
 
@@ -35,76 +66,82 @@ def head(cells: Sequence[str]) -> list[str]:
     return [line(cells), line("---" for _ in cells)]
 
 
-def grid(rows: Sequence[Row]) -> list[str]:
-    """One table of averages, one of shares of the gap and one by task, of every merger with every treatment."""
-    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["merger"], row["treatment"]].append(row)
-    (expert,) = next(several for (_, treatment), several in found.items() if treatment == "expert")
-    mergers = list(dict.fromkeys(row["merger"] for row in rows))
+        if row.found.scores:
+            found[row.method].append(row)
+    return found
+
+
+def grid_tables(rows: Sequence[Row]) -> list[str]:
+    """Averages by group of tasks, shares of the gap between merger and experts, and means by task."""
+    found = by_method(rows)
     lines: list[str] = []
     for name, tasks in GROUPS.items():
-        lines += ["", f"Average over {name}, %", "", *head(["merger", *ORDER])]
-        for merger in mergers:
-            several = [[mean(row, tasks) for row in found[merger, one]] for one in ORDER]
-            lines.append(line([f"`{merger}`", *(interval(values) if values else "–" for values in several)]))
-    lines += ["", "Share of the gap from merger to experts that is closed, %", "", *head(["merger", *ORDER[1:]])]
-    for merger in mergers:
-        if not found[merger, "paper"]:
-            continue
-        floor = found[merger, "nothing"][0]["average"]
-        shares = [
-            [100 * (row["average"] - floor) / (expert["average"] - floor) for row in found[merger, one]]
-            for one in ORDER[1:]
+        expert = mean(found[EXPERT][0], tasks)
+        lines += [f"Average over {name}, % (experts {expert:.1f}, base {mean(found['base'][0], tasks):.1f}):", ""]
+        lines += head(["merger", "nothing", *TREATMENTS])
+        for merger in MERGERS:
+            names = [merger, *(f"{one}@{merger}" for one in TREATMENTS.values())]
+            lines.append(line([f"`{merger}`", *(spread([mean(row, tasks) for row in found[one]]) for one in names)]))
+        lines += [
+            line([f"`{one}`", spread([mean(row, tasks) for row in found[one]])]) for one in ("regmean", "regmean++")
         ]
-        lines.append(line([f"`{merger}`", *(interval(values) if values else "–" for values in shares)]))
-    lines += ["", "By task, mean over seeds, %", "", *head(["merger", "treatment", *TASKS, "average"])]
-    for (merger, treatment), several in found.items():
-        cells = [statistics.fmean(row["tasks"][task] for row in several) for task in TASKS]
-        cells.append(statistics.fmean(row["average"] for row in several))
-        lines.append(line([f"`{merger}`", treatment, *(f"{value:.1f}" for value in cells)]))
-    return lines
-
-
-def sweep(rows: Sequence[Row]) -> list[str]:
-    """Settings from the best to the worst."""
-    ranked = sorted(rows, key=lambda row: -row["average"])
-    return [
-        *head(["model", "average of six tuned, validation"]),
-        *(line([f"`{row['model']}`", f"{row['average']:.1f}"]) for row in ranked),
+        lines.append("")
+    expert = mean(found[EXPERT][0], TASKS)
+    lines += [
+        "Share of the gap from merger to experts that is closed, all eight, %:",
+        "",
+        *head(["merger", *TREATMENTS]),
     ]
-
-
-def budget(rows: Sequence[Row]) -> list[str]:
-    """Average by number of samples, for every treatment, on all sets and on the untuned ones."""
-    found: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row["samples"], row["treatment"]].append(row)
-    treatments = list(dict.fromkeys(treatment for _, treatment in found))
-    lines = head(["samples per task", *(f"{one}, {name}" for name in ("all", "untuned") for one in treatments)])
-    for samples in sorted({samples for samples, _ in found}):
-        cells = [
-            interval([mean(row, tasks) for row in found[samples, one]])
-            for tasks in (TASKS, UNTUNED)
-            for one in treatments
+    for merger in MERGERS:
+        floor = mean(found[merger][0], TASKS)
+        shares = [
+            [100 * (mean(row, TASKS) - floor) / (expert - floor) for row in found[f"{one}@{merger}"]]
+            for one in TREATMENTS.values()
         ]
-        lines.append(line([str(samples), *cells]))
+        lines.append(line([f"`{merger}`", *map(spread, shares)]))
+    return [*lines, "", "By task, mean over seeds, %:", "", *task_table(found)]
+
+
+def task_table(found: dict[str, list[Row]]) -> list[str]:
+    lines = head(["model", *TASKS])
+    for method, rows in found.items():
+        means = [statistics.fmean(mean(row, [task]) for row in rows) for task in TASKS]
+        lines.append(line([f"`{method}`", *(f"{one:.1f}" for one in means)]))
     return lines
 
 
-PARTS = {"grid": grid, "sweep": sweep, "budget": budget}
+def sweep_table(rows: Sequence[Row]) -> list[str]:
+    """Settings from the best to the worst on the tuned tasks."""
+    ranked = sorted(by_method(rows).items(), key=lambda one: -mean(one[1][0], TUNED))
+    body = [line([f"`{method}`", spread([mean(row, TUNED) for row in several])]) for method, several in ranked]
+    return [*head(["model", "average of six tuned, validation, %"]), *body]
+
+
+def budget_table(rows: Sequence[Row]) -> list[str]:
+    """Averages by number of samples."""
+    found: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        found[str(row.point.at.get("samples", "–"))][row.method].append(row)
+    methods = list(dict.fromkeys(row.method for row in rows))
+    lines = head(["samples", *(f"`{one}`, {name}" for name in ("all", "untuned") for one in methods)])
+    for samples, several in found.items():
+        cells = [spread([mean(r, tasks) for r in several[one]]) for tasks in (TASKS, UNTUNED) for one in methods]
+        lines.append(line([samples, *cells]))
+    return lines
+
+
+NAMES = {"grid": grid, "sweep": sweep}
+TABLES = {"grid": grid_tables, "sweep": sweep_table, "budget": budget_table}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("--part", choices=PARTS, required=True)
-    options = parser.parse_args()
-    rows = [json.loads(one) for one in options.rows.read_text().splitlines()]
-    for row in rows:
-        if "refused" in row:
-            print(f"refused: {row['merger']} {row['model']}: {row['refused']}")
-    print("\n".join(PARTS[options.part]([row for row in rows if "tasks" in row])))
+    if sys.argv[1] == "names":
+        print(",".join(NAMES[sys.argv[2]]()))
+    else:
+        print("\n".join(TABLES[sys.argv[1]](read_study(Path(sys.argv[2])).rows)))
 
 
 if __name__ == "__main__":

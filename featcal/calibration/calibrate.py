@@ -309,7 +309,7 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
     """What the canary says of a model that generates, by the names of its record; nothing of others, or where the whole
     model may not be in memory. Its prompts are another draw than the samples that were calibrated on."""
     family = made.family
-    if family.adapter.answers != "text" or not whole:
+    if not family.adapter.generates or not whole:
         return {}
     return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
 

@@ -65,7 +65,7 @@ def calibrate(
     if max_memory is None:
         keep_memory()
     family = opening.session(suite, device).on(model)
-    if require_canary and family.adapter.answers != "text":
+    if require_canary and not family.adapter.generates:
         raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
     config = config_for(family, **chosen)
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=bar())

@@ -266,6 +266,11 @@ class Adapter(ABC):
         """What the decisions of these models are, where a model brings no head."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
+    @property
+    def generates(self) -> bool:
+        """Whether the library's own class continues text."""
+        return self.answers == "text"
+
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         """What answers batches with text, on the given tensors of the tower; where `answers` is "text".
 

@@ -157,6 +157,11 @@ class Decoder(LanguageModel):
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         return library_logits(self.model_class, folder, **inputs)[:, -1]
 
+    @property
+    def generates(self) -> bool:
+        """A class of somebody's own may be without transformers' `generate`."""
+        return hasattr(self.model_class, "generate")
+
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         return replace(super().generating(tensors, folder), positions=self._positions)
 
