@@ -20,10 +20,10 @@ app: $(VENV)/installed
 # Two processes, each with one thread of torch. Quick tests, then those that take long: whole journeys through the app
 # without a browser, processes that are started, commands held against charts.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e" --ignore tests/e2e
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not e2e" --ignore tests/e2e
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not e2e"
 
 # Journeys through the app in a real browser, and many sessions at once; skipped, with the reason, without a Chromium.
 e2e: $(VENV)/installed

@@ -2,7 +2,8 @@
 
 Random CLIP ViT-B/32, each run in a process of its own, pictures in memory, weights from files. Prints JSON: seconds
 in all and by stage, peak memory of the process tree in that time, operations against measured peak, and on NVIDIA
-memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios.
+memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios; `--against-refined`
+alternates the recipes, and the ratios are the paper's to the refined one.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=8)
     stage.arguments(parser)
-    parser.add_argument("--against-reference", action="store_true", help="alternate with reference.py")
+    against = parser.add_mutually_exclusive_group()
+    against.add_argument("--against-reference", action="store_true", help="alternate with reference.py")
+    against.add_argument("--against-refined", action="store_true", help="alternate the paper's recipe with the other")
     parser.add_argument("--rounds", type=int, default=2, help="of that alternation")
     parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
     suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
-    measure.show(compare(suite, shape, options) if options.against_reference else one(suite, shape, options))
+    if options.against_reference:
+        measure.show(compare(suite, shape, options, "reference", "reference.py"))
+    elif options.against_refined:
+        measure.show(compare(suite, shape, options, "refined", "stage.py", "--recipe", "refined"))
+    else:
+        measure.show(one(suite, shape, options))
 
 
 def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
@@ -58,14 +66,16 @@ def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> 
     }
 
 
-def compare(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> dict[str, Any]:
-    """featcal and the reference in turn, and the ratios of their medians (times) and maxima (memory)."""
+def compare(
+    suite: Path, shape: families.ClipShape, options: argparse.Namespace, other: str, *script: str
+) -> dict[str, Any]:
+    """featcal and another script in turn, and the ratios of their medians (times) and maxima (memory)."""
     ours, theirs = [], []
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        files = [Path(folder) / name for name in ("featcal.safetensors", "reference.safetensors")]
+        files = [Path(folder) / name for name in ("featcal.safetensors", f"{other}.safetensors")]
         for _ in range(options.rounds):
             ours.append(_run("stage.py", suite, options, "--weights", str(files[0])))
-            theirs.append(_run("reference.py", suite, options, "--weights", str(files[1])))
+            theirs.append(_run(script[0], suite, options, *script[1:], "--weights", str(files[1])))
         difference = largest_difference(*files)
     return {
         "shape": asdict(shape),
@@ -80,7 +90,7 @@ def compare(suite: Path, shape: families.ClipShape, options: argparse.Namespace)
         },
         "largest_difference": difference,
         "featcal": [_costs(run) for run in ours],
-        "reference": [_costs(run) for run in theirs],
+        other: [_costs(run) for run in theirs],
         "machine": ours[0].document["machine"],
     }
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, RECIPES, CalibrationConfig
 from featcal.family import Family, open_family
 from featcal.progress import keep_memory
 from featcal.suite import load_suite
@@ -31,6 +31,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("suite", type=Path)
     arguments(parser)
+    parser.add_argument("--recipe", choices=RECIPES, default=PAPER)
     parser.add_argument("--weights", type=Path, help="write the calibrated tensors to this safetensors file")
     parser.add_argument("--peaks", action="store_true", help="measure matrix products too, after the calibration")
     options = parser.parse_args()
@@ -38,7 +39,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
         torch.set_num_threads(options.threads)
     family = open_family(load_suite(options.suite), options.device, options.precision)
     device = str(family.compute.device)
-    config = config_for(family, samples=options.samples, precision=options.precision)
+    config = config_for(family, samples=options.samples, precision=options.precision, recipe=options.recipe)
     work = prepare(family, config, device)
     (tensors, seconds), cost = measure.timed(work, device)
     document = {"by_stage": seconds, **cost, "threads": torch.get_num_threads(), "device": device}
