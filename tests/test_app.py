@@ -164,7 +164,9 @@ def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     app = opened(sentences, "calibrate", lam="0.05")
     app.text_input(key="folder").set_value(str(out)).run()
     button(app, "Write").click().run()
-    assert healthy(app)
+    assert not app.exception
+    warned = json.loads((out / "featcal.json").read_text())["warnings"]
+    assert [one.value for one in app.error] == [f"Warning: {one}." for one in warned]  # a random model may babble
     assert (out / "model.safetensors").is_file()
     loading = "".join(block.value for block in app.code if "from_pretrained" in block.value)
     assert ("T5ForConditionalGeneration" in loading) != ("LlamaForCausalLM" in loading)

@@ -156,7 +156,7 @@ def normalised_sums(
             counts the mean.
         offset: as `NormGroup` has it.
     """
-    rows = tokens.take(features.flatten(2))
+    rows = tokens.take(features.flatten(2) if features.ndim == 4 else features)
     z = _normalised(norm, rows.reshape(-1, features.shape[-1]), offset)
     one, two = (values.reshape(len(rows), -1, values.shape[-1]).mean(1) for values in (z, z.square()))
     return tokens.sum(one), tokens.sum(two)
