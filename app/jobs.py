@@ -33,7 +33,7 @@ LINES = 60
 """Of a log, its last."""
 ENDED = 20
 """Jobs that have ended on the page, the last ones."""
-NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep", "report": "Report"}
+NAMES = {"calibrate": "Calibrate", "scores": "Score", "sweep": "Sweep", "report": "Report", "compare": "Methods"}
 """What a kind does, for people; others by their own name."""
 ICONS = {
     QUEUED: ":material/hourglass_empty:",

@@ -9,27 +9,35 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import state, view
+from app import jobs, state, view
 from app.downloads import Numbers, Origin
 from featcal.errors import FeatcalError
 from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain
 from featcal.runs import suite_hash
 from featcal.studies import kept
+from featcal.studies.corrupt import CLEAN, corrupted
 from featcal.studies.needs import NEEDS
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
+from featcal.tasks.sources import look
 
-KIND = "compare"
+TABLE = "compare"
+"""The study that is a table of methods; others have places beside."""
+MOST_TASKS = 6
+"""Whose pictures are shown."""
+_LONG = (
+    "Every method at its defaults with three calibration seeds, in a process of its own: minutes for a small suite, "
+    "hours for a large one. It goes on when you close this page, and finished rows are kept if it is cancelled."
+)
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
 
 def measured() -> None:
     """What was measured of the selected suite, and of every suite side by side."""
-    own, problems = kept.own()
-    own, shipped = ([study for study in of if study.kind == KIND] for of in (own, kept.shipped()))
+    (own, problems), shipped = kept.own(), kept.shipped()
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
     try:
@@ -41,21 +49,22 @@ def measured() -> None:
         here = ""
     of_suite = [study for study in own if study.suite_hash == here]
     of_suite += [study for study in shipped if study.suite == state.reference()]  # whose file is featcal's own
+    of_suite.sort(key=lambda study: study.kind != TABLE)
     if of_suite:
         _table(_chosen(of_suite))
     elif here:
-        st.info("Nothing was measured of this suite yet; the command below does.", icon=":material/leaderboard:")
+        st.info("Nothing was measured of this suite yet; the button below does.", icon=":material/leaderboard:")
     if here:
-        _command()
-    _suites([*own, *shipped])
+        _measure()
+    _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
 def _chosen(studies: Sequence[Study]) -> Study:
-    """One of several tables of the same suite, the newest first."""
+    """One of several studies of the same suite, tables of methods first and the newest first."""
     if len(studies) == 1:
         return studies[0]
-    names = [f"{number + 1}: {_on(study)}" for number, study in enumerate(studies)]
-    picked = st.selectbox("Table", range(len(names)), format_func=lambda number: names[number], key="which-table")
+    names = [f"{number + 1}: {kept.KINDS.get(one.kind, one.kind)}, {_on(one)}" for number, one in enumerate(studies)]
+    picked = st.selectbox("Study", range(len(names)), format_func=lambda number: names[number], key="which-table")
     return studies[picked]
 
 
@@ -64,12 +73,12 @@ def _table(study: Study) -> None:
     frame = study_tables.method_table(study.summaries())
     st.caption(plain(_on(study)))
     ranked = frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
-    numbers = Numbers("methods", frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
+    numbers = Numbers(study.kind, frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
     if len(ranked):
-        best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
-        alt = f"Average score of {len(ranked)} methods: {best}"
-        view.picture(study_charts.leaderboard(frame), "leaderboard", alt, numbers.name)
-    order = pd.concat([ranked, frame[frame["average"].isna()]])
+        _picture(study, frame, ranked, numbers)
+    if study.kind == "corrupt":
+        _corrupted(study)
+    order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     st.dataframe(
         order.drop(columns=list(HIDDEN)),
         hide_index=True,
@@ -80,6 +89,30 @@ def _table(study: Study) -> None:
         st.caption(plain(f"{row['method']}: {row['failure']}"))
     view.explain(text.LEADERBOARD)
     view.csv(numbers)
+
+
+def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: Numbers) -> None:
+    """Methods by their score; in other studies than the table of methods, at every place."""
+    best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
+    alt = f"Average score of {len(ranked)} rows, the highest: {best}"
+    places = list(dict.fromkeys(name for row in study.rows for name in row.point.at))
+    figure = study_charts.over_places(frame, places) if places else study_charts.leaderboard(frame)
+    view.picture(figure, "leaderboard", alt, numbers.name)
+
+
+def _corrupted(study: Study) -> None:
+    """One calibration picture of some tasks at every place of the study, as the models see it."""
+    suite, _ = state.opened_files()
+    places = dict.fromkeys((str(row.point.at["corruption"]), int(row.point.at["severity"])) for row in study.rows)
+    with st.expander("What the pictures look like", icon=":material/image:"):
+        for kind, severity in places:
+            shown = suite if kind == CLEAN else corrupted(suite, kind, severity)
+            drawn = [(task, look(shown, task, "calibration", 1, SEEDS[0])) for task in list(suite.tasks)[:MOST_TASKS]]
+            st.caption(kind if kind == CLEAN else f"{kind}, severity {severity}")
+            seen = [(task, one.images[0]) for task, one in drawn if one.images]
+            names = [task for task, _ in seen]
+            alt = [f"{task}, {kind}, severity {severity}" for task in names]
+            st.image([image for _, image in seen], caption=[plain(name) for name in names], width=96, alt=alt)
 
 
 def _widths(frame: pd.DataFrame) -> dict[str, Any]:
@@ -123,16 +156,24 @@ def paper() -> None:
         f"suites'. {table.note}"
     )
     frame = study_tables.paper_table(table)
-    st.dataframe(frame, hide_index=True, alt=f"{table.name}, {len(frame)} rows as printed")
+    form = st.column_config.NumberColumn(format="%.1f")
+    printed = dict.fromkeys(frame.select_dtypes("float").columns.drop("mean of the cells", errors="ignore"), form)
+    alt = f"{table.name}, {len(frame)} rows as printed"
+    st.dataframe(frame, hide_index=True, column_config=printed, alt=alt)
 
 
-def _command() -> None:
-    """How such a table is measured."""
+def _measure() -> None:
+    """A button that measures every method in a process of its own, and the command that does the same."""
     seeds = ",".join(map(str, SEEDS))
     command = ["featcal", "compare", state.reference(), "--methods", "all", "--samples", str(SAMPLES), "--seeds", seeds]
-    with st.popover("Measure it again", icon=":material/terminal:"):
-        st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
-        st.code(shlex.join(command), language="bash", wrap_lines=True)
+    with st.container(horizontal=True):
+        wanted = st.button("Measure every method", icon=":material/leaderboard:", help=_LONG)
+        with st.popover("Command", icon=":material/terminal:"):
+            st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
+            st.code(shlex.join(command), language="bash", wrap_lines=True)
+    args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
+    if wanted or jobs.asked_for("compare", args):
+        jobs.follow("compare", args, wanted)
 
 
 def _on(study: Study) -> str:

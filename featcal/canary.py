@@ -132,7 +132,7 @@ def canary(
             `generate` knows nothing.
         NumericalError: scores that are not finite.
     """
-    if family.adapter.answers != "text":
+    if not family.adapter.generates:
         raise InputError(f"{family.suite.name}: {family.adapter.family} models generate no text, so there is no canary")
     held = against or family.merged
     for one in (model, held, *family.experts.values()):

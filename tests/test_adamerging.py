@@ -114,6 +114,15 @@ def test_test_inputs_are_seen_under_a_name_that_says_so_alone(tiny: Family) -> N
     assert again.record["entropy"] == on_test.record["entropy"]
 
 
+def test_what_is_written_says_so(tiny: Family, tmp_path: Path) -> None:
+    found = fit(tiny, AdaMergingTest(samples=6, steps=2))
+    document = found.save(tmp_path / "out")
+    assert document["model"] == "adamerging-test:samples=6,seed=42,steps=2,rate=0.001,batch=16"
+    assert {*document["coefficients"][TASKS[0]]} == {*tiny.adapter.tower}
+    assert "on the entropy for *test* inputs." in (tmp_path / "out" / "README.md").read_text()
+    assert evaluate(tiny, str(tmp_path / "out")).average == evaluate(tiny, found).average
+
+
 def test_padding_counts_for_nothing(tmp_path: Path, tiny: Family) -> None:
     family = reference_of("t5-gated", tmp_path, tmp_path, tiny)[0].exact
     found = []

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_pages import charts, healthy, opened
+from app_pages import button, charts, healthy, opened
 from streamlit.testing.v1 import AppTest
 from test_app_names import assert_shown_as_text, hostile
 
+from app import jobs
 from featcal.family import Family
 from featcal.figures import study_tables
+from featcal.jobs.kinds import KINDS, Work
+from featcal.progress import silent
 from featcal.resources import data_path
 from featcal.runs import suite_hash
 from featcal.session import Session
-from featcal.studies import kept
+from featcal.studies import budget, kept
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.needs import NEEDS
 from featcal.studies.paper import paper_tables
@@ -69,15 +73,24 @@ def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None
 
 @pytest.mark.parametrize("suite", SHIPPED)
 def test_what_is_shipped_is_of_the_suite_as_it_is(suite: str) -> None:
-    """Every method that featcal knows, three seeds, on all test samples; a changed suite has to be measured anew."""
+    """Three seeds where none is said, all test samples; a changed suite has to be measured anew."""
     study = read_study(data_path(suite, "compare.json"))
     assert study.suite_hash == suite_hash(load_suite(suite))
     assert study.on["scores"] == {"split": "test", "samples": None, "seed": 42}
     methods = {one.method: one for one in study.summaries()}
     assert methods.keys() == {*every_method(Session(_family(suite)))}
-    seeds = {one.seeds for one in methods.values() if "samples" in one.needs and not one.failure}
+    drawn = [one for name, one in methods.items() if "samples" in one.needs and "seed=" not in name]
+    seeds = {one.seeds for one in drawn if not one.failure}
     assert seeds == {(42, 43, 44)}
     assert json.loads(study.text()) == json.loads(data_path(suite, "compare.json").read_text())
+
+
+def test_every_shipped_study_is_of_its_suite_as_it_is() -> None:
+    studies = kept.shipped()
+    assert {(one.kind, one.suite) for one in studies} >= {("compare", suite) for suite in SHIPPED}
+    for study in studies:
+        assert study.suite_hash == suite_hash(load_suite(study.suite))
+        assert study.kind in kept.KINDS
 
 
 def _family(suite: str) -> Family:
@@ -116,6 +129,51 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 2  # the newest first
     choice.set_value(1).run()
     assert len(frames(app)["methods"]) == 3
+
+
+def test_measuring_is_a_job_whose_result_the_page_finds(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert asked == []  # nobody asked for it
+    button(app, "Measure every method").click().run()
+    ((kind, args, start),) = asked
+    assert (args["methods"], args["seeds"], args["samples"], start) == (["all"], [42, 43, 44], 64, True)
+    few = {**args, "methods": ["merged", "calibrated"], "seeds": [42], "samples": 8}
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(few)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    table = frames(app)["methods"].set_index("method")
+    expected = {one["method"]: one["average"]["mean"] for one in document["methods"]}
+    assert table["average"].to_dict() == pytest.approx({name: 100 * one for name, one in expected.items()})
+
+
+def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
+    kept.keep(budget.budget(Session(tiny), Plan(["merged", "calibrated"], (42,), 8), (4, 8)))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    (chart,) = app.get("plotly_chart")
+    lines = {one["name"]: one["x"] for one in json.loads(chart.proto.spec)["data"]}
+    assert lines == {name: ["4", "8"] for name in ("expert", "merged", "calibrated")}
+    table = frames(app)["methods"]
+    assert table["n"].tolist() == [4, 4, 4, 8, 8, 8]
+    assert "tiny" not in frames(app)["suites"]  # of method tables alone
+
+
+def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = read_study(data_path("clip-mini", "compare.json"))
+    rows = [
+        replace(row, point=replace(row.point, at={"corruption": kind, "severity": severity}))
+        for kind, severity in (("clean", 0), ("fog", 3))
+        for row in clean.rows[:3]
+    ]
+    monkeypatch.setattr(kept, "shipped", lambda: [replace(clean, kind="corrupt", rows=tuple(rows))])
+    app = opened("clip-mini", "leaderboard")
+    assert healthy(app)
+    assert [len(group.proto.imgs) for group in app.get("image")] == [6, 6]
+    assert charts(app) == 1
 
 
 def test_failures_are_said_and_damaged_files_are_named(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def drawn_as_markdown(app: AppTest) -> list[str]:
         one.label for kind in ("metric", "expander", "button", "toggle", "download_button") for one in app.get(kind)
     ]
     texts += [str(one.value) for one in app.metric]
-    return texts + [image.caption for group in app.get("imgs") for image in group.proto.imgs]
+    return texts + [image.caption for group in app.get("image") for image in group.proto.imgs]
 
 
 def drawn_by_plotly(app: AppTest) -> list[str]:

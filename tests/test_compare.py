@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from scipy import stats
 
@@ -196,6 +197,19 @@ def test_failures_while_a_model_is_made_are_kept_rows(own: Session, made: list[s
     assert made == ["expert", "calibrated:lam=0,eps=0,samples=1,seed=42"]
 
 
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_want_of_memory_is_said_and_tried_again(
+    own: Session, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def full(*_: Any) -> Any:
+        raise kind("no room for 8 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_weights", full)
+        assert "no room for 8 GiB" in table(own, ["merged"]).rows[1].found.failure
+    assert table(own, ["merged"]).rows[1].found.failure == ""
+
+
 def test_a_damaged_row_is_named_and_measured_again(own: Session, made: list[str]) -> None:
     first = table(own, ["merged"])
     files = [*Rows().folder.glob("*/*.json")]
@@ -222,7 +236,7 @@ def row(method: str, seed: int | None, values: dict[str, float], failure: str = 
     scores = {} if failure else {task: TaskValue("accuracy", value, 100) for task, value in values.items()}
     flat = {} if failure else dict.fromkeys(values, 0.5)
     seconds = {} if failure else {"make": Spent(2.0, 1.0 if seed is None else seed / 42)}
-    return Row(Point(method, method, seed, at), ("samples",), Found(scores, flat, flat, seconds, {}, 1000, failure))
+    return Row(Point(method, method, seed, at), ("samples",), Found(scores, flat, flat, seconds, {}, 1000, {}, failure))
 
 
 def test_seeds_are_taken_together() -> None:

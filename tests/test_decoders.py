@@ -16,7 +16,6 @@ from tiny_decoders import ROWS, tiny_decoder
 from featcal import (
     InputError,
     calibrate,
-    calibrate_to_folder,
     load_suite,
     measure_drift,
     open_family,
@@ -36,6 +35,12 @@ from featcal.testing.trial import TASKS, Trial, write_trial
 def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     facts = ROWS[request.param]
     return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(autouse=True)
+def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has tests of its own, and takes longer than all else here."""
+    monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -67,14 +72,14 @@ def test_generated_answers_are_the_librarys(trial: Trial) -> None:
     """The model that generates has every tensor and buffer of its own."""
     family = trial.family
     batch = trial.padded(TASKS[0])
-    answer = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
+    generator = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     library = trial.library("base", torch.float32)
     for row in range(2):
         length = int(batch["attention_mask"][row].sum())
         one = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
         theirs = library.generate(**one, **options)[:, length:]
-        assert answer(one, **options).equal(theirs)
+        assert generator.answers(one, **options).equal(theirs)
 
 
 HALF = ("gemma2", "gpt2", "phi3")
@@ -87,7 +92,7 @@ def test_dtype_tokenizer_and_generation_config_are_kept(kind: str, tmp_path: Pat
     settings = {"temperature": 0.3, "do_sample": True, "eos_token_id": 1}
     (tmp_path / "merged" / "generation_config.json").write_text(json.dumps(settings))
     (tmp_path / "merged" / "tokenizer.model").write_bytes(b"pieces")
-    calibrate_to_folder(trial.family, trial.config(), tmp_path / "out")
+    calibrate(trial.family, trial.config()).save(tmp_path / "out")
     written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
     assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
@@ -143,9 +148,15 @@ def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None
 
 def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) -> None:
     facts = ROWS["gpt2"]
-    adapter = write_trial(tiny_decoder(facts), facts, tmp_path).family.adapter
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    adapter = trial.family.adapter
     ids = torch.ones(1, 17, dtype=torch.long)
     assert adapter.misfit({"input_ids": ids[:, :16]}) is None
+    generator = adapter.generating(trial.family.base.read(adapter.tower), trial.family.base_folder)
+    batch = {"input_ids": ids[:, :14], "attention_mask": ids[:, :14]}
+    new = generator.answers(batch, max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert new.shape == (1, 3)  # the last one is not read any more
+    assert generator.log_probabilities(batch, [new[0]])[0].shape == (3, 32)
     assert "texts of 17 tokens, the model has 16 positions" in str(adapter.misfit({"input_ids": ids}))
 
 

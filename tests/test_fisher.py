@@ -27,7 +27,7 @@ ALL = Fisher(samples=12, labels=64)
 """More labels than any of the models has."""
 
 
-@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-plain"])
+@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-tied"])
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> Reference:

@@ -211,7 +211,9 @@ def expected(method: str, held: list[InMemory], name: str) -> Tensor:
     if method in by_matrix.MERGERS:
         changed = [expert - base for expert in experts]
         asked = MergeRecipe.model_validate({"method": method, **RECIPES[method]})
-        return base + by_matrix.merge(asked, changed, base.dim() == 2, name)
+        if base.dim() != 2:
+            return base + by_matrix.scale(asked) * torch.stack(changed).mean(0)
+        return base + by_matrix.merge(asked, changed, name)
     changes = {n: [thinned(method, held, i, n) for i in range(len(TASKS))] for n in SHAPES}
     if method == "dare":
         return dare.merge(base, changes[name], 0.4)
@@ -312,7 +314,17 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
     RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
     assert watched.most == 1 or method in by_matrix.MERGERS
     passes = 3 if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
-    assert [expert.reads for expert in experts.values()] == [1 + passes] * count
+    apart = 1 if method in by_matrix.MERGERS else 0  # what is no matrix
+    assert [expert.reads for expert in experts.values()] == [1 + passes + apart] * count
+
+
+@pytest.mark.parametrize("method", by_matrix.MERGERS)
+def test_what_is_no_matrix_is_read_from_one_expert_at_a_time(method: str, watched: type[Watched]) -> None:
+    """A table of a vocabulary, which may be larger than a block, and vectors."""
+    experts = {str(i): watched(i) for i in range(20)}
+    base = InMemory("base", models(1)[0].tensors)
+    RecipeWeights(MergeRecipe(method=method), base, experts, [*SHAPES], tables=["a"]).read(SHAPES)
+    assert watched.most == 1
 
 
 def test_what_does_not_fit_the_dtype_is_an_error() -> None:

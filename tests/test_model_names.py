@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conftest import TASKS, saying
 from featcal import calibrate, evaluate, measure_drift
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.errors import InputError
@@ -137,6 +137,20 @@ def test_any_model_is_calibrated_as_if_it_were_the_suites(
     assert not same(regmean, tensors(tiny, tiny.merged), 1e-2)
 
 
+FEW = CalibrationConfig(samples=4)
+
+
+def interrupted(family: Family, out: Path) -> None:
+    """A calibration that ended after a block."""
+
+    def stop(_: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_to_folder(family, FEW, out, progress=stop)
+
+
 def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
     given = ["--model", "wudi-optimum", "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
     done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
@@ -145,6 +159,9 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
     named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
     assert evaluate(tiny, str(tmp_path / "out")).average == named.average
+    interrupted(Session(tiny).on("tsv-m"), tmp_path / "again")
+    with pytest.raises(InputError, match="other inputs, options or versions"):
+        calibrate_to_folder(Session(tiny).on("iso-c"), FEW, tmp_path / "again", resume=True)
     failed = CliRunner().invoke(
         commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
     )

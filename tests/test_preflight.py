@@ -169,7 +169,7 @@ TENSORS: dict[str, tuple[Callable[[State], State], str]] = {
     "short": (lambda t: {n: t[n] for n in t if n != K}, f"missing tensors: '{K}'"),
     "extra": (
         lambda t: t | {"prefix_tuning": torch.zeros(2)},
-        "tensors that the base's architecture does not have: 'prefix_tuning'",
+        "one tensor that the base's architecture does not have, and no stage would run: 'prefix_tuning'",
     ),
     "misshapen": (
         lambda t: t | {K: torch.zeros(3, 4)},
@@ -198,7 +198,8 @@ FOUND = {task: message for task, (_, message) in TENSORS.items() if message} | {
     "pickle": "only pickled weights (pytorch_model.bin), which can run code",
     "empty": "no model.safetensors in",
     "gptq": "quantised weights (quantization_config in config.json, method gptq)",
-    "words": "its tokenizer differs in 2 of the base's 32 tokens ('yes' is 3 in the base and 4 here)",
+    "words": "its tokenizer differs in 2 of the base's 32 tokens ('yes' is 3 in the base and 4 here, "
+    "'no' is 4 in the base and 3 here)",
     "gated": "'some/gated' is gated; accept its licence on the Hub and set HF_TOKEN",
     "gone": "the Hub has no model 'some/gone'",
     "dora": "sets use_dora = true, which featcal cannot reproduce exactly",
@@ -537,7 +538,7 @@ def test_a_name_that_is_no_rename(tiny: Family) -> None:
     moved = {n: t for n, t in tensors.items() if n != name} | {"something.else": tensors[name]}
     assert [p.split(":")[1].strip() for p in differences(tiny.adapter, InMemory("x", moved))] == [
         "missing tensors",
-        "tensors that the base's architecture does not have",
+        "one tensor that the base's architecture does not have, and no stage would run",
     ]
 
 

@@ -61,7 +61,7 @@ def drift_of(family: Family, model: Any) -> float:
 
 def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family) -> None:
     study = budget.budget(own, plan("merged", "calibrated", seeds=(42, 43)), (2, 5))
-    assert [(row.method, row.point.at["samples"], row.point.seed) for row in study.rows] == [
+    assert [(row.method, row.point.at["n"], row.point.seed) for row in study.rows] == [
         (method, count, seed)
         for count in (2, 5)
         for method, seed in (("expert", None), ("merged", None), ("calibrated", 42), ("calibrated", 43))
@@ -69,11 +69,11 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
     for row in study.rows:
         if row.method != "calibrated":
             continue
-        config = replace(CONFIG, samples=int(row.point.at["samples"]), seed=row.point.seed or 0)
+        config = replace(CONFIG, samples=int(row.point.at["n"]), seed=row.point.seed or 0)
         assert np.mean(list(row.found.drift.values())) == pytest.approx(
             drift_of(tiny, calibrate(tiny, config)), abs=1e-5
         )
-    assert "samples" in study_tables.printed(study.summaries())[1]
+    assert "n" in study_tables.printed(study.summaries())[1]
 
 
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +124,16 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     parallel = schedule.behind(own, CONFIG, 3)
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
+    predicted = {one.at["schedule"]: one.beside for one in study.summaries() if one.at}
+    sources = own.sources(CONFIG)
+    for order, source in (("stale", "stale"), ("parallel", "merged")):
+        of_source = [one.relative for one in sources if one.source == source]
+        assert predicted[order] == {"excess": pytest.approx(np.mean(of_source), abs=1e-6)}
+    assert predicted["forward"] == {}
+    assert predicted["parallel"]["excess"] > predicted["stale"]["excess"] > 0
+    assert study_tables.printed(study.summaries())[1][-2:] == ["excess", "needs"]
+    refined = schedule.schedule(own, plan("calibrated:recipe=refined"))
+    assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
     with pytest.raises(InputError, match="no calibration"):
         schedule.schedule(own, plan("calibrated", "merged"))
 

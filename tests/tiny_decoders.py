@@ -32,6 +32,10 @@ _OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 5},
     "gpt2": {},
     "smollm3": {"no_rope_layers": [1, 0], "head_dim": 6},
+    "glm4": {"head_dim": 8},
+    "exaone4": {"sliding_window": 5, "layer_types": _KINDS},
+    "seed_oss": {"head_dim": 6},
+    "ministral3": {},
     "olmo2": {},
     "olmo3": {"sliding_window": 5, "layer_types": _KINDS},
 }  # fmt: skip

@@ -42,8 +42,8 @@ def adamerging(
 ) -> tuple[Weights, dict[str, Any]]:
     """Merge the experts; with the coefficients by task and tensor, and the entropy on all samples before and after.
 
-    A gradient passes through all layers, and every step needs all task vectors: memory holds the tower three times and
-    once more for every expert.
+    A gradient passes through all layers, and every step needs all task vectors. So memory cannot hold a block at a
+    time: it holds the tower three times and once more for every expert.
 
     Args:
         experts: one expert pass per task; their batches are the samples.

@@ -35,8 +35,8 @@ from featcal.models.run import Run
 def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:
     """Merge the experts; the base counts for its dtype alone.
 
-    A gradient passes through all layers, so memory holds whole towers: an expert's three times (weights, gradient,
-    information) and two sums over experts in float64.
+    A gradient passes through all layers, so memory cannot hold a block at a time: it holds the tower of one expert
+    three times (weights, gradient, information), and mean and two sums over experts in float64.
 
     Args:
         experts: one expert pass per task; their batches are the samples.

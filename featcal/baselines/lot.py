@@ -42,7 +42,8 @@ from featcal.schema.recipe import MergeRecipe
 
 
 def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
-    """Merge the experts. Memory holds one block of the base and of one expert, and the sums of that block.
+    """Merge the experts. Memory holds one block of the base, of the mean and of one expert with the sums of that block,
+    and what was merged so far: the whole tower in the end, since the model is handed over and not written.
 
     Args:
         experts: one expert pass per task; their batches are the samples.

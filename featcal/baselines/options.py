@@ -139,8 +139,7 @@ class Fisher(Sampled):
 
 @dataclass(frozen=True)
 class AdaMerging(Sampled):
-    """AdaMerging (arXiv 2310.02575), layer-wise, on calibration inputs: coefficients of the task vectors, trained on
-    the entropy of predictions."""
+    """AdaMerging (arXiv 2310.02575), layer-wise: coefficients trained on the entropy for *calibration* inputs."""
 
     kind: ClassVar[str] = "adamerging"
     steps: int = 1000
@@ -159,7 +158,7 @@ class AdaMerging(Sampled):
 
 @dataclass(frozen=True)
 class AdaMergingTest(AdaMerging):
-    """AdaMerging (arXiv 2310.02575), layer-wise, on *test* inputs, as published: no other model sees them."""
+    """AdaMerging (arXiv 2310.02575) as published: coefficients trained on the entropy for *test* inputs."""
 
     kind: ClassVar[str] = "adamerging-test"
     split: ClassVar[str] = "test"

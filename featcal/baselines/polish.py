@@ -41,9 +41,9 @@ def polish(
 ) -> tuple[Weights, dict[str, float]]:
     """The model after some steps, and the loss on all samples before and after.
 
-    All of the tower moves that the final features depend on; it is stored in the model's own dtypes. Memory holds the
-    whole tower four times (weights, gradient and two moments) and what `gradients.TOGETHER` samples leave for the
-    gradient.
+    All of the tower moves that the final features depend on; it is stored in the model's own dtypes. A gradient passes
+    through all layers, so memory cannot hold a block at a time: it holds the tower four times (weights, gradient and
+    two moments) and what `gradients.TOGETHER` samples leave for the gradient.
 
     Args:
         experts: one expert pass per task, with `kept`; their batches are the samples.

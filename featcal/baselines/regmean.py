@@ -38,7 +38,9 @@ sum G~ is at most 1 + d reduce / (1 - reduce)."""
 
 
 def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> Weights:
-    """Merge the experts; the base counts for its dtype alone.
+    """Merge the experts; the base counts for its dtype alone. Memory holds one block of one or two experts and of the
+    merged model with the sums of that block, and what was merged so far: the whole tower in the end, since the model is
+    handed over and not written.
 
     Args:
         experts: one expert pass per task; their batches are the samples.

@@ -45,6 +45,8 @@ def surgery(
 ) -> tuple[Model, dict[str, float]]:
     """The model with a module for every task, and the mean absolute difference to the experts before and after.
 
+    One block of one model is in memory at a time; modules are trained on final features alone.
+
     Args:
         experts: one expert pass per task, with `kept`; their batches are the samples.
 

@@ -23,7 +23,11 @@ from featcal.models.run import Run
 
 
 def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) -> Weights:
-    """Calibrate every matrix of the tower of a model; other tensors stay. One matrix of each model is in memory."""
+    """Calibrate every matrix of the tower of a model; other tensors stay.
+
+    Memory holds one matrix of the base, the model and one expert in float64, and what was calibrated so far: the whole
+    tower in the end, since the model is handed over and not written.
+    """
     shapes, found = run.adapter.shapes(), dict[str, Tensor]()
     matrices = [name for name in run.adapter.tower if len(shapes[name]) == 2]
 

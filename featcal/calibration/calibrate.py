@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+import torch
+
 from featcal.calibration.config import OF_A_RECIPE, PAPER, CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.memory import can_reload, state_budget
@@ -200,6 +202,17 @@ def input_hashes(family: Family) -> dict[str, dict[str, str]]:
     return {name: {file.name: _sha256(file) for file in own} for name, own in files.items() if own}
 
 
+def _of(family: Family) -> list[str]:
+    """What tells the model that is calibrated from others: of the suite's own the files, which are among the inputs; of
+    another one, which may have none, its name and content."""
+    if family.merged_name == "merged":
+        return [family.merged_name]
+    digest = hashlib.sha256()
+    for name in family.adapter.tower:
+        digest.update(family.merged.read([name])[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return [family.merged_name, digest.hexdigest()]
+
+
 def _store(
     family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], limit: int | None, out: Path
 ) -> ActivationStore:
@@ -226,7 +239,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
-        "of": family.merged_name,
+        "of": _of(family),
         "inputs": hashes,
         "samples": {task: one.digest() for task, one in passes.items()},
         "versions": all_versions(),
@@ -296,7 +309,7 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
     """What the canary says of a model that generates, by the names of its record; nothing of others, or where the whole
     model may not be in memory. Its prompts are another draw than the samples that were calibrated on."""
     family = made.family
-    if family.adapter.answers != "text" or not whole:
+    if not family.adapter.generates or not whole:
         return {}
     return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
 

@@ -5,6 +5,9 @@ Algorithm 1 counts all modules of a block in one snapshot of the merged block, s
 that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as
 its pieces (norm, query, key and value maps, output map), and every piece is counted after those before it were solved.
 The map that writes a part's result into the residual stream is asked to close `beta` of the gap that stands there.
+
+Where a norm stands between that map and the stream (the post-norms of Gemma-2 and OLMo-2) its output is not what is
+added, and a target moved by the gap would be wrong by the norm. Such a map is no writer: it is fitted with beta 0.
 """
 
 from __future__ import annotations

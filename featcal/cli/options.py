@@ -84,7 +84,7 @@ SWITCHES_AND_PARTS = block(
     click.option(
         "--completion-only/--no-completion-only",
         default=None,
-        help="Llama: count what predicts the answer alone.  [off]",
+        help="Decoder-only models: count what predicts the answer alone.  [off]",
     ),
     click.option(
         "--blocks",

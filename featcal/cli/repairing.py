@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @SUITE
 @MODEL
 @OUT
-@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, T5 and Llama: 1e-5]")
-@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, Llama: 0.5]")
+@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, language models: 1e-5]")
+@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, decoder-only: 0.5]")
 @click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
 @RECIPE
@@ -65,7 +65,7 @@ def calibrate(
     if max_memory is None:
         keep_memory()
     family = opening.session(suite, device).on(model)
-    if require_canary and family.adapter.answers != "text":
+    if require_canary and not family.adapter.generates:
         raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
     config = config_for(family, **chosen)
     document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=bar())

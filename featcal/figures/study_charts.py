@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.names import label, shorten
-from featcal.figures.theme import COLOUR, SYMBOL, finish
+from featcal.figures.theme import COLOUR, SYMBOL, colours, finish
 
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 _GROUPS = (
     ("the task at inference, modules per task", COLOUR["expert"], SYMBOL["expert"]),
     ("samples and training", COLOUR["merged"], SYMBOL["merged"]),
@@ -41,6 +44,43 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title="average over tasks, %")
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     return finish(figure, 160 + 22 * len(scored))
+
+
+def over_places(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
+    """One line per method of `study_tables.method_table` over the places of a study, such as numbers of samples:
+    average with its 95 % interval over seeds. Methods that are at one place alone are left out.
+
+    Args:
+        places: the columns that say where a row stands; several make one name, in the order of the rows.
+    """
+    scored = frame[frame["average"].notna()]
+    named = [", ".join(_plainly(row[name]) for name in places) for row in scored[list(places)].to_dict("records")]
+    figure, methods = go.Figure(), list(dict.fromkeys(scored["method"]))
+    shades = dict(zip(methods, colours(len(methods)), strict=True))
+    for number, method in enumerate(methods):
+        rows = scored[scored["method"] == method]
+        if len(rows) < 2:
+            continue
+        figure.add_scatter(
+            x=[label(one) for one, same in zip(named, scored["method"] == method, strict=True) if same],
+            y=rows["average"],
+            error_y={"array": rows["interval"].fillna(0.0).tolist(), "thickness": 1.5, "color": shades[method]},
+            name=label(shorten(str(method), 48)),
+            mode="lines+markers",
+            marker={"color": shades[method], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 9},
+            line={"color": shades[method]},
+            hovertemplate="%{x}<br>%{y:.1f} %<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title=label(", ".join(places)), type="category")
+    figure.update_yaxes(title="average over tasks, %")
+    return finish(figure, 460)
+
+
+def _plainly(value: object) -> str:
+    """A place as it was said; whole numbers that share a column with missing ones are floats there."""
+    if isinstance(value, float):
+        return "" if value != value else f"{value:g}"
+    return str(value)
 
 
 def _group(row: dict[str, object]) -> int:

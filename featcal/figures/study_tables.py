@@ -23,7 +23,9 @@ def method_table(found: Sequence[Summary]) -> pd.DataFrame:
     """One row per method and place in the study: scores in percent with half the width of the 95 % interval over seeds
     in points, drift and cosine, seconds of the processor and megabytes for making it, and a column of booleans for
     everything that methods need. NaN where there is nothing."""
-    return pd.DataFrame([{**one.at, **_cells(one), **_needed(one), "failure": one.failure} for one in found])
+    return pd.DataFrame(
+        [{**one.at, **_cells(one), **one.beside, **_needed(one), "failure": one.failure} for one in found]
+    )
 
 
 def _cells(one: Summary) -> dict[str, Any]:
@@ -87,7 +89,12 @@ def row_table(study: Study) -> pd.DataFrame:
         cells |= {f"cosine {task}": value for task, value in found.cosine.items()}
         for stage, spent in found.seconds.items():
             cells |= {f"{stage}, CPU s": spent.cpu, f"{stage}, wall s": spent.wall}
-        cells |= {"peak bytes": found.peak_bytes, "needs": ", ".join(row.needs), "failure": found.failure}
+        cells |= {
+            **found.beside,
+            "peak bytes": found.peak_bytes,
+            "needs": ", ".join(row.needs),
+            "failure": found.failure,
+        }
         rows.append(cells)
     return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
 
@@ -95,8 +102,8 @@ def row_table(study: Study) -> pd.DataFrame:
 def printed(found: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
     """Cells and header of the method table as text; places of the study come first."""
     places = list(dict.fromkeys(name for one in found for name in one.at))
-    header = [*places, *COLUMNS, "needs"]
-    return [_printed(one, places) for one in found], header
+    beside = list(dict.fromkeys(name for one in found for name in one.beside))
+    return [_printed(one, places, beside) for one in found], [*places, *COLUMNS, *beside, "needs"]
 
 
 def markdown(found: Sequence[Summary]) -> str:
@@ -110,11 +117,17 @@ def markdown(found: Sequence[Summary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _printed(one: Summary, places: Sequence[str]) -> list[str]:
+def _printed(one: Summary, places: Sequence[str], beside: Sequence[str]) -> list[str]:
     cells, first = _cells(one), [str(one.at.get(name, "")) for name in places]
     if one.failure and one.average is None:
-        return [*first, one.method, *[NOTHING] * (len(COLUMNS) - 1), f"cannot be used: {_one_line(one.failure)}"]
+        return [
+            *first,
+            one.method,
+            *[NOTHING] * (len(COLUMNS) + len(beside) - 1),
+            f"cannot be used: {_one_line(one.failure)}",
+        ]
     shown = [_text(name, cells[name]) for name in COLUMNS[1:]]
+    shown += [f"{one.beside[name]:.3g}" if name in one.beside else NOTHING for name in beside]
     needed = ", ".join(one.needs) or "nothing"
     return [*first, one.method, *shown, needed + (f"; a seed failed: {_one_line(one.failure)}" if one.failure else "")]
 

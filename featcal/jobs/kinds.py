@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from featcal.errors import InputError
 from featcal.progress import Progress
 
 if TYPE_CHECKING:
@@ -141,11 +142,36 @@ def report(work: Work) -> dict[str, Any]:
     return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
 
 
+def compare(work: Work) -> dict[str, Any]:
+    """Measure methods side by side; finished rows are kept, so one that was cancelled or died goes on where it stopped.
+
+    `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
+
+    Returns:
+        The document of `featcal compare --methods --json`, which the page of studies finds as well.
+    """
+    from featcal.family import open_family
+    from featcal.session import Session
+    from featcal.studies.compare import compare_methods
+    from featcal.studies.kept import keep
+    from featcal.studies.plan import Plan
+    from featcal.suite import load_suite
+
+    methods, seeds, samples = (work.args[name] for name in ("methods", "seeds", "samples"))
+    session = Session(open_family(load_suite(work.suite)))
+    study = compare_methods(session, Plan(tuple(methods), tuple(seeds), samples, progress=work.progress))
+    problem = keep(study)
+    if problem:
+        raise InputError(problem)
+    return study.to_json()
+
+
 KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
     "calibrate": calibrate,
     "scores": scores,
     "sweep": sweep,
     "report": report,
+    "compare": compare,
 }
 """Name → what the worker calls."""
 

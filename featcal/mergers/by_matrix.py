@@ -1,4 +1,4 @@
-"""Mergers that take a task matrix as a whole, and what becomes of tensors that are none."""
+"""Mergers that take a task matrix as a whole: one of every expert is in memory, in float64."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ MERGERS: Mapping[str, Callable[[MergeRecipe, Sequence[Tensor]], Tensor]] = {
 """Method → the merged task matrix of task matrices `[m, d]`."""
 
 
-def merge(recipe: MergeRecipe, changes: Sequence[Tensor], is_map: bool, name: str) -> Tensor:
-    """What the merge adds to the base's tensor: `scale` (1 when None) times the merged task matrix, or the mean change.
+def scale(recipe: MergeRecipe) -> float:
+    """Factor of the merged task matrix, and of the mean change of what is no matrix."""
+    return DEFAULT_SCALE if recipe.scale is None else recipe.scale
+
+
+def merge(recipe: MergeRecipe, changes: Sequence[Tensor], name: str) -> Tensor:
+    """What the merge adds to the base's matrix: `scale` times the merged task matrix.
 
     Args:
-        changes: theta_i - theta_0 of one tensor, of every expert.
-        is_map: whether the tensor is a matrix that the method merges.
-        name: of the tensor, for messages.
+        changes: theta_i - theta_0 of one matrix, of every expert.
+        name: of the matrix, for messages.
 
     Raises:
         NumericalError: a decomposition does not converge.
     """
-    scale = DEFAULT_SCALE if recipe.scale is None else recipe.scale
-    if not is_map:
-        return scale * sum(changes[1:], changes[0]) / len(changes)
     try:
-        return scale * MERGERS[recipe.method](recipe, changes)
+        return scale(recipe) * MERGERS[recipe.method](recipe, changes)
     except _LINALG.LinAlgError as error:
         raise NumericalError(f"{recipe.method}: no decomposition of tensor '{name}' ({error})") from error

@@ -35,9 +35,9 @@ class RecipeWeights:
     """The merged model of a recipe, computed in float64 and given in the base's dtype, or in the recipe's.
 
     Memory holds some tensors of the base, of the sums and of one or two experts, whatever the number of experts.
-    Methods that take a matrix as a whole (`by_matrix`) need it of all experts at once, in float64; what they give is
-    computed once, when it is read for the first time, and kept in files, since decompositions take long and a model is
-    read several times.
+    Methods that take a matrix as a whole (`by_matrix`) need it of all experts at once, in float64, and average what is
+    no matrix; what they give is computed once, when it is read for the first time, and kept in files, since
+    decompositions take long and a model is read several times.
     """
 
     recipe: MergeRecipe
@@ -63,15 +63,24 @@ class RecipeWeights:
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
-        if self.recipe.method in by_matrix.MERGERS:
-            missing = {name: size for name, size in sizes.items() if name not in self._computed}
-            for group in in_groups(missing, VALUES_AT_ONCE // len(self.experts)):
-                self._computed.put(self._by_matrix(group))
-            return {name: self._computed[name] for name in sizes}
-        merged: dict[str, Tensor] = {}
-        for group in in_groups(sizes, VALUES_AT_ONCE):
+        whole = {name: size for name, size in sizes.items() if self._is_whole(name)}
+        missing = {name: size for name, size in whole.items() if name not in self._computed}
+        for group in in_groups(missing, VALUES_AT_ONCE // len(self.experts)):
+            self._computed.put(self._by_matrix(group))
+        merged = {name: self._computed[name] for name in whole}
+        for group in in_groups({name: size for name, size in sizes.items() if name not in whole}, VALUES_AT_ONCE):
             merged |= self._read_together(group)
-        return merged
+        return {name: merged[name] for name in sizes}
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether the method takes this tensor as a matrix."""
+        own = self.base.info.get(name)
+        return (
+            self.recipe.method in by_matrix.MERGERS
+            and own is not None
+            and len(own.shape) == 2
+            and name not in self.tables
+        )
 
     def _by_matrix(self, names: Sequence[str]) -> dict[str, Tensor]:
         base = self.base.read(names)
@@ -82,9 +91,8 @@ class RecipeWeights:
                 changes[name].append(read[name].double() - base[name].double())
         merged: dict[str, Tensor] = {}
         for name in names:
-            is_map = base[name].dim() == 2 and name not in self.tables
             turn = name in self.transposed
-            change = by_matrix.merge(self.recipe, [c.mT if turn else c for c in changes.pop(name)], is_map, name)
+            change = by_matrix.merge(self.recipe, [c.mT if turn else c for c in changes.pop(name)], name)
             merged[name] = self._stored(base[name].double() + (change.mT if turn else change), name, base[name].dtype)
         return merged
 
@@ -129,7 +137,7 @@ class RecipeWeights:
                 return breadcrumbs.merge(base, experts, recipe.scale, recipe.beta, recipe.gamma, sizes)
             case "model-stock":
                 return model_stock.merge(base, experts, sizes)
-        raise AssertionError(f"{recipe.method} merges matrices")
+        return task_arithmetic.merge(base, experts, by_matrix.scale(recipe) / len(self.experts))  # no matrix
 
     def _thinned(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Iterator[Tensor]:
         """Task vectors as DARE leaves them."""

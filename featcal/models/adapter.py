@@ -266,6 +266,11 @@ class Adapter(ABC):
         """What the decisions of these models are, where a model brings no head."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
+    @property
+    def generates(self) -> bool:
+        """Whether the library's own class continues text."""
+        return self.answers == "text"
+
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         """What answers batches with text, on the given tensors of the tower; where `answers` is "text".
 
@@ -370,6 +375,18 @@ class Adapter(ABC):
             for name, module in block.linears.items()
             if is_transposed(module)
         )
+
+    def uncalibrated(self) -> list[str]:
+        """Names of tensors inside blocks that belong to no linear map and no norm, so that no calibration changes them:
+        tables of positions, convolutions, states."""
+        found = []
+        for stage in self.stages:
+            for block in stage.blocks:
+                norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
+                known = tuple(f"{name}." for name in (*block.linears, *norms))
+                inside = len(block.name) + 1
+                found += [name for name in block.names if not name[inside:].startswith(known)]
+        return found
 
     def parts(self) -> list[str]:
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""

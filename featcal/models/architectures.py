@@ -50,8 +50,7 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
     if kind in _DECODERS:
         return _decoder(_DECODERS[kind], label)
     if kind is not None:
-        why = next((why for ends, why in _WHY_NOT.items() if str(kind).endswith(ends)), "")
-        what = f"architecture '{kind}' is not supported{why and f': {why}'}"
+        what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
     elif "pretrained_cfg" in config or "num_classes" in config:
         what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
     else:
@@ -103,5 +102,22 @@ _HOMES = {
 _DECODERS = {facts.model_type: facts for facts in FACTS}
 """`model_type` → facts of a decoder-only architecture."""
 
-_WHY_NOT: Mapping[tuple[str, ...], str] = {}
-"""How a `model_type` ends → why there is no adapter for it."""
+_TELLING = (
+    ("experts", "a mixture of experts, whose experts are one tensor of three dimensions"),
+    ("vision_config", "a model of pictures and text"),
+    ("audio_config", "a model of sound and text"),
+    ("mamba", "a model with state-space layers"),
+    ("ssm", "a model with state-space layers"),
+    ("state_size", "a model with state-space layers"),
+    ("linear_attention", "a model with layers of linear attention"),
+    ("linear_conv_kernel", "a model with layers of linear attention"),
+    ("conv_L_cache", "a model with layers of short convolutions"),
+)
+"""Parts of names in a `config.json`, and what a model is that has them."""
+
+
+def _why_not(config: Mapping[str, Any]) -> list[str]:
+    """What keeps a model out whose architecture is in no table, as far as its configuration shows it: at most one."""
+    named = [name for name, value in config.items() if value]
+    kinds = [str(one) for one in config.get("layer_types") or ()]
+    return [why for part, why in _TELLING if any(part in name for name in [*named, *kinds])][:1]

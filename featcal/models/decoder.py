@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.decoder_facts import SETTINGS, DecoderFacts, DecoderPart
+from featcal.models.generation import Generator
 from featcal.models.language import (
     LanguageModel,
     answer_position,
@@ -50,7 +52,8 @@ class DecoderStage(Stage):
         behind = (f"{facts.blocks}.", f"{facts.norm}.")
         self.outer = tuple(f"{facts.stack}.{name}" for name in names if not name.startswith(behind))
         last = type(model.get_submodule(norm))
-        self.norm = None if issubclass(last, nn.LayerNorm) else last
+        scales = [name for name, _ in model.get_submodule(norm).named_parameters()]
+        self.norm = last if scales == ["weight"] and not issubclass(last, nn.LayerNorm) else None
         self.norm_offset, self.head_axis = facts.norm_offset, facts.head_axis
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -154,18 +157,29 @@ class Decoder(LanguageModel):
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         return library_logits(self.model_class, folder, **inputs)[:, -1]
 
+    @property
+    def generates(self) -> bool:
+        """A class of somebody's own may be without transformers' `generate`."""
+        return hasattr(self.model_class, "generate")
+
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        return replace(super().generating(tensors, folder), positions=self._positions)
+
+    @property
+    def _positions(self) -> int | None:
+        """Rows of the table of positions, where there is one."""
+        table = f"{self.facts.stack}.{self.facts.positions}.weight"
+        return self.shapes()[table][0] if self.facts.positions else None
+
     def misfit(self, inputs: Batch) -> str | None:
         return super().misfit(inputs) or self._too_long(inputs) or self._mixed_ropes(inputs)
 
     def _too_long(self, inputs: Batch) -> str | None:
         """Why a text has no positions; None if all have theirs."""
-        if not self.facts.positions:
+        longest, rows = inputs["input_ids"].shape[1], self._positions
+        if rows is None or longest <= rows:
             return None
-        rows = self.shapes()[f"{self.facts.stack}.{self.facts.positions}.weight"][0]
-        longest = inputs["input_ids"].shape[1]
-        return (
-            f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'" if longest > rows else None
-        )
+        return f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'"
 
     def _mixed_ropes(self, inputs: Batch) -> str | None:
         """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""

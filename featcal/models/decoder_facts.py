@@ -134,6 +134,21 @@ FACTS = (
     DecoderFacts(
         model_type="smollm3", config="SmolLM3Config", model="SmolLM3ForCausalLM", settings=("no_rope_layers",)
     ),
+    DecoderFacts(
+        model_type="glm4",
+        config="Glm4Config",
+        model="Glm4ForCausalLM",
+        parts=(
+            DecoderPart("attention", "self_attn", "input_layernorm", "post_self_attn_layernorm"),
+            DecoderPart("mlp", "mlp", "post_attention_layernorm", "post_mlp_layernorm"),
+        ),
+        shared=(QKV,),
+    ),
+    DecoderFacts(
+        model_type="exaone4", config="Exaone4Config", model="Exaone4ForCausalLM", parts=POST_NORM, head_axis=1
+    ),
+    DecoderFacts(model_type="seed_oss", config="SeedOssConfig", model="SeedOssForCausalLM"),
+    DecoderFacts(model_type="ministral3", config="Ministral3Config", model="Ministral3ForCausalLM"),
     DecoderFacts(model_type="olmo2", config="Olmo2Config", model="Olmo2ForCausalLM", parts=POST_NORM),
     DecoderFacts(model_type="olmo3", config="Olmo3Config", model="Olmo3ForCausalLM", parts=POST_NORM),
 )  # fmt: skip

@@ -51,7 +51,8 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
         problems.append(f"{label}: missing tensors: {some(missing)}")
     if extra:
         whose = f"a model of type {adapter.family}" if label == "base" else "the base's architecture"
-        problems.append(f"{label}: tensors that {whose} does not have: {some(extra)}")
+        count = "one tensor" if len(extra) == 1 else f"{len(extra)} tensors"
+        problems.append(f"{label}: {count} that {whose} does not have, and no stage would run: {some(extra)}")
     rows, sentence = _vocabulary(adapter, found, expected)
     if rows:
         problems.append(f"{label}: {sentence}")

@@ -19,6 +19,8 @@ class Generator:
     model: Any
     encodes: bool
     """Whether the prompt goes to an encoder; otherwise the answer goes on from it."""
+    positions: int | None = None
+    """Tokens that prompt and answer may have together, where the model has a table of positions: answers end there."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -38,6 +40,9 @@ class Generator:
             ids, mask = batch["input_ids"], batch["attention_mask"]
         else:
             ids, mask = prompts(batch)
+        if self.positions is not None:  # the last token is not read any more
+            room = self.positions - ids.shape[1] + 1
+            options["max_new_tokens"] = min(options.get("max_new_tokens", room), room)
         produced: Tensor = self.model.generate(ids, attention_mask=mask, **options)
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
@@ -58,7 +63,7 @@ class Generator:
         else:
             ids, mask = prompts(batch)
             own = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
-            rows = [torch.cat([prompt, answer]) for prompt, answer in zip(own, answers, strict=True)]
+            rows = [torch.cat([prompt, answer])[: self.positions] for prompt, answer in zip(own, answers, strict=True)]
             padded = pad_sequence(rows, batch_first=True)
             lengths = torch.tensor([len(row) for row in rows], device=padded.device)
             attended = (torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).long()

@@ -21,6 +21,7 @@ from featcal.models.architectures import adapter_for
 from featcal.preflight.places import Places
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
+from featcal.words import some
 
 CPU = torch.device("cpu")
 
@@ -109,6 +110,8 @@ def add_notes(suite: Suite, opened: Opened) -> None:
                 (report.problems if text and disagreement.changed else report.notes).append(
                     f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
                 )
+    if opened.adapter is not None:
+        opened.reports["base"].notes += _uncalibrated(opened.adapter)
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
     if len(set(stored.values())) > 1:
         kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
@@ -116,6 +119,15 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         opened.reports["base"].notes.append(
             f"models are stored in different dtypes ({which}); the written model has those of the merged one"
         )
+
+
+def _uncalibrated(adapter: Adapter) -> list[str]:
+    """A note on tensors of the blocks that stay as merged whatever is calibrated."""
+    names = adapter.uncalibrated()
+    if not names:
+        return []
+    count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
+    return [f"base: {count} inside the blocks are of no linear map and no norm, and stay as merged: {some(names)}"]
 
 
 def _main_dtype(weights: Weights, tower: tuple[str, ...]) -> str:
@@ -175,8 +187,9 @@ def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
     changed = [token for token in a if b.get(token) != a[token]]
     added = len(b.keys() - a.keys())
     if changed:
-        example = f"'{changed[0]}' is {a[changed[0]]} in the base and {b.get(changed[0], 'missing')} here"
-        return Disagreement(f"its tokenizer differs in {len(changed)} of the base's {len(a)} tokens ({example})", True)
+        first = sorted(changed, key=a.__getitem__)[:3]
+        examples = ", ".join(f"'{one}' is {a[one]} in the base and {b.get(one, 'missing')} here" for one in first)
+        return Disagreement(f"its tokenizer differs in {len(changed)} of the base's {len(a)} tokens ({examples})", True)
     if added:
         return Disagreement(f"its tokenizer has {added} tokens that the base's does not have", False)
     if any(own.get(part) != theirs.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "model")):

@@ -22,5 +22,5 @@ def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Stud
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")
-    points = [point for count in counts for point in at(plan.points([EXPERT, *plan.methods], count), samples=count)]
+    points = [point for count in counts for point in at(plan.points([EXPERT, *plan.methods], count), n=count)]
     return study_of("budget", session, plan.on, plan.run(session, points))

@@ -9,6 +9,7 @@ from itertools import product
 from featcal.errors import InputError
 from featcal.schema.source import CORRUPTIONS, Corruption
 from featcal.session import Session
+from featcal.studies.needs import SAMPLES, needs
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
@@ -28,11 +29,14 @@ def corrupt(
         InputError: samples that are no pictures as people see them, or no such kind or severity.
     """
     points = at(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
-    seeing = plan.points()
+    seeing, modality = plan.points(), session.family.adapter.modality
     for kind, severity in product(kinds, severities):
         family = replace(session.family, suite=corrupted(session.family.suite, kind, severity))
         other = Session(family, one_shot=True)
-        points += [replace(point, of=other) for point in at(seeing, corruption=kind, severity=severity)]
+        points += [
+            replace(point, of=other) if SAMPLES in needs(point.model, modality) else point
+            for point in at(seeing, corruption=kind, severity=severity)
+        ]
     return study_of("corrupt", session, plan.on, plan.run(session, points))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from featcal.errors import InputError
@@ -11,8 +12,15 @@ from featcal.resources import cache_folder, embedded_suites
 from featcal.studies.study import Study, read_study
 from featcal.whole_files import put
 
-SHIPPED = "compare.json"
-"""File of a method table, beside the suite that it is of."""
+KINDS: Mapping[str, str] = {
+    "compare": "methods",
+    "budget": "samples per task",
+    "corrupt": "corrupted calibration pictures",
+    "schedule": "forward order against stale and parallel",
+    "ablate": "parts of a calibration",
+    "tasks": "number of tasks",
+}
+"""Studies by their commands, and what each is about. One that comes with featcal lies beside its suite as KIND.json."""
 
 
 def keep(study: Study) -> str:
@@ -30,8 +38,8 @@ def keep(study: Study) -> str:
 
 
 def shipped() -> list[Study]:
-    """The method tables of the embedded suites, as they came with featcal."""
-    files = (file.with_name(SHIPPED) for file in embedded_suites().values())
+    """Studies of the embedded suites, as they came with featcal; method tables first."""
+    files = [file.with_name(f"{kind}.json") for kind in KINDS for file in embedded_suites().values()]
     return [read_study(file) for file in files if file.is_file()]
 
 

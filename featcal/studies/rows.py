@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +47,8 @@ class Found:
     """Seconds of the clock of what making it consists of, where its method says so."""
     peak_bytes: int | None
     """By how much the process grew at most while the model was made."""
+    beside: Mapping[str, FiniteFloat] = field(default_factory=dict)
+    """What its study measures of it alone, by name."""
     failure: str = ""
     """Why the method cannot be used here; "" where it can."""
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.errors import FeatcalError, NoScores, NumericalError
 from featcal.formats.weights import Overlay, Weights
@@ -28,6 +30,7 @@ EXPERT = "expert"
 _OF_ALL = ("total", "samples")
 """Stages of a record that are no part of it, or that a session has taken out of it."""
 Make = Callable[[Session, CalibrationConfig], Weights]
+Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 
 
 class Views(NamedTuple):
@@ -54,6 +57,8 @@ class Point:
     made: str = ""
     """How it is made of its name, if not as everywhere; then `make` does it."""
     make: Make | None = None
+    beside: Beside | None = None
+    """What else is measured of it; `made` is to tell that too."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +152,25 @@ def _measured(session: Session, point: Point, named: ModelId, on: Views) -> tupl
         weights, making, stages = _made(point.of or session, point, named)
         scores, scoring = _scored(session, weights, on.scores)
         drift, cosine, walking = _apart(session, weights, on.features)
+        beside = _beside(session, point, named)
     except FeatcalError as error:
         return _failed(str(error)), True
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         return _failed(f"it needs more memory than there is: {error}"), False
     seconds = {"make": making, "score": scoring, "drift": walking}
     spent = {stage: Spent(cost.wall, cost.cpu) for stage, cost in seconds.items()}
-    return settled(Found(scores, drift, cosine, spent, stages, making.peak_bytes)), True
+    return settled(Found(scores, drift, cosine, spent, stages, making.peak_bytes, beside)), True
 
 
 def _failed(why: str) -> Found:
-    return Found({}, {}, {}, {}, {}, None, why)
+    return Found({}, {}, {}, {}, {}, None, {}, why)
+
+
+def _beside(session: Session, point: Point, named: ModelId) -> Mapping[str, float]:
+    if point.beside is None:
+        return {}
+    assert isinstance(named, CalibrationConfig)
+    return point.beside(point.of or session, named)
 
 
 def _made(of: Session, point: Point, named: ModelId) -> tuple[ModelId, Cost, dict[str, float]]:

@@ -2,7 +2,8 @@
 
 Forward order is Algorithm 1. "stale" fits every block behind a block that is still the merged one, "parallel" fits all
 blocks on the merged model's features, as if each were alone. Proposition 8 bounds what that costs block by block
-(`Session.sources`); here whole models are made of it and scored.
+(`Session.sources`); here whole models are made of it and scored, and that excess stands beside them. It is defined for
+the paper's recipe alone.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from dataclasses import replace
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, expert_passes
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.errors import InputError
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
 from featcal.schema.model_name import model_name
 from featcal.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, Make, at
+from featcal.studies.runner import EXPERT, Point, at
 from featcal.studies.study import Study, study_of
 
 METHODS = ("calibrated", "calibrated:recipe=refined")
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
+EXCESS = "excess"
+_SOURCE = {STALE: "stale", PARALLEL: "merged"}
+"""Order → the feature source of Prop. 8 that its blocks are fitted on."""
 
 
 def schedule(session: Session, plan: Plan) -> Study:
@@ -38,17 +42,26 @@ def schedule(session: Session, plan: Plan) -> Study:
         raise InputError(f"methods: {', '.join(others)} is no calibration; orders are of calibrated:OPTIONS alone")
     points = plan.points([EXPERT, "merged"])
     for order in SCHEDULES:
-        make: Make | None = None if order == FORWARD else _maker(order)
         here = at(plan.points(), schedule=order)
-        points += [replace(point, made="" if make is None else order, make=make) for point in here]
+        points += here if order == FORWARD else [_in_order(point, order) for point in here]
     return study_of("schedule", session, plan.on, plan.run(session, points))
 
 
-def _maker(order: str) -> Make:
+def _in_order(point: Point, order: str) -> Point:
     def make(session: Session, config: CalibrationConfig) -> Weights:
         return behind(session, config, 1 if order == STALE else len(session.family.adapter.blocks()))
 
-    return make
+    def beside(session: Session, config: CalibrationConfig) -> dict[str, float]:
+        return {} if config.recipe != PAPER else {EXCESS: excess(session, config, _SOURCE[order])}
+
+    return replace(point, made=order, make=make, beside=beside)
+
+
+def excess(session: Session, config: CalibrationConfig, source: str) -> float:
+    """What Prop. 8 says of an order before any model is made in it: excess of its feature source over the minimum of
+    the local objective, mean over all linear maps of the forward order's model (`SourceExcess.relative`)."""
+    found = [one.relative for one in session.sources(config) if one.source == source]
+    return sum(found) / len(found)
 
 
 def behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:

@@ -46,6 +46,8 @@ class Summary:
     peak_bytes: int | None
     """Largest of all seeds."""
     needs: tuple[str, ...]
+    beside: Mapping[str, float]
+    """What the study measures alone."""
     failure: str
     """Why there is nothing, or less than was asked for."""
 
@@ -89,6 +91,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
     worst = min(tasks, key=lambda task: tasks[task], default="")
     making = [row.found.seconds["make"] for row in done]
     peaks = [row.found.peak_bytes for row in done if row.found.peak_bytes is not None]
+    names = done[0].found.beside if done else ()
     whole = bool(tasks) and all(expert.get(task, 0) > 0 for task in tasks)
     return Summary(
         method=first.method,
@@ -105,6 +108,7 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
         wall=_mean([one.wall for one in making]),
         peak_bytes=max(peaks, default=None),
         needs=first.needs,
+        beside={name: _over([row.found.beside[name] for row in done]) for name in names},
         failure=next((row.found.failure for row in rows if row.found.failure), ""),
     )
 
@@ -116,8 +120,12 @@ def _tasks(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _over_tasks(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)
+    return _over([*values.values()])
+
+
+def _over(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return _over(values) if values else None

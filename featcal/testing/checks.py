@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from featcal.calibration.calibrate import calibrate, calibrate_to_folder
+from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import REFINED, CalibrationConfig, idle_options
 from featcal.formats.pretrained import load_pretrained
 from featcal.formats.weights import Weights
@@ -138,7 +138,7 @@ def repair(trial: Trial) -> Measured:
     """Calibration lowers the final drift of every task; the written folder loads in the library with every tensor its
     own, equal outputs, and names, dtypes and other files of the merged model's folder."""
     family, out = trial.family, trial.root / "written"
-    calibrate_to_folder(family, trial.config(), out)
+    calibrate(family, trial.config()).save(out)
     before, after = measure_drift(family), measure_drift(family, str(out))
     fallen = {task: after.tasks[task].layers[-1].relative_drift / before.tasks[task].layers[-1].relative_drift
               for task in TASKS}  # fmt: skip
