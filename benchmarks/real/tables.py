@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pictures import TASKS, TUNED, UNTUNED
@@ -67,45 +67,50 @@ def head(cells: Sequence[str]) -> list[str]:
 
 
 def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[Row]] = {}
     for row in rows:
         if row.found.scores:
-            found[row.method].append(row)
+            found.setdefault(row.method, []).append(row)
     return found
+
+
+def treated(merger: str) -> list[str]:
+    return [f"{one}@{merger}" for one in TREATMENTS.values()]
 
 
 def grid_tables(rows: Sequence[Row]) -> list[str]:
     """Averages by group of tasks, shares of the gap between merger and experts, and means by task."""
     found = by_method(rows)
-    lines: list[str] = []
-    for name, tasks in GROUPS.items():
-        expert = mean(found[EXPERT][0], tasks)
-        lines += [f"Average over {name}, % (experts {expert:.1f}, base {mean(found['base'][0], tasks):.1f}):", ""]
-        lines += head(["merger", "nothing", *TREATMENTS])
-        for merger in MERGERS:
-            names = [merger, *(f"{one}@{merger}" for one in TREATMENTS.values())]
-            lines.append(line([f"`{merger}`", *(spread([mean(row, tasks) for row in found[one]]) for one in names)]))
-        lines += [
-            line([f"`{one}`", spread([mean(row, tasks) for row in found[one]])]) for one in ("regmean", "regmean++")
-        ]
-        lines.append("")
-    expert = mean(found[EXPERT][0], TASKS)
-    lines += [
-        "Share of the gap from merger to experts that is closed, all eight, %:",
-        "",
-        *head(["merger", *TREATMENTS]),
-    ]
+    lines = [text for name, tasks in GROUPS.items() for text in average_table(found, name, tasks)]
+    lines += [text for name, tasks in GROUPS.items() for text in gap_table(found, name, tasks)]
+    return [*lines, "By task, mean over seeds, %:", "", *task_table(found)]
+
+
+def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
+    expert, base = mean(found[EXPERT][0], tasks), mean(found["base"][0], tasks)
+    lines = [f"Average over {name}, % (experts {expert:.1f}, base {base:.1f}):", ""]
+    lines += head(["merger", "nothing", *TREATMENTS])
+    named = {merger: [merger, *treated(merger)] for merger in MERGERS}
+    for merger, models in {**named, "regmean": ["regmean"], "regmean++": ["regmean++"]}.items():
+        cells = [spread([mean(row, tasks) for row in found.get(one, [])]) for one in models]
+        lines.append(line([f"`{merger}`", *cells, *["–"] * (1 + len(TREATMENTS) - len(cells))]))
+    return [*lines, ""]
+
+
+def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
+    expert = mean(found[EXPERT][0], tasks)
+    lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *TREATMENTS])]
     for merger in MERGERS:
-        floor = mean(found[merger][0], TASKS)
+        floor = mean(found[merger][0], tasks)
         shares = [
-            [100 * (mean(row, TASKS) - floor) / (expert - floor) for row in found[f"{one}@{merger}"]]
-            for one in TREATMENTS.values()
+            [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(one, [])]
+            for one in treated(merger)
         ]
         lines.append(line([f"`{merger}`", *map(spread, shares)]))
-    return [*lines, "", "By task, mean over seeds, %:", "", *task_table(found)]
+    return [*lines, ""]
 
 
-def task_table(found: dict[str, list[Row]]) -> list[str]:
+def task_table(found: Mapping[str, list[Row]]) -> list[str]:
     lines = head(["model", *TASKS])
     for method, rows in found.items():
         means = [statistics.fmean(mean(row, [task]) for row in rows) for task in TASKS]
@@ -125,7 +130,7 @@ def budget_table(rows: Sequence[Row]) -> list[str]:
     found: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         found[str(row.point.at.get("samples", "–"))][row.method].append(row)
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = [one for one in by_method(rows) if one != EXPERT]
     lines = head(["samples", *(f"`{one}`, {name}" for name in ("all", "untuned") for one in methods)])
     for samples, several in found.items():
         cells = [spread([mean(r, tasks) for r in several[one]]) for tasks in (TASKS, UNTUNED) for one in methods]
