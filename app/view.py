@@ -217,5 +217,12 @@ def metrics(values: Sequence[tuple[str, str, str | Difference | None]]) -> None:
             help=NOISE,
             border=True,
             height="stretch",
-            delta_description=f"{low} to {high}{', within noise' if delta.within_noise else ''}",
+            delta_description=f"{low} to {high}{_noise(delta)}",
         )
+
+
+def _noise(delta: Difference) -> str:
+    """That a difference is within noise; with McNemar's p where that alone says so."""
+    if not delta.within_noise:
+        return ""
+    return ", within noise" if delta.low <= 0 <= delta.high else f", within noise (McNemar p {delta.p:.2f})"
