@@ -91,13 +91,15 @@ def test_init_writes_a_suite_that_check_accepts(run: Run, t5: Path) -> None:
         ours, own = (look(one, "sentiment", split, count, 0) for one in (suite, load_suite("t5-mini")))
         assert ours.indices == own.indices
         assert ours.targets == own.targets
-        assert [text in prompt for text, prompt in zip(ours.texts or (), own.texts or (), strict=True)] == [
-            True
-        ] * count
+        pairs = list(zip(ours.texts or (), own.texts or (), strict=True))
+        assert len(pairs) == count
+        assert all(text.endswith("\n") for text, _ in pairs)
+        assert all(f"'{text.strip()}'" in prompt for text, prompt in pairs)
     assert any("input is '{first} {second}'" in line for line in found["assumed"])
     head = Path("mine.yaml").read_text().partition("name:")[0]
     assert all(line.startswith("# ") for line in head.splitlines())
     assert "Task Arithmetic at scale 0.3" in head
+    assert """input: "{text}\\n\"""" in Path("mine.yaml").read_text()
 
 
 def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
@@ -227,7 +229,7 @@ def test_splits_by_the_names_of_files(here: Path) -> None:
     for name in ("train.jsonl", "dev.jsonl.gz", "test.jsonl"):
         jsonl(here / "d" / name, {"question": "1 + 1", "answer": "2"}, {"question": "2 + 2", "answer": "4"})
     found = guess("d", here)
-    text = {"input": "{question}", "target": "{answer}"}
+    text = {"input": "{question}\n", "target": "{answer}"}
     assert found.task == {
         "calibration": {"jsonl": "d/train.jsonl", **text},
         "validation": {"jsonl": "d/dev.jsonl.gz", **text},
@@ -248,7 +250,7 @@ def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
         (here / "rte").mkdir(exist_ok=True)
         pq.write_table(table, here / "rte" / f"{split}-00000-of-00001.parquet")
     found = guess("rte", here)
-    text = {"input": "{sentence1} {sentence2}", "targets": ["no", "yes"]}
+    text = {"input": "{sentence1} {sentence2}\n", "targets": ["no", "yes"]}
     assert found.task == {
         "calibration": {"parquet": "rte", "split": "train", **text},
         "validation": {"parquet": "rte", "split": "validation", **text},
@@ -259,9 +261,11 @@ def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
 def test_one_file_is_all_for_calibration(here: Path) -> None:
     jsonl(here / "a.jsonl", {"prompt": "x", "label": 1})
     found = guess("a.jsonl", here)
-    assert found.task == {"calibration": {"jsonl": "a.jsonl", "input": "{prompt}"}}
+    assert found.task == {"calibration": {"jsonl": "a.jsonl", "input": "{prompt}\n"}}
     assert any("all of it is for calibration" in line for line in found.assumed)
-    assert any("numbers in column 'label' stand for" in line for line in found.missing)
+    (asked,) = found.missing
+    assert "numbers in column 'label' stand for" in asked
+    assert asked.endswith("{…, targets: [no, yes]}, or write {…, target: '{label}'} where the number is the answer")
 
 
 def test_options_that_are_given_are_kept(here: Path) -> None:
@@ -311,7 +315,7 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     found = guess("{hub: org/set@v2, config: small}", here)
     source = {"hub": "org/set", "revision": "v2", "config": "small"}
-    text = {"input": "{text}", "targets": ["neg", "pos"]}
+    text = {"input": "{text}\n", "targets": ["neg", "pos"]}
     assert found.task == {
         "calibration": {**source, "split": "train", **text},
         "test": {**source, "split": "test", **text},

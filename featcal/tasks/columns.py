@@ -112,7 +112,7 @@ def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: s
     """Options of a source of these columns: those that are given, and the others found.
 
     >>> options_of({"text": Column("text"), "label": Column("number", ("no", "yes"))}, {}, "a.parquet")[0]
-    {'input': '{text}', 'targets': ['no', 'yes']}
+    {'input': '{text}\\n', 'targets': ['no', 'yes']}
     """
     pictures = [name for name, column in columns.items() if column.kind == "picture"]
     if "input" not in given and pictures:
@@ -133,14 +133,16 @@ def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str
     found = dict(given)
     told, missing = [], []
     texts = [name for name, column in columns.items() if column.kind == "text"]
-    answer = next((name for name in ANSWERS if name in columns and columns[name].kind in ("text", "number")), None)
+    asked = (str(given["label"]),) if "label" in given else ANSWERS
+    answer = next((name for name in asked if name in columns and columns[name].kind in ("text", "number")), None)
     if "input" not in given:
         read = _read(texts, answer)
         if read:
-            found["input"] = " ".join(f"{{{name}}}" for name in read)
+            words = " ".join(f"{{{name}}}" for name in read)
+            found["input"] = words if answer is None else f"{words}\n"
             told.append(
-                f"{where}: the input is '{found['input']}'; experts know the words of their own training best, "
-                "which {…, input: '…', target: '…'} gives"
+                f"{where}: the input is '{words}'{'' if answer is None else ' and a line break'}; experts know the "
+                "words of their own training best, which {…, input: '…', target: '…'} gives"
             )
         else:
             missing.append(
@@ -159,7 +161,7 @@ def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str
         else:
             missing.append(
                 f"{where}: the words that the numbers in column '{answer}' stand for; say them as {{…, targets: [no, "
-                "yes]}}, or as target: '{{{answer}}}' where the number is the answer"
+                f"yes]}}, or write {{…, target: '{{{answer}}}'}} where the number is the answer"
             )
     return found, tuple(told), tuple(missing)
 
