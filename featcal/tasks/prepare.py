@@ -1,4 +1,4 @@
-"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders and decoders."""
+"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders, decoders and encoders."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, TextExample
 
-Modality = Literal["pixels", "seq2seq", "causal"]
-"""What an architecture reads: pictures, input and answer apart, or one text that goes on."""
+Modality = Literal["pixels", "seq2seq", "causal", "text"]
+"""What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
 BACKEND = "torchvision"
 """What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -140,8 +140,31 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
     return Prepared(prepared, truncated)
 
 
+def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
+    """Texts, or pairs of texts, → inputs of an encoder, by the tokenizer in `folder` as it encodes and cuts them.
+
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` where the
+    tokenizer tells the texts of a pair. Of a pair the longer text loses its end.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    texts = [example.input for example in examples]
+    pairs = [example.pair for example in examples if example.pair is not None] or None
+    options = {"padding": False, "verbose": False}
+    encoded = tokenizer(texts, pairs, truncation=False, **options)
+    truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
+    if truncated:
+        encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
+    prepared = _padded([list(ids) for ids in encoded["input_ids"]], tokenizer)
+    if "token_type_ids" in encoded:
+        prepared["token_type_ids"] = _stack([list(types) for types in encoded["token_type_ids"]], 0)
+    return Prepared(prepared, truncated)
+
+
 def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
-    """Token ids from a file → the inputs that `prepare_seq2seq` or `prepare_causal` make.
+    """Token ids from a file → the inputs that `prepare_seq2seq`, `prepare_causal` or `prepare_text` make.
 
     Args:
         tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 if left out) and `labels`: for an
@@ -162,6 +185,9 @@ def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modalit
     inputs = {"input_ids": ids, "attention_mask": mask}
     if modality == "seq2seq":
         inputs["labels"] = _checked_targets(labels)
+    elif modality == "text":
+        if labels is not None:
+            raise InputError(f"'labels' of a classifier are one class per text [n], not {list(labels.shape)}")
     else:
         inputs["completion_mask"] = mask if labels is None else _completion(ids, mask, labels)
     return Prepared(inputs)

@@ -1,0 +1,127 @@
+"""What featcal must be told of an encoder with a classification head: a row of facts each, and the rows it comes with.
+
+As in `decoder_facts`, a row names things of the library's own classes and repeats none of their computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from featcal.models.decoder_facts import DecoderPart
+
+Pooling = Literal["first", "mean", "first and mean"]
+"""What the head reads of the last state: the first token, the mean over all tokens but padding, or the first token and
+the mean over the others, one after the other."""
+
+TEXT_DEFAULTS: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
+"""The paper's options for T5, the text model of which it has numbers on GLUE."""
+VISION_DEFAULTS: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
+"""The paper's options for CLIP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFacts:
+    """One encoder of transformers, or of somebody's own in its manner, whose head classifies."""
+
+    model_type: str
+    """As `config.json` says it."""
+    config: str | type
+    """Class of its configuration: a name in transformers, or the class itself."""
+    model: str | type
+    """Class of the whole model with its classification head, likewise."""
+    modality: Literal["text", "pixels"]
+    stack: str
+    """Module of the whole model that holds embeddings, blocks and the last norm."""
+    parts: tuple[DecoderPart, ...]
+    """The residual parts of a block in order, which together are the block."""
+    shared: tuple[tuple[str, ...], ...]
+    """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own."""
+    keys: tuple[str, ...]
+    """Linear maps of a block through which tokens reach other tokens: keys and values. Where the head reads the first
+    token alone, the last block's other modules count that token (`patch_weight`)."""
+    classifier: tuple[str, ...]
+    """Linear maps of the head from the pooled state to the scores, by name in the whole model; tanh stands between
+    them."""
+    embeddings: str = "embeddings"
+    """Embeddings inside the stack, with their norm where they have one."""
+    blocks: str = "encoder.layer"
+    """The list of blocks inside the stack."""
+    norm: str = ""
+    """The last norm inside the stack; empty where every block ends with one."""
+    pooling: Pooling = "first"
+    table: str = ""
+    """The token embedding inside the stack, of text."""
+    positions: str = ""
+    """Table of learned positions inside the stack; no text may be longer than it."""
+    first_position: str = ""
+    """Option of the configuration behind which positions begin (RoBERTa: the id of padding); empty where they begin at
+    0."""
+    types: str = ""
+    """Table of token types inside the stack, which tell the two texts of a pair."""
+    heads: tuple[str, ...] = ("classifier.",)
+    """How names of tensors begin that belong to a head: they stay as they are in whatever is written."""
+    repeated: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Names under which files repeat a tensor of the stack, and that tensor."""
+    settings: tuple[str, ...] = ()
+    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    dropped: tuple[str, ...] = ("embeddings.position_ids",)
+    """How names of stored tensors end that carry no information."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: TEXT_DEFAULTS, hash=False)
+    """Options of a calibration; left out they are the paper's for T5."""
+
+
+SETTINGS = (
+    "num_attention_heads",
+    "hidden_act",
+    "layer_norm_eps",
+    "position_embedding_type",
+    "is_decoder",
+    "pad_token_id",
+)
+"""Options of configurations that change the forward without changing a shape, wherever an architecture has them."""
+
+BERT_PARTS = (
+    DecoderPart("attention", "attention.self", joined="attention.output"),
+    DecoderPart("mlp", "intermediate", joined="output"),
+)
+_KEYS = ("attention.self.key", "attention.self.value")
+_QKV = ("attention.self.query", *_KEYS)
+
+ENCODERS = (
+    EncoderFacts(
+        model_type="bert",
+        config="BertConfig",
+        model="BertForSequenceClassification",
+        modality="text",
+        stack="bert",
+        parts=BERT_PARTS,
+        shared=(_QKV,),
+        keys=_KEYS,
+        classifier=("bert.pooler.dense", "classifier"),
+        table="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        types="embeddings.token_type_embeddings",
+        heads=("classifier.", "bert.pooler.", "cls."),
+        repeated={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    ),
+    EncoderFacts(
+        model_type="roberta",
+        config="RobertaConfig",
+        model="RobertaForSequenceClassification",
+        modality="text",
+        stack="roberta",
+        parts=BERT_PARTS,
+        shared=(_QKV,),
+        keys=_KEYS,
+        classifier=("classifier.dense", "classifier.out_proj"),
+        table="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        first_position="pad_token_id",
+        types="embeddings.token_type_embeddings",
+        heads=("classifier.", "roberta.pooler.", "lm_head."),
+        repeated={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    ),
+)
+"""The encoders that featcal comes with, each tested (docs/architectures.md)."""
