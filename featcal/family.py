@@ -263,7 +263,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
 
 def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
     """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
-    maps = {f"{block.name}.{name}.weight" for block in adapter.blocks() for name in block.linears}
+    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.linears}
     wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
     wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
     if not wrong:

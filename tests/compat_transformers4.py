@@ -70,7 +70,8 @@ def classes(folder: Path, name: str) -> dict[str, Any]:
         ids = torch.randint(3, 32, (2, 12), generator=generator)
         inputs = {"input_ids": ids, "attention_mask": (torch.arange(12) < torch.tensor([[12], [7]])).long()}
     with torch.no_grad():
-        return {"logits": model(**inputs).logits}
+        found = model(**inputs)
+    return {"logits": found.logits if "logits" in found else found.pooler_output}
 
 
 def complete(loader: Any, folder: Path, dtype: Any) -> Any:
@@ -113,17 +114,15 @@ def write(root: Path) -> None:
 def write_told(root: Path) -> Iterator[Path]:
     """A calibrated model of every architecture of the tables of facts, with the name of its class beside it."""
     from tiny_decoders import ROWS, tiny_decoder
-    from tiny_encoders import ROWS as ENCODERS
-    from tiny_encoders import tiny_encoder
+    from tiny_encoders import VARIANTS, tiny_encoder
 
     import featcal
     from featcal.testing.trial import write_trial
 
-    models = [("decoder", facts, tiny_decoder(facts)) for facts in ROWS.values()]
-    models += [("encoder", facts, tiny_encoder(facts)) for facts in ENCODERS.values()]
-    for sort, facts, model in models:
-        kind = facts.model_type
-        trial, folder = write_trial(model, facts, root / "saved" / kind), root / f"{sort}-{kind}"
+    models = {f"decoder-{kind}": (facts, tiny_decoder(facts)) for kind, facts in ROWS.items()}
+    models |= {f"encoder-{kind}": (facts, tiny_encoder(facts, **own)) for kind, (facts, own) in VARIANTS.items()}
+    for name, (facts, model) in models.items():
+        trial, folder = write_trial(model, facts, root / "saved" / name), root / name
         featcal.calibrate(trial.family, trial.config()).save(folder)
         (folder / "class.txt").write_text(str(facts.model))
         yield folder

@@ -110,6 +110,10 @@ class Block:
         object.__setattr__(self, "linears", self.modules_of(*KINDS))
         object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
 
+    def stored(self, module: str) -> str:
+        """What files call a module of the block."""
+        return f"{self.name}.{module}"
+
     def modules_of(self, *kinds: type[M]) -> dict[str, M]:
         """Every module of some classes by name inside the block, in module order."""
         return {name: module for name, module in self.module.named_modules() if isinstance(module, kinds)}
@@ -255,7 +259,8 @@ class Adapter(ABC):
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
     image_processor = ""
-    """Class of transformers that makes pixels of pictures, where the files do not say how in another way."""
+    """Class of transformers that makes pixels of pictures, where the files do not say how in another way; empty for the
+    one that the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
     kept_float32: tuple[str, ...] = ()
@@ -377,7 +382,7 @@ class Adapter(ABC):
     def transposed(self) -> frozenset[str]:
         """Names of weights of linear maps that are stored `[inputs, outputs]`."""
         return frozenset(
-            f"{block.name}.{name}.weight"
+            f"{block.stored(name)}.weight"
             for block in self.blocks()
             for name, module in block.linears.items()
             if is_transposed(module)
@@ -390,9 +395,8 @@ class Adapter(ABC):
         for stage in self.stages:
             for block in stage.blocks:
                 norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
-                known = tuple(f"{name}." for name in (*block.linears, *norms))
-                inside = len(block.name) + 1
-                found += [name for name in block.names if not name[inside:].startswith(known)]
+                known = tuple(f"{block.stored(name)}." for name in (*block.linears, *norms))
+                found += [name for name in block.names if not name.startswith(known)]
         return found
 
     def parts(self) -> list[str]:

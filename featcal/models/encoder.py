@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,21 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
+from featcal.errors import InputError, NoScores
 from featcal.formats.checkpoint import read_config
-from featcal.formats.pretrained import load_complete
-from featcal.models.adapter import Adapter, Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
+from featcal.formats.located import Located
+from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.models.adapter import (
+    Adapter,
+    Batch,
+    Block,
+    Call,
+    PromptEncoder,
+    Stage,
+    Sublayer,
+    TokenOptions,
+    check_buffers,
+)
 from featcal.models.attention import choose_attention
 from featcal.models.decoder import fill_buffers
 from featcal.models.encoder_facts import SETTINGS, EncoderFacts, Pooling
@@ -26,8 +39,54 @@ from featcal.models.language import as_weights, masked, random_tokens, unreadabl
 from featcal.models.residual import part_of, sharing_of, sublayers_of
 from featcal.models.standing_in import capture_calls
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 """What the first checkpoints call scale and shift of a LayerNorm."""
+
+
+@dataclass(frozen=True)
+class NamedBlock(Block):
+    """A block whose files may have other names than its class: `names` are the files'."""
+
+    place: str
+    """Where the module is in the library's whole model."""
+    renamed: Mapping[str, str] = field(compare=False)
+    """Modules inside the block, and what files call them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in self._own()))
+
+    @property
+    def path(self) -> str:
+        return self.place
+
+    def stored(self, module: str) -> str:
+        return f"{self.name}.{self.renamed.get(module, module)}"
+
+    def _own(self) -> dict[str, dict[str, int]]:
+        """Name in files, without the block's → the parameters in it, with their rows."""
+        found: dict[str, dict[str, int]] = {}
+        for name, parameter in self.module.named_parameters():
+            module, _, kind = name.rpartition(".")
+            found.setdefault(f"{self.renamed.get(module, module)}.{kind}", {})[name] = len(parameter)
+        return found
+
+    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parts of one tensor are views of it."""
+        local: dict[str, Tensor] = {}
+        for stored, parts in self._own().items():
+            local |= zip(parts, tensors[f"{self.name}.{stored}"].split([*parts.values()]), strict=True)
+        return local
+
+    def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tensor of several parts needs all of them."""
+        found = {}
+        for stored, parts in self._own().items():
+            own = [local[name] for name in parts if name in local]
+            if own:
+                found[f"{self.name}.{stored}"] = own[0] if len(parts) == 1 else torch.cat(own)
+        return found
 
 
 class EncoderStage(Stage):
@@ -39,24 +98,23 @@ class EncoderStage(Stage):
         self._facts = facts
         self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
         self._stack = model.get_submodule(facts.stack)
-        blocks = f"{facts.stack}.{facts.blocks}"
-        self.blocks = tuple(Block(f"{blocks}.{i}", block) for i, block in enumerate(model.get_submodule(blocks)))
-        self.outer = tuple(
-            f"{facts.stack}.{name}" for name, _ in self._stack.named_parameters() if _inside(name, facts.embeddings)
-        )
+        blocks = _joined(facts.stack, facts.blocks)
+        listed = enumerate(model.get_submodule(blocks))
+        stored = f"{_prefix(facts)}.{facts.stored_blocks or facts.blocks}"
+        self.blocks = tuple(NamedBlock(f"{stored}.{i}", one, f"{blocks}.{i}", facts.stored) for i, one in listed)
+        inside = (name for name, _ in self._stack.named_parameters() if _inside(name, facts.embeddings))
+        self.outer = tuple(f"{_prefix(facts)}.{name}" for name in inside)
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
-        own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
+        front = len(_prefix(self._facts)) + 1
+        own = {name[front:]: outer[name] for name in self.outer}
         return capture_calls(self._stack, self.blocks, own, **_read(inputs))
 
     def weighting(self, index: int, module: str) -> str:
         """Where the head reads the first token alone, nothing else of the last block reaches it but keys and values."""
         last = index == len(self.blocks) - 1
-        return "class-token" if last and self._first and module not in self._facts.keys else "tokens"
-
-    @property
-    def _first(self) -> bool:
-        return self._facts.pooling == "first"
+        alone = reads_first(self._facts) and module not in self._facts.keys
+        return "class-token" if last and alone else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Padding has weight 0, every other token 1, or `patch_weight` beside a class token that counts alone."""
@@ -85,7 +143,6 @@ class EncoderStage(Stage):
 class Encoder(Adapter):
     """An encoder; a subclass for every row of facts (`encoder_of`)."""
 
-    scores_with = "own"
     head = ()
     facts: EncoderFacts
     config_class: Any
@@ -93,7 +150,7 @@ class Encoder(Adapter):
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts
-        checked = self.config_class(**config)
+        checked = self.config_class(**config.get("vision_config", config) if facts.pooler else config)
         with torch.device("meta"):
             self.model = self.model_class(copy.deepcopy(checked))
         with device:
@@ -102,36 +159,89 @@ class Encoder(Adapter):
         check_buffers(self.model)
         self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
-        stage = EncoderStage(self.model, facts)
+        try:
+            stage = EncoderStage(self.model, facts)
+        except AttributeError as error:
+            raise InputError(
+                f"the installed transformers makes '{facts.model_type}' of other modules ({error}); upgrade it"
+            ) from error
         self.stages = (stage,)
-        norm = f"{facts.stack}.{facts.norm}"
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        self.closing = tuple(name for name in self._shapes if facts.norm and _inside(name, norm))
+        self._shapes = self._stored_shapes(stage)
+        behind = [f"{_prefix(facts)}.{name}" for name in (facts.norm, facts.pooler) if name]
+        self.closing = tuple(name for name in self._shapes if any(_inside(name, one) for one in behind))
         inside = (name for block in stage.blocks for name in block.names)
         self.tower = (*stage.outer, *inside, *self.closing)
         self.aliases = dict(facts.repeated)
         self.vocabulary = (f"{facts.stack}.{facts.table}.weight",) if facts.table else ()
-        self.classifier = facts.classifier
-        self.class_token = facts.pooling == "first"
+        self.classifier, self.class_token = facts.classifier, reads_first(facts)
+        if facts.modality == "pixels":
+            self._patch = checked.patch_size
+            self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
+
+    def _stored_shapes(self, stage: EncoderStage) -> dict[str, tuple[int, ...]]:
+        """Of every tensor of the whole class, by canonical name."""
+        facts, found = self.facts, dict(self.model.named_parameters())
+        inside = [name for name in found if any(_inside(name, block.path) for block in stage.blocks)]
+        own: dict[str, Tensor] = {}
+        for block in stage.blocks:
+            own |= block.canonical({n[len(block.path) + 1 :]: found[n] for n in inside if _inside(n, block.path)})
+        for name, parameter in found.items():
+            if name not in inside:
+                own[f"{facts.stored_stack}.{name}" if facts.stored_stack else name] = parameter
+        return {name: tuple(tensor.shape) for name, tensor in own.items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """What the head reads: the last state, normed where the stack ends with a norm, and pooled."""
-        hidden = call.hidden
-        if self.facts.norm:
-            norm = f"{self.facts.stack}.{self.facts.norm}"
-            own = {name[len(norm) + 1 :]: tensors[name] for name in self.closing}
-            hidden = functional_call(self.model.get_submodule(norm), own, (hidden,), strict=True)
-        return pooled(hidden, self.facts.pooling, inputs.get("attention_mask"))
+        facts, hidden = self.facts, call.hidden
+        if facts.norm:
+            hidden = self._closed(facts.norm, tensors, hidden)
+        if facts.pooler:
+            return self._closed(facts.pooler, tensors, hidden)
+        return pooled(hidden, facts.pooling, inputs.get("attention_mask"))
+
+    def _closed(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """What a module behind the blocks makes of the states."""
+        stored, module = f"{_prefix(self.facts)}.{name}", self.model.get_submodule(_joined(self.facts.stack, name))
+        own = {one[len(stored) + 1 :]: tensors[one] for one in self.closing if _inside(one, stored)}
+        made: Tensor = functional_call(module, own, (hidden,), strict=True)
+        return made
 
     def probe(self) -> Batch:
+        if self.modality == "pixels":
+            return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
         ids = random_tokens(self._rows(self.facts.table))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
         with torch.no_grad():
+            if self.facts.pooler:
+                made: Tensor = getattr(loaded, self.facts.stored_stack, loaded)(**inputs).pooler_output
+                return made
             last = loaded.base_model(**inputs).last_hidden_state
         return pooled(last, self.facts.pooling, inputs.get("attention_mask"))
+
+    def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
+        """Prompts through the text tower that lies beside a vision tower, padded to its full length, as it was trained;
+        the bias of sigmoid scores is the same for all classes and is left out."""
+        loader, folder = self.facts.prompts, base.folder
+        if not loader or not any(name.startswith("text_model.") for name in base.names):
+            return super().prompt_encoder(base)
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+        model, _ = load_pretrained(getattr(transformers, loader), folder)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
+        longest = model.config.text_config.max_position_embeddings
+
+        def encode(texts: list[str]) -> Tensor:
+            options = {"padding": "max_length", "truncation": True, "max_length": longest, "return_tensors": "pt"}
+            features: Tensor = model.text_model(input_ids=tokenizer(texts, **options)["input_ids"]).pooler_output
+            return features
+
+        return encode, float(model.logit_scale.exp())
 
     def loader(self, config: Mapping[str, Any]) -> str:
         """The class that the folder names, whatever its head is; without one the stack alone."""
@@ -139,9 +249,29 @@ class Encoder(Adapter):
         return named if hasattr(transformers, named) else "AutoModel"
 
     def tokens(self, inputs: Batch) -> int:
-        return inputs["input_ids"].numel()
+        if self.modality == "text":
+            return inputs["input_ids"].numel()
+        count, _, height, width = inputs["pixel_values"].shape
+        return count * ((height // self._patch) * (width // self._patch) + (not self.facts.pooler))
 
     def misfit(self, inputs: Batch) -> str | None:
+        return self._misfit_of_pixels(inputs) if self.modality == "pixels" else self._misfit_of_text(inputs)
+
+    def _misfit_of_pixels(self, inputs: Batch) -> str | None:
+        pixels = inputs.get("pixel_values")
+        if pixels is None:
+            return "no pixel_values; a vision model takes pictures"
+        shape, (channels, *_) = tuple(pixels.shape[1:]), self._input_shape
+        filled = shape[0] == channels and not any(side % self._patch for side in shape[1:])
+        if shape == self._input_shape or (self.facts.any_size and filled):
+            return None
+        free = f"{channels} channels and sides of whole patches of {self._patch}"
+        takes = free if self.facts.any_size else list(self._input_shape)
+        return (
+            f"inputs have shape {list(shape)}, the model takes {takes}; check the base's image processor or the tensors"
+        )
+
+    def _misfit_of_text(self, inputs: Batch) -> str | None:
         problem = unreadable(inputs, self._rows(self.facts.table))
         if problem is not None:
             return problem
@@ -165,7 +295,7 @@ class Encoder(Adapter):
             return None
         front, _, last = stored.rpartition(".")
         named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
-        inside = f"{self.facts.stack}.{named}"
+        inside = f"{_prefix(self.facts)}.{named}"
         bare = inside in self._shapes or inside.startswith(self.facts.heads)
         return inside if bare and named not in self._shapes else named
 
@@ -187,6 +317,7 @@ def encoder_of(facts: EncoderFacts) -> type[Encoder]:
         "model_class": model,
         "classes": (model.__name__,),
         "modality": facts.modality,
+        "scores_with": "prompts" if facts.pooler else "own",
         "defaults": facts.defaults,
     }
     return type(f"Encoder of {facts.model_type}", (Encoder,), own)
@@ -203,6 +334,20 @@ def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
     if how == "first and mean":
         return torch.cat([states[:, 0], states[:, 1:].mean(1)], dim=1)
     return states.mean(1) if mask is None else masked(states, mask).sum(1) / mask.sum(1, keepdim=True)
+
+
+def reads_first(facts: EncoderFacts) -> bool:
+    """Whether the head reads the first token alone."""
+    return facts.pooling == "first" and not facts.pooler
+
+
+def _prefix(facts: EncoderFacts) -> str:
+    """What files call the stack."""
+    return facts.stored_stack or facts.stack
+
+
+def _joined(stack: str, name: str) -> str:
+    return f"{stack}.{name}" if stack else name
 
 
 def _inside(name: str, prefix: str) -> bool:

@@ -24,6 +24,8 @@ Modality = Literal["pixels", "seq2seq", "causal", "text"]
 """What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
 BACKEND = "torchvision"
 """What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
+PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
+"""Image processors of transformers that a base's settings may name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -43,7 +45,7 @@ class Preparation:
     """The base's, which has its image processor or tokenizer."""
     modality: Modality
     image_processor: str = ""
-    """Class of transformers that makes pixels of pictures by the settings in `folder`."""
+    """Class of transformers that makes pixels of pictures by the settings in `folder`; empty for the one they name."""
     pictures: Pictures | None = None
     """What makes pixels of pictures in its place."""
 
@@ -249,6 +251,15 @@ def _settings(folder: Path) -> tuple[FileStamp, ...]:
     return tuple(one for file in files for one in stamps(file))
 
 
+def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
+    """The class that settings name, one of `PROCESSORS`; older names of it are understood."""
+    named = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "nothing")
+    kind = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    if kind not in PROCESSORS:
+        raise InputError(f"base: {file} names the image processor '{named}'; featcal takes {', '.join(PROCESSORS)}")
+    return kind
+
+
 @lru_cache(maxsize=8)
 def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
     import transformers
@@ -260,7 +271,7 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
             "source"
         )
     try:
-        processor = getattr(transformers, kind).from_pretrained(folder)
+        processor = getattr(transformers, kind or _named_processor(*found)).from_pretrained(folder)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"base: {found[0]} is not a usable image processor ({error})") from error
     backend = getattr(processor, "backend", "unknown")

@@ -147,19 +147,21 @@ def repair(trial: Trial) -> Measured:
     with torch.no_grad():
         scores = trial.scores(model, inputs)
     theirs = trial.scored(family.model(str(out)), inputs)
-    own, origin = _dtypes(out), _dtypes(trial.root / "merged")
-    _hold(own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}")
+    own, origin = (_dtypes(trial, folder) for folder in (out, trial.root / "merged"))
+    _hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
     _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
     found = {"outputs": [_apart(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
 
-def _dtypes(folder: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
+    """By canonical name: where files leave a prefix out, what is written has it."""
+    found: dict[str | None, str] = {}
+    canonical = trial.family.adapter.canonical
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as handle:
-            found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+            found |= {canonical(name): handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
     return found
 
 

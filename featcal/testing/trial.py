@@ -106,10 +106,12 @@ class Trial:
         return found
 
     def scores(self, library: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The library's scores of every sample: of the token behind a text's last, or of classes."""
+        """The library's scores of every sample: of the token behind a text's last, or of classes; the final features
+        where prompts score."""
         if isinstance(self.facts, EncoderFacts):
-            classes: Tensor = library(**inputs).logits
-            return classes
+            found = library(**inputs)
+            scores: Tensor = found.pooler_output if self.facts.pooler else found.logits
+            return scores
         logits: Tensor = library(**inputs, use_cache=False).logits
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
@@ -118,9 +120,8 @@ class Trial:
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
         if isinstance(self.facts, EncoderFacts):
-            head = stored_head(model, adapter.classifier, ())
-            assert head is not None
-            return head.scores(features)
+            head = stored_head(model, adapter.classifier, ()) if adapter.classifier else None
+            return features if head is None else head.scores(features)
         return adapter.output(compute.place(model.read(adapter.scoring)), features)
 
     def token_weights(self, config: CalibrationConfig) -> TokenWeights:
@@ -195,8 +196,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
     base = deepcopy(model).float()
     generator = torch.Generator().manual_seed(3)
     _scatter(base, facts, generator)
-    distance = 0.15 if isinstance(facts, EncoderFacts) else 0.3
-    experts = {task: _near(base, generator, distance) for task in TASKS}
+    experts = {task: _near(base, facts, generator) for task in TASKS}
     merged = deepcopy(base)
     with torch.no_grad():
         for name, parameter in merged.named_parameters():
@@ -252,10 +252,13 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def _near(base: Any, generator: torch.Generator, distance: float) -> Any:
-    """A model whose every tensor is moved by noise of relative size `distance`."""
-    moved = deepcopy(base)
-    for parameter in moved.parameters():
+def _near(base: Any, facts: Facts, generator: torch.Generator) -> Any:
+    """A model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single token, or
+    0.03 in a pooler, which no calibration changes."""
+    encodes, moved = isinstance(facts, EncoderFacts), deepcopy(base)
+    still = f"{facts.pooler}." if isinstance(facts, EncoderFacts) and facts.pooler else None
+    for name, parameter in moved.named_parameters():
+        distance = 0.03 if still and name.startswith(still) else 0.15 if encodes else 0.3
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.add_(distance * noise * parameter.norm() / noise.norm())
     return moved
