@@ -23,8 +23,9 @@ PAGE = Path(__file__).parent / "architectures.md"
 START, END = "<!-- tables: python docs/architectures.py --write -->", "<!-- end of the tables -->"
 OTHERS = {
     "clip": "CLIPModel", "clip_vision_model": "CLIPVisionModelWithProjection", "siglip": "SiglipModel",
+    "siglip_vision_model": "SiglipVisionModel",
     "siglip2": "Siglip2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification",
-    "dinov2": "Dinov2Model", "dinov3_vit": "DINOv3ViTModel", "swin": "SwinForImageClassification",
+    "dinov2": "Dinov2ForImageClassification", "dinov3_vit": "DINOv3ViTModel", "swin": "SwinForImageClassification",
     "convnext": "ConvNextForImageClassification", "resnet": "ResNetForImageClassification",
     "t5": "T5ForConditionalGeneration", "umt5": "UMT5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration", "whisper": "WhisperForConditionalGeneration",

@@ -84,7 +84,7 @@ def register_encoder(facts: EncoderFacts) -> None:
 
 
 def _register(facts: DecoderFacts | EncoderFacts) -> None:
-    if facts.model_type in {*_HOMES, *(one.model_type for one in (*FACTS, *ENCODERS))}:
+    if facts.model_type in {*_HOMES, *(one.model_type for one in _OWN)}:
         raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
     _TOLD[facts.model_type] = facts
 
@@ -117,7 +117,8 @@ _HOMES = {
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
 
-_TOLD: dict[str, DecoderFacts | EncoderFacts] = {facts.model_type: facts for facts in (*FACTS, *ENCODERS)}
+_OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS)
+_TOLD = {facts.model_type: facts for facts in _OWN}
 """`model_type` → facts of a decoder-only architecture or of an encoder."""
 
 _TELLING = (

@@ -76,7 +76,8 @@ class NamedBlock(Block):
         """Parts of one tensor are views of it."""
         local: dict[str, Tensor] = {}
         for stored, parts in self._own().items():
-            local |= zip(parts, tensors[f"{self.name}.{stored}"].split([*parts.values()]), strict=True)
+            views = torch.split(tensors[f"{self.name}.{stored}"], [*parts.values()])
+            local |= zip(parts, views, strict=True)
         return local
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -251,8 +252,9 @@ class Encoder(Adapter):
     def tokens(self, inputs: Batch) -> int:
         if self.modality == "text":
             return inputs["input_ids"].numel()
-        count, _, height, width = inputs["pixel_values"].shape
-        return count * ((height // self._patch) * (width // self._patch) + (not self.facts.pooler))
+        count, _, height, width = map(int, inputs["pixel_values"].shape)
+        patches: int = (height // self._patch) * (width // self._patch)
+        return count * (patches if self.facts.pooler else patches + 1)
 
     def misfit(self, inputs: Batch) -> str | None:
         return self._misfit_of_pixels(inputs) if self.modality == "pixels" else self._misfit_of_text(inputs)
