@@ -30,6 +30,8 @@ def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch
     architecture = architecture_for(config, label)
     try:
         return architecture(config, names, device)
+    except InputError as error:
+        raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error
     except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
         what = " ".join(str(error).split())
         kind = config.get("model_type")
@@ -44,6 +46,8 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
             transformers does not have.
     """
     kind = config.get("model_type")
+    if kind is None and "architecture" in config and ("pretrained_cfg" in config or "num_classes" in config):
+        kind = "timm"
     if kind in _HOMES:
         module, name = _HOMES[kind]
         adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
@@ -52,8 +56,6 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
         return _told(_TOLD[kind], label)
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
-    elif "pretrained_cfg" in config or "num_classes" in config:
-        what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
     else:
         what = "its config.json names no model_type, so it is no model of transformers"
     raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
@@ -114,6 +116,7 @@ _HOMES = {
     "clip_vision_model": ("clip", "ClipVision"),
     "open_clip": ("open_clip", "OpenClip"),
     "t5": ("t5", "T5"),
+    "timm": ("timm_vit", "TimmVit"),
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
 

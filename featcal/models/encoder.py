@@ -101,15 +101,21 @@ class EncoderStage(Stage):
         self._stack = model.get_submodule(facts.stack)
         blocks = _joined(facts.stack, facts.blocks)
         listed = enumerate(model.get_submodule(blocks))
-        stored = f"{_prefix(facts)}.{facts.stored_blocks or facts.blocks}"
+        stored = _joined(_prefix(facts), facts.stored_blocks or facts.blocks)
         self.blocks = tuple(NamedBlock(f"{stored}.{i}", one, f"{blocks}.{i}", facts.stored) for i, one in listed)
-        inside = (name for name, _ in self._stack.named_parameters() if _inside(name, facts.embeddings))
-        self.outer = tuple(f"{_prefix(facts)}.{name}" for name in inside)
+        behind = tuple(f"{one}." for one in (facts.blocks, facts.norm, facts.pooler) if one)
+        found = (name for name, _ in self._stack.named_parameters() if not name.startswith(behind))
+        self._outer = {
+            stored: name for name in found if not (stored := _joined(_prefix(facts), name)).startswith(facts.heads)
+        }
+        self.outer = tuple(self._outer)
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
-        front = len(_prefix(self._facts)) + 1
-        own = {name[front:]: outer[name] for name in self.outer}
-        return capture_calls(self._stack, self.blocks, own, **_read(inputs))
+        own = {name: outer[stored] for stored, name in self._outer.items()}
+        read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
+        if "pixel_values" in inputs:
+            read[self._facts.reads] = inputs["pixel_values"].to(next(iter(own.values())).dtype)
+        return capture_calls(self._stack, self.blocks, own, **read)
 
     def weighting(self, index: int, module: str) -> str:
         """Where the head reads the first token alone, nothing else of the last block reaches it but keys and values."""
@@ -151,13 +157,7 @@ class Encoder(Adapter):
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts
-        checked = self.config_class(**config.get("vision_config", config) if facts.pooler else config)
-        with torch.device("meta"):
-            self.model = self.model_class(copy.deepcopy(checked))
-        with device:
-            fill_buffers(self.model)
-        choose_attention(self.model)
-        check_buffers(self.model)
+        self.model, checked = self.build(config, device)
         self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
         try:
@@ -168,7 +168,7 @@ class Encoder(Adapter):
             ) from error
         self.stages = (stage,)
         self._shapes = self._stored_shapes(stage)
-        behind = [f"{_prefix(facts)}.{name}" for name in (facts.norm, facts.pooler) if name]
+        behind = [_joined(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
         self.closing = tuple(name for name in self._shapes if any(_inside(name, one) for one in behind))
         inside = (name for block in stage.blocks for name in block.names)
         self.tower = (*stage.outer, *inside, *self.closing)
@@ -178,6 +178,17 @@ class Encoder(Adapter):
         if facts.modality == "pixels":
             self._patch = checked.patch_size
             self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
+
+    def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
+        """The library's whole model with parameters on meta, and its options."""
+        checked = self.config_class(**config.get("vision_config", config) if self.facts.pooler else config)
+        with torch.device("meta"):
+            model = self.model_class(copy.deepcopy(checked))
+        with device:
+            fill_buffers(model)
+        choose_attention(model)
+        check_buffers(model)
+        return model, checked
 
     def _stored_shapes(self, stage: EncoderStage) -> dict[str, tuple[int, ...]]:
         """Of every tensor of the whole class, by canonical name."""
@@ -202,7 +213,7 @@ class Encoder(Adapter):
 
     def _closed(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         """What a module behind the blocks makes of the states."""
-        stored, module = f"{_prefix(self.facts)}.{name}", self.model.get_submodule(_joined(self.facts.stack, name))
+        stored, module = _joined(_prefix(self.facts), name), self.model.get_submodule(_joined(self.facts.stack, name))
         own = {one[len(stored) + 1 :]: tensors[one] for one in self.closing if _inside(one, stored)}
         made: Tensor = functional_call(module, own, (hidden,), strict=True)
         return made
@@ -297,7 +308,7 @@ class Encoder(Adapter):
             return None
         front, _, last = stored.rpartition(".")
         named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
-        inside = f"{_prefix(self.facts)}.{named}"
+        inside = _joined(_prefix(self.facts), named)
         bare = inside in self._shapes or inside.startswith(self.facts.heads)
         return inside if bare and named not in self._shapes else named
 
@@ -354,9 +365,3 @@ def _joined(stack: str, name: str) -> str:
 
 def _inside(name: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}.")
-
-
-def _read(inputs: Batch) -> dict[str, Tensor]:
-    """What the embeddings and the masks are made of."""
-    names = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
-    return {name: inputs[name] for name in names if name in inputs}

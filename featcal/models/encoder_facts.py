@@ -33,7 +33,7 @@ class EncoderFacts:
     """Class of the whole model with its classification head, likewise."""
     modality: Literal["text", "pixels"]
     stack: str
-    """Module of the whole model that holds embeddings, blocks and the last norm."""
+    """Module of the whole model that holds embeddings, blocks and the last norm; empty where it is the whole model."""
     parts: tuple[DecoderPart, ...]
     """The residual parts of a block in order, which together are the block."""
     shared: tuple[tuple[str, ...], ...]
@@ -49,10 +49,10 @@ class EncoderFacts:
     Class prompts score them."""
     prompts: str = ""
     """Class in transformers of the whole model with a text tower, which encodes class prompts."""
-    embeddings: str = "embeddings"
-    """Embeddings inside the stack, with their norm where they have one."""
     blocks: str = "encoder.layer"
     """The list of blocks inside the stack."""
+    reads: str = "pixel_values"
+    """What the stack calls pictures."""
     norm: str = ""
     """The last norm inside the stack; empty where every block ends with one."""
     pooling: Pooling = "first"

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from featcal.errors import InputError
 from featcal.formats.checkpoint import HUB_FILES, read_config
 from featcal.formats.located import Pictures
-from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
+from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, TextExample
@@ -264,7 +264,9 @@ def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
 def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
     import transformers
 
-    found = image_processor_settings(folder)
+    found, timm = image_processor_settings(folder), timm_settings(folder)
+    if found is None and timm is not None:
+        return transformers.CLIPImageProcessor(**timm)
     if found is None:
         raise InputError(
             f"base: {folder} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a 'tensors' "

@@ -245,7 +245,7 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim == 1:
-            scale = "norm" in name.split(".")[-2].lower() or ".ln_" in name or name.endswith("lambda1")
+            scale = "norm" in name.split(".")[-2].lower() or ".ln_" in name or name.endswith(("lambda1", ".gamma"))
             parameter.copy_((1 - offset if scale and not name.endswith("bias") else 0) + 0.2 * noise)
         else:
             parameter.copy_(noise * (1.0 if embedding in name else 0.3))
