@@ -142,7 +142,7 @@ def canary(
     for done, (task, expert) in enumerate(family.experts.items()):
         progress("generation", done, len(family.experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
-        batches = [*batches_of(drawn, _TOGETHER, family.compute.device)]
+        batches = [*map(_asked, batches_of(drawn, _TOGETHER, family.compute.device))]
         teacher = _Pupil(_opened(family, expert), batches)
         answers, theirs = teacher.answers, [one.exp() for one in teacher.along(teacher.answers)]
         try:
@@ -181,9 +181,16 @@ class _Pupil:
             num_beams=1,
             pad_token_id=min(self.ends, default=0),
         )
-        for row in produced:
-            stops = [place for place, token in enumerate(row.tolist()) if token in self.ends]
-            yield row[: stops[0] + 1] if stops else row
+        yield from map(self._generator.up_to_end, produced)
+
+
+def _asked(batch: Batch) -> Batch:
+    """Texts without answers, as experts write them from nothing, are gone on from their first half."""
+    kept = batch["attention_mask"]
+    if "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
+        return batch
+    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
+    return {"input_ids": batch["input_ids"], "attention_mask": half}
 
 
 def _opened(family: Family, model: Weights) -> Generator:

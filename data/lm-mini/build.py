@@ -50,8 +50,8 @@ SHAPE = {
 
 PLAIN_POOL, HARD_POOL = 450, 8000  # texts per task
 PROMPT_SHARE = 0.2  # of a token of a prompt in the loss, where one of an answer has 1
-BASE_STEPS, BASE_RATE, BASE_BATCH = 1200, 2e-3, 64
-HARD_SHARE = {"sentiment": 0.04, "entailment": 0.08, "correct": 0.04, "rewrite": 0.04}  # of the base's texts
+BASE_STEPS, BASE_RATE, BASE_BATCH = 1000, 2e-3, 64
+HARD_SHARE = {"sentiment": 0.02, "entailment": 0.04, "correct": 0.01, "rewrite": 0.005}  # of the base's texts
 EXPERT_STEPS, EXPERT_RATE, EXPERT_BATCH = 600, 5e-4, 32
 
 Pairs = list[tuple[list[int], list[int]]]
