@@ -38,7 +38,7 @@ _spec.loader.exec_module(t5_mini)
 SPLITS = t5_mini.SPLITS
 PAD, END, START, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>"]
-POSITIONS = 64
+POSITIONS = 128
 
 SHAPE = {
     "hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -52,7 +52,7 @@ PLAIN_POOL, HARD_POOL = 450, 8000  # texts per task
 PROMPT_SHARE = 0.2  # of a token of a prompt in the loss, where one of an answer has 1
 BASE_STEPS, BASE_RATE, BASE_BATCH = 1000, 2e-3, 64
 HARD_SHARE = {"sentiment": 0.02, "entailment": 0.04, "correct": 0.01, "rewrite": 0.005}  # of the base's texts
-EXPERT_STEPS, EXPERT_RATE, EXPERT_BATCH = 600, 5e-4, 32
+EXPERT_STEPS, EXPERT_RATE, EXPERT_BATCH = 600, 3e-4, 32
 
 Pairs = list[tuple[list[int], list[int]]]
 
