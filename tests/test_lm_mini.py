@@ -15,6 +15,7 @@ import torch
 import yaml
 from app_pages import PAGES, healthy, opened
 from safetensors.torch import load_file
+from test_canary import scaled
 from test_t5_mini import SPLITS
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3ForCausalLM
@@ -28,6 +29,9 @@ TASKS = tuple(SUITE["tasks"])
 MODELS = {"base": FOLDER / SUITE["base"]} | {task: FOLDER / SUITE["tasks"][task]["expert"] for task in TASKS}
 EMBEDDING = "model.embed_tokens.weight"
 PAD, END, START = 0, 1, 2
+BROKEN = CalibrationConfig(lam=1e-9, rho=0.5, alpha=0.15, samples=1)
+REPAIRED = {"paper": 0.25, "refined": 0.4}
+"""Share of the gap between merged model and experts that a recipe closes at least."""
 
 
 @cache
@@ -135,7 +139,8 @@ def test_the_story_of_the_card(session: Session) -> None:
 def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(session: Session) -> None:
     for recipe in ("paper", "refined"):
         assert session.canary(config_for(session.family, recipe=recipe)).reasons == ()
-    assert session.canary(CalibrationConfig(lam=1e-9, rho=0.5, alpha=0.15, samples=4)).broken
+    for bad in (BROKEN, scaled(session.weights("merged"), 0.5)):
+        assert session.canary(bad).broken
 
 
 @pytest.mark.slow
