@@ -409,7 +409,7 @@ def test_distance_is_that_of_the_noise(tiny_suite_file: Path) -> None:
         assert one.cosine[1:] == pytest.approx([1.09**-0.5] * 3, abs=0.02)
 
 
-@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini"])
+@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
 def test_the_threshold_lies_between_descendants_and_strangers(suite: str) -> None:
     family = open_family(load_suite(suite), device="cpu")
     generator = torch.Generator().manual_seed(0)

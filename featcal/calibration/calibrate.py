@@ -276,6 +276,7 @@ def _record(
                 "tokens": account.tokens[task],
                 "truncated": one.truncated,
                 "indices": list(one.indices),
+                **_written(family.suite, task),
             }
             for task, one in passes.items()
         },
@@ -288,6 +289,13 @@ def _record(
         "preparation": family.preparation(),
         "versions": all_versions(),
     }
+
+
+def _written(suite: Suite, task: str) -> dict[str, str]:
+    """What a record says of a task whose samples its expert wrote; nothing of others."""
+    source = suite.tasks[task].calibration
+    asked = source.self_generated if source is not None else None
+    return {} if asked is None else {"text": asked.said}
 
 
 def _origin(family: Family) -> dict[str, Any]:
@@ -348,13 +356,14 @@ def _notes(family: Family) -> list[str]:
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:
+    texts = {task: one["text"] for task in family.suite.tasks if (one := _written(family.suite, task))}
     return model_card(
         family.suite,
         f"{family.suite.name}, calibrated",
         "A merged model whose linear maps were calibrated in closed form, block by block in forward order, so that "
         "its features come closer to those of the task experts. Same architecture, no extra modules."
         + "".join(f"\n\n**Warning:** {one}." for one in warnings),
-        config.settings(),
+        config.settings() | {f"text of {task}": said for task, said in texts.items()},
         family.adapter.library,
         family.merged_name,
     )
