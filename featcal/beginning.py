@@ -13,7 +13,7 @@ from featcal.errors import InputError
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.importers.common import comments, samples_missing
-from featcal.paths import from_folder, local_path
+from featcal.paths import from_folder, local_path, neighbours
 from featcal.schema.recipe import METHODS
 from featcal.tasks.guess import guess
 from featcal.words import did_you_mean
@@ -112,10 +112,9 @@ def _folder_or_id(given: str, root: Path, label: str) -> str:
         return from_folder(path, root)
     within = Path(given).parts[0] if given else ""
     if given.startswith((".", "/", "~")) or given.count("/") != 1 or Path(within).is_dir():
-        near = [str(Path(given).parent / one.name) for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(
             f"{label}: no folder {path}; give the folder of a model, or an id such as 'owner/name' on the Hub."
-            f"{did_you_mean(given, near)}"
+            f"{did_you_mean(given, neighbours(given))}"
         )
     return given
 

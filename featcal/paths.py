@@ -33,3 +33,12 @@ def from_folder(path: Path, folder: Path) -> str:
     """
     whole, below = path.absolute(), folder.absolute()
     return str(whole.relative_to(below)) if whole.is_relative_to(below) else str(whole)
+
+
+def neighbours(named: str) -> list[str]:
+    """What lies where a path that was given from here was looked for, as it would have to be given: for suggestions."""
+    given = Path(named)
+    try:
+        return [str(given.parent / one.name) for one in given.expanduser().parent.iterdir()]
+    except (OSError, RuntimeError, ValueError):
+        return []

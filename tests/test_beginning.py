@@ -333,6 +333,8 @@ REFUSED = {
     "does not exist; paths start from where the command runs": "{jsonl: b.jsonl}",
     "none of them called calibration, train, training": "lines",
     "has no sub-folders": "empty",
+    "samples: no path": [300 * "x", "~nobody-of-this-name/a.jsonl", "{jsonl: '~nobody-of-this-name/a'}"],
+    "samples: not valid YAML": "{jsonl: [}",
 }
 
 

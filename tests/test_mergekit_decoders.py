@@ -33,7 +33,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "ties": {"merge_method": "ties", "parameters": {"lambda": 1.1, "density": 0.5}},
 }
 WORDS = ["<pad>", "</s>", "<unk>", *[f"w{number}" for number in range(29)]]
-QUESTIONS = 24
+QUESTIONS, RIGHT = 24, 17
+CHOICES = [3, 4, 5, 6]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -112,23 +113,32 @@ def test_calibrated_loaded_and_scored(merge: tuple[Path, Path], trial: Trial, tm
     changed = {name for name, values in merged.items() if not torch.allclose(reloaded[name], values, atol=1e-6)}
     assert changed
     assert all(".layers." in name for name in changed)
-    found = run_lm_eval(done, ["tiny"], write_task(tmp_path / "harness"))["tasks"]["tiny"]
+    found = run_lm_eval(done, ["tiny"], write_task(tmp_path / "harness", questions(model.eval())))["tasks"]["tiny"]
     assert found["n"] == QUESTIONS
-    assert found["metrics"]["acc,none"] == pytest.approx(accuracy(model.eval()))
+    assert found["metrics"]["acc,none"] == pytest.approx(RIGHT / QUESTIONS)
 
 
-def questions() -> list[dict[str, Any]]:
-    """Random words with one of four to follow."""
+def questions(model: Any) -> list[dict[str, Any]]:
+    """Random words, and one of four that may follow: of the first `RIGHT` the one that the library's own forward finds
+    likeliest, of the others another, so that a single answer of the harness that differs moves its score."""
     generator = torch.Generator().manual_seed(5)
-    drawn = torch.randint(3, len(WORDS), (QUESTIONS, 6), generator=generator).tolist()
-    words = [[WORDS[one] for one in row] for row in drawn]
-    return [{"prompt": " ".join(row), "choices": WORDS[3:7], "gold": number % 4} for number, row in enumerate(words)]
+    rows = torch.randint(3, len(WORDS), (QUESTIONS, 6), generator=generator)
+    likeliest = model(input_ids=rows).logits[:, -1, CHOICES].argmax(1).tolist()
+    assert len(set(likeliest)) > 1
+    return [
+        {
+            "prompt": " ".join(WORDS[one] for one in row),
+            "choices": [WORDS[one] for one in CHOICES],
+            "gold": best if number < RIGHT else (best + 1) % len(CHOICES),
+        }
+        for number, (row, best) in enumerate(zip(rows.tolist(), likeliest, strict=True))
+    ]
 
 
-def write_task(folder: Path) -> list[str]:
+def write_task(folder: Path, asked: list[dict[str, Any]]) -> list[str]:
     """A local task of the harness; the options that find it."""
     folder.mkdir()
-    rows = "".join(json.dumps(row) + "\n" for row in questions())
+    rows = "".join(json.dumps(row) + "\n" for row in asked)
     (folder / "tiny.jsonl").write_text(rows)
     task = {
         "task": "tiny",
@@ -143,13 +153,3 @@ def write_task(folder: Path) -> list[str]:
     }
     (folder / "tiny.yaml").write_text(yaml.safe_dump(task))
     return ["--include_path", str(folder), "--device", "cpu", "--batch_size", "4"]
-
-
-def accuracy(model: Any) -> float:
-    """The share of questions whose own choice is the likeliest of the four next words."""
-    right = 0
-    for row in questions():
-        ids = torch.tensor([[WORDS.index(word) for word in row["prompt"].split()]])
-        scores = model(input_ids=ids).logits[0, -1, [WORDS.index(word) for word in row["choices"]]]
-        right += int(scores.argmax()) == row["gold"]
-    return right / QUESTIONS

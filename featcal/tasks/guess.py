@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.errors import InputError
-from featcal.paths import from_folder
+from featcal.paths import from_folder, local_path, neighbours
 from featcal.schema.source import SOURCE_KINDS
 from featcal.suite import SPLITS, parse_yaml, task_catalogue
 from featcal.tasks.arrow import read_parquet
@@ -60,7 +60,7 @@ def guess(given: str, root: Path) -> Guess:
     """
     if given.lstrip().startswith("{"):
         return _written_out(given, root)
-    path = Path(given).expanduser()
+    path = local_path(given, Path(), "samples")
     if path.exists():
         return _of_path(path, root, {})
     catalogue = task_catalogue()
@@ -71,14 +71,8 @@ def guess(given: str, root: Path) -> Guess:
     raise InputError(
         f"no samples '{given}': neither a path here, nor an id OWNER/NAME on the Hub, nor a task of the catalogue; "
         "give a folder of pictures with one sub-folder per class, or a .jsonl, .parquet or .npz file."
-        f"{_meant(given, catalogue)}"
+        f"{did_you_mean(given, [*neighbours(given), *catalogue])}"
     )
-
-
-def _meant(given: str, catalogue: Mapping[str, Any]) -> str:
-    beside = Path(given).expanduser().parent
-    there = [str(Path(given).parent / one.name) for one in beside.iterdir()] if beside.is_dir() else []
-    return did_you_mean(given, [*there, *catalogue])
 
 
 def _written_out(given: str, root: Path) -> Guess:
@@ -97,7 +91,7 @@ def _written_out(given: str, root: Path) -> Guess:
     if "split" in content or kind == "tensors":
         return Guess({"calibration": _anchored(content, root)})
     options = {name: value for name, value in content.items() if name != kind}
-    path = Path(str(content[kind])).expanduser()
+    path = local_path(str(content[kind]), Path(), "samples")
     if kind == "hub" and not path.exists():
         return _of_hub(str(content[kind]), options)
     if not path.exists():
@@ -111,7 +105,7 @@ def _anchored(source: Any, root: Path) -> Any:
         return source
     return {
         name: from_folder(path, root)
-        if name in SOURCE_KINDS and name != "embedded" and (path := Path(str(value)).expanduser()).exists()
+        if name in SOURCE_KINDS and name != "embedded" and (path := local_path(str(value), Path(), "samples")).exists()
         else value
         for name, value in source.items()
     }
