@@ -245,6 +245,18 @@ def test_classes_in_another_order_than_the_experts_are_refused(hub: Path) -> Non
         evaluate(load_suite(hub), "merged", split="test")
 
 
+def test_classes_that_samples_lack_are_asked_for(hub: Path) -> None:
+    """Names alone are counted in their own order, which is not the head's where some are missing."""
+    content = yaml.safe_load(hub.read_text())
+    for task in content["tasks"].values():
+        del task["classes"]
+    hub.write_text(yaml.safe_dump(content))
+    rows = [row for row in sentences(1) if row["label"] != "no"]
+    (hub.parent / "left-test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"2 classes are named .*, the head scores 3; give 'classes'"):
+        evaluate(load_suite(hub), "expert:left", split="test")
+
+
 def test_an_expert_without_a_classifier_is_named(hub: Path) -> None:
     file = hub.parent / "experts" / "left" / "model.safetensors"
     save_file({n: t for n, t in load_file(file).items() if not n.startswith("classifier.")}, file, {"format": "pt"})
