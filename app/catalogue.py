@@ -153,7 +153,7 @@ def examples(session: Session) -> None:
             {"task": task, "text": text, "answer": answer}
             for task, one in samples.items()
             if one.texts is not None
-            for text, answer in zip(one.texts, one.targets or _named(one) or [None] * len(one), strict=True)
+            for text, answer in zip(one.texts, one.targets or _named(one) or ["–"] * len(one), strict=True)
         ]
         wide = {name: st.column_config.TextColumn(width=size) for name, size in WIDTHS.items()}
         st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=wide, height=420, alt="Texts and their answers")

@@ -274,6 +274,51 @@ def test_a_regression_is_not_scored(hub: Path) -> None:
         evaluate(load_suite(hub), "merged", split="test")
 
 
+def test_a_lora_brings_a_classifier_that_the_base_lacks(hub: Path) -> None:
+    """As peft saves it for a task of classes: factors, and the classifier whole; the pooler is the base's."""
+    root = hub.parent
+    generator, factors = torch.Generator().manual_seed(5), {}
+    for block in open_family(load_suite(hub), "cpu").adapter.blocks():
+        key = f"base_model.model.{block.name}.attention.self.query"
+        factors |= {f"{key}.lora_{one}.weight": torch.randn(shape, generator=generator)
+                    for one, shape in (("A", (2, 16)), ("B", (16, 2)))}  # fmt: skip
+    own = {f"classifier.{kind}": torch.randn(shape, generator=generator)
+           for kind, shape in (("weight", (3, 16)), ("bias", (3,)))}  # fmt: skip
+    (root / "adapter").mkdir()
+    file = root / "adapter" / "adapter_model.safetensors"
+    save_file(factors | {f"base_model.model.{name}": tensor for name, tensor in own.items()}, file)
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 2, "lora_alpha": 4, "target_modules": ["query"],
+              "modules_to_save": ["classifier", "score"], "bias": "none"}  # fmt: skip
+    (root / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    transformers.BertModel.from_pretrained(root / "base").save_pretrained(root / "base")  # with a pooler
+    hub.write_text(hub.read_text().replace("experts/left", "base+adapter"))
+    family = open_family(load_suite(hub), "cpu")
+    head, base = head_of(family, family.merged, "left"), load_file(root / "base" / "model.safetensors")
+    assert isinstance(head, PooledHead)
+    assert head.head.weight.equal(own["classifier.weight"])
+    assert head.weight.equal(base["pooler.dense.weight"])
+    query = "bert.encoder.layer.0.attention.self.query"
+    product = factors[f"base_model.model.{query}.lora_B.weight"] @ factors[f"base_model.model.{query}.lora_A.weight"]
+    moved = family.experts["left"].read([f"{query}.weight"])[f"{query}.weight"]
+    torch.testing.assert_close(moved, base[f"{query.removeprefix('bert.')}.weight"] + 2 * product)
+    assert check(load_suite(hub)).problems == ()
+    edited(root / "adapter" / "adapter_config.json", lambda c: c.update(modules_to_save=None))
+    with pytest.raises(InputError, match="tensors for which the base has none"):
+        open_family(load_suite(hub), "cpu")
+
+
+def test_a_sharded_folder_has_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file per block where a model is large, under names that the library's class does not have."""
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", 1000)
+    trial = write_trial(tiny_encoder(ROWS["vit"]), ROWS["vit"], tmp_path)
+    calibrate(trial.family, trial.config()).save(tmp_path / "out")
+    places = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert places.keys() == load_file(tmp_path / "merged" / "model.safetensors").keys()
+    assert len({file for name, file in places.items() if name.startswith("vit.encoder.layer.")}) == 2
+    _, loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loaded["missing_keys"]
+
+
 def test_a_bare_encoder_is_read(hub: Path) -> None:
     """`BertModel` alone has no prefix."""
     family, root = open_family(load_suite(hub), "cpu"), hub.parent
@@ -467,3 +512,19 @@ def test_dtype_is_kept(tmp_path: Path) -> None:
     written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
     assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["drift", "calibrate", "features", "accuracy", "suite"])
+def test_pages_show_texts_with_classes(page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app_pages import opened
+
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+    app = opened(hub, page)
+    assert not app.exception
+    assert not app.error
+    if page == "suite":
+        shown = [frame.value for frame in app.dataframe]
+        assert any("class names" in frame and "prompts" not in frame for frame in shown)
+        (texts,) = [frame for frame in shown if "answer" in frame]
+        assert set(texts["answer"]) == {"no", "yes", "maybe"}
