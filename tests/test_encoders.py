@@ -319,6 +319,61 @@ def test_a_sharded_folder_has_the_names_of_files(tmp_path: Path, monkeypatch: py
     assert not loaded["missing_keys"]
 
 
+@pytest.fixture
+def sentence_folders(hub: Path) -> Path:
+    """The suite of pairs as folders of sentence-transformers, pooled by the mean."""
+    root = hub.parent
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    for folder in (root / "base", root / "experts" / "left", root / "experts" / "right"):
+        transformers.BertModel.from_pretrained(folder).save_pretrained(folder)
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        options = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(options))
+    return hub
+
+
+def test_embeddings_of_sentences_are_means_over_tokens(sentence_folders: Path) -> None:
+    family, root = open_family(load_suite(sentence_folders), "cpu"), sentence_folders.parent
+    (stage,), last = family.adapter.stages, "output.dense"
+    assert not family.adapter.class_token
+    assert stage.weighting(1, last) == "tokens"
+    drawn = family.samples("left", "test", None, 0)
+    library = transformers.BertModel.from_pretrained(root / "experts" / "left").eval()
+    mask = drawn.inputs["attention_mask"][:, :, None]
+    with torch.no_grad():
+        states = library(**drawn.inputs).last_hidden_state
+    theirs = (states * mask).sum(1) / mask.sum(1)
+    ours = task_features(family, family.experts["left"], "left", [drawn.inputs])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=8)).save(root / "out")
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (root / "out" / name).read_text() == (root / "base" / name).read_text()
+    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+    with pytest.raises(NoScores, match="nor has the task's expert; give Model"):
+        evaluate(family, "merged", split="test")
+
+
+def test_sentence_folders_that_pool_otherwise_are_refused(sentence_folders: Path) -> None:
+    root = sentence_folders.parent
+    edited(root / "experts" / "left" / "1_Pooling" / "config.json",
+           lambda c: c.update(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False))  # fmt: skip
+    with pytest.raises(InputError, match=r"expert 'left': pooling is 'first' in .*, the base has 'mean'"):
+        open_family(load_suite(sentence_folders), "cpu")
+    file = root / "base" / "1_Pooling" / "config.json"
+    file.write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    with pytest.raises(InputError, match="base: a sentence-transformers folder with weightedmean"):
+        open_family(load_suite(sentence_folders), "cpu")
+    modules = json.loads((root / "base" / "modules.json").read_text())
+    modules[2] |= {"type": "sentence_transformers.models.Dense"}
+    (root / "base" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match=r"base: a sentence-transformers folder with Dense in modules\.json"):
+        open_family(load_suite(sentence_folders), "cpu")
+
+
 def test_a_bare_encoder_is_read(hub: Path) -> None:
     """`BertModel` alone has no prefix."""
     family, root = open_family(load_suite(hub), "cpu"), hub.parent
