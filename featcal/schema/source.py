@@ -140,11 +140,9 @@ class Source(Strict):
 
     @model_serializer(mode="wrap")
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a corruption that there is not: a suite keeps the hash that it had."""
+        """Without a corruption or a pair that there is not: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
-        if said.get("corruption") is None:
-            said.pop("corruption", None)
-        return said
+        return {name: value for name, value in said.items() if value is not None or name not in ("corruption", "pair")}
 
     @property
     def pictures(self) -> bool:
