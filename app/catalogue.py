@@ -124,14 +124,16 @@ def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
         if scores:
             row["expert, %"] = 100 * scores[task].value
         row["splits"] = ", ".join(split for split in SPLITS if spec.source(split))
-        rows.append(row | (_text(spec, samples[task]) if session.is_text else _pictures(spec, samples[task])))
+        prompted = session.family.adapter.scores_with == "prompts"
+        rows.append(row | (_text(spec, samples[task]) if session.is_text else _classes(spec, samples[task], prompted)))
     return pd.DataFrame(rows), missing
 
 
-def _pictures(spec: Task, samples: Samples) -> dict[str, Any]:
+def _classes(spec: Task, samples: Samples, prompted: bool) -> dict[str, Any]:
     names = samples.class_names or ()
     listed = ", ".join(names) or "–"
-    return {"classes": len(names) or None, "class names": listed, "prompts": " | ".join(spec.templates)}
+    prompts = {"prompts": " | ".join(spec.templates)} if prompted else {}
+    return {"classes": len(names) or None, "class names": listed} | prompts
 
 
 def _text(spec: Task, samples: Samples) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def examples(session: Session) -> None:
             {"task": task, "text": text, "answer": answer}
             for task, one in samples.items()
             if one.texts is not None
-            for text, answer in zip(one.texts, one.targets or [None] * len(one), strict=True)
+            for text, answer in zip(one.texts, one.targets or _named(one) or ["–"] * len(one), strict=True)
         ]
         wide = {name: st.column_config.TextColumn(width=size) for name, size in WIDTHS.items()}
         st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=wide, height=420, alt="Texts and their answers")
@@ -161,6 +163,11 @@ def examples(session: Session) -> None:
         st.caption("The samples of this suite are tensors: there is nothing to show of them.")
 
 
+def _named(one: Samples) -> list[str]:
+    """The class name of every sample; none where classes have no names."""
+    return [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
+
+
 def _show_pictures(samples: Mapping[str, Samples]) -> None:
     st.subheader("Pictures")
     for left, right in zip(*[iter([*samples, *([None] * (len(samples) % 2))])] * 2, strict=True):
@@ -168,7 +175,7 @@ def _show_pictures(samples: Mapping[str, Samples]) -> None:
             one = samples.get(task or "")
             if one is None or one.images is None:
                 continue
-            names = [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
+            names = _named(one)
             with column:
                 st.caption(f"**{plain(str(task))}**")
                 st.image(

@@ -105,7 +105,8 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
 def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: View, origin: Origin) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
-        needed = "answers ('target')" if session.is_text else "labels, class names and a base with a text tower"
+        heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
+        needed = "answers ('target')" if session.is_text else f"labels, class names and {heads}"
         st.info(f"Scores need {needed}.", icon=":material/info:")
         return
     frames = {name: ledger_tables.outputs(ledger) for name, ledger in ledgers.items()}

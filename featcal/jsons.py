@@ -20,15 +20,31 @@ def read_json(file: Path, named: str = "", missing: str = "") -> dict[str, Any]:
         InputError: it cannot be read, is no JSON, or holds no mapping; the message says where, and quotes nothing.
     """
     named = named or str(file)
+    content = _content(file, named, missing)
+    if not isinstance(content, dict):
+        raise InputError(f"{named} must hold a mapping {{...}}")
+    return content
+
+
+def read_json_rows(file: Path) -> list[dict[str, Any]]:
+    """The mappings that a JSON file lists.
+
+    Raises:
+        InputError: as `read_json`, or it holds no list of mappings.
+    """
+    content = _content(file, str(file))
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise InputError(f"{file} must hold a list of mappings [{{...}}, ...]")
+    return content
+
+
+def _content(file: Path, named: str, missing: str = "") -> Any:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(missing or f"{named} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{named} is not valid JSON: {_problem(error)}") from None  # the cause has the text
-    if not isinstance(content, dict):
-        raise InputError(f"{named} must hold a mapping {{...}}")
-    return content
 
 
 def _problem(error: ValueError | RecursionError) -> str:

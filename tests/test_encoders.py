@@ -245,6 +245,18 @@ def test_classes_in_another_order_than_the_experts_are_refused(hub: Path) -> Non
         evaluate(load_suite(hub), "merged", split="test")
 
 
+def test_classes_that_samples_lack_are_asked_for(hub: Path) -> None:
+    """Names alone are counted in their own order, which is not the head's where some are missing."""
+    content = yaml.safe_load(hub.read_text())
+    for task in content["tasks"].values():
+        del task["classes"]
+    hub.write_text(yaml.safe_dump(content))
+    rows = [row for row in sentences(1) if row["label"] != "no"]
+    (hub.parent / "left-test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"2 classes are named .*, the head scores 3; give 'classes'"):
+        evaluate(load_suite(hub), "expert:left", split="test")
+
+
 def test_an_expert_without_a_classifier_is_named(hub: Path) -> None:
     file = hub.parent / "experts" / "left" / "model.safetensors"
     save_file({n: t for n, t in load_file(file).items() if not n.startswith("classifier.")}, file, {"format": "pt"})
@@ -260,6 +272,106 @@ def test_a_regression_is_not_scored(hub: Path) -> None:
     save_file(cut, file, {"format": "pt"})
     with pytest.raises(NoScores, match="classifier has one output, a regression"):
         evaluate(load_suite(hub), "merged", split="test")
+
+
+def test_a_lora_brings_a_classifier_that_the_base_lacks(hub: Path) -> None:
+    """As peft saves it for a task of classes: factors, and the classifier whole; the pooler is the base's."""
+    root = hub.parent
+    generator, factors = torch.Generator().manual_seed(5), {}
+    for block in open_family(load_suite(hub), "cpu").adapter.blocks():
+        key = f"base_model.model.{block.name}.attention.self.query"
+        factors |= {f"{key}.lora_{one}.weight": torch.randn(shape, generator=generator)
+                    for one, shape in (("A", (2, 16)), ("B", (16, 2)))}  # fmt: skip
+    own = {f"classifier.{kind}": torch.randn(shape, generator=generator)
+           for kind, shape in (("weight", (3, 16)), ("bias", (3,)))}  # fmt: skip
+    (root / "adapter").mkdir()
+    file = root / "adapter" / "adapter_model.safetensors"
+    save_file(factors | {f"base_model.model.{name}": tensor for name, tensor in own.items()}, file)
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 2, "lora_alpha": 4, "target_modules": ["query"],
+              "modules_to_save": ["classifier", "score"], "bias": "none"}  # fmt: skip
+    (root / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    transformers.BertModel.from_pretrained(root / "base").save_pretrained(root / "base")  # with a pooler
+    hub.write_text(hub.read_text().replace("experts/left", "base+adapter"))
+    family = open_family(load_suite(hub), "cpu")
+    head, base = head_of(family, family.merged, "left"), load_file(root / "base" / "model.safetensors")
+    assert isinstance(head, PooledHead)
+    assert head.head.weight.equal(own["classifier.weight"])
+    assert head.weight.equal(base["pooler.dense.weight"])
+    query = "bert.encoder.layer.0.attention.self.query"
+    product = factors[f"base_model.model.{query}.lora_B.weight"] @ factors[f"base_model.model.{query}.lora_A.weight"]
+    moved = family.experts["left"].read([f"{query}.weight"])[f"{query}.weight"]
+    torch.testing.assert_close(moved, base[f"{query.removeprefix('bert.')}.weight"] + 2 * product)
+    assert check(load_suite(hub)).problems == ()
+    edited(root / "adapter" / "adapter_config.json", lambda c: c.update(modules_to_save=None))
+    with pytest.raises(InputError, match="tensors for which the base has none"):
+        open_family(load_suite(hub), "cpu")
+
+
+def test_a_sharded_folder_has_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file per block where a model is large, under names that the library's class does not have."""
+    monkeypatch.setattr("featcal.export.write.SHARD_BYTES", 1000)
+    trial = write_trial(tiny_encoder(ROWS["vit"]), ROWS["vit"], tmp_path)
+    calibrate(trial.family, trial.config()).save(tmp_path / "out")
+    places = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert places.keys() == load_file(tmp_path / "merged" / "model.safetensors").keys()
+    assert len({file for name, file in places.items() if name.startswith("vit.encoder.layer.")}) == 2
+    _, loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loaded["missing_keys"]
+
+
+@pytest.fixture
+def sentence_folders(hub: Path) -> Path:
+    """The suite of pairs as folders of sentence-transformers, pooled by the mean."""
+    root = hub.parent
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    for folder in (root / "base", root / "experts" / "left", root / "experts" / "right"):
+        transformers.BertModel.from_pretrained(folder).save_pretrained(folder)
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        options = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(options))
+    return hub
+
+
+def test_embeddings_of_sentences_are_means_over_tokens(sentence_folders: Path) -> None:
+    family, root = open_family(load_suite(sentence_folders), "cpu"), sentence_folders.parent
+    (stage,), last = family.adapter.stages, "output.dense"
+    assert not family.adapter.class_token
+    assert stage.weighting(1, last) == "tokens"
+    drawn = family.samples("left", "test", None, 0)
+    library = transformers.BertModel.from_pretrained(root / "experts" / "left").eval()
+    mask = drawn.inputs["attention_mask"][:, :, None]
+    with torch.no_grad():
+        states = library(**drawn.inputs).last_hidden_state
+    theirs = (states * mask).sum(1) / mask.sum(1)
+    ours = task_features(family, family.experts["left"], "left", [drawn.inputs])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=8)).save(root / "out")
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (root / "out" / name).read_text() == (root / "base" / name).read_text()
+    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+    with pytest.raises(NoScores, match="nor has the task's expert; give Model"):
+        evaluate(family, "merged", split="test")
+
+
+def test_sentence_folders_that_pool_otherwise_are_refused(sentence_folders: Path) -> None:
+    root = sentence_folders.parent
+    edited(root / "experts" / "left" / "1_Pooling" / "config.json",
+           lambda c: c.update(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False))  # fmt: skip
+    with pytest.raises(InputError, match=r"expert 'left': pooling is 'first' in .*, the base has 'mean'"):
+        open_family(load_suite(sentence_folders), "cpu")
+    file = root / "base" / "1_Pooling" / "config.json"
+    file.write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    with pytest.raises(InputError, match="base: a sentence-transformers folder with weightedmean"):
+        open_family(load_suite(sentence_folders), "cpu")
+    modules = json.loads((root / "base" / "modules.json").read_text())
+    modules[2] |= {"type": "sentence_transformers.models.Dense"}
+    (root / "base" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InputError, match=r"base: a sentence-transformers folder with Dense in modules\.json"):
+        open_family(load_suite(sentence_folders), "cpu")
 
 
 def test_a_bare_encoder_is_read(hub: Path) -> None:
@@ -455,3 +567,19 @@ def test_dtype_is_kept(tmp_path: Path) -> None:
     written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
     assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["drift", "calibrate", "features", "accuracy", "suite"])
+def test_pages_show_texts_with_classes(page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app_pages import opened
+
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+    app = opened(hub, page)
+    assert not app.exception
+    assert not app.error
+    if page == "suite":
+        shown = [frame.value for frame in app.dataframe]
+        assert any("class names" in frame and "prompts" not in frame for frame in shown)
+        (texts,) = [frame for frame in shown if "answer" in frame]
+        assert set(texts["answer"]) == {"no", "yes", "maybe"}

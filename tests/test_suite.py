@@ -133,6 +133,15 @@ def test_text_tasks(edit_suite: Edit) -> None:
     assert (suite.task("pets").metric, suite.task("signs").metric) == ("spearman", "accuracy")
 
 
+def test_what_is_not_said_is_not_in_a_suites_hash(edit_suite: Edit) -> None:
+    """Histories and studies are found by it, so options that came later must not change it."""
+    plain, paired = (load_suite(edit_suite(change)).task("pets").test for change in (of_text(), of_classes()))
+    assert plain is not None
+    assert paired is not None
+    assert plain.model_dump().keys().isdisjoint({"corruption", "pair"})
+    assert paired.model_dump()["pair"] == "{b}"
+
+
 def test_texts_with_classes(edit_suite: Edit) -> None:
     task = load_suite(edit_suite(of_classes(classes=["no", "yes"]))).task("pets")
     assert (task.metric, task.classes) == ("accuracy", ("no", "yes"))

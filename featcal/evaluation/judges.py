@@ -167,6 +167,11 @@ def check_classes(head: Head, drawn: Samples) -> None:
     task, own, names = f"task '{drawn.task}'", head.classes, drawn.class_names
     if len(drawn) and int(drawn.labels.max()) >= len(own):
         raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(own)}")
+    if names is not None and len(names) != len(own):
+        raise InputError(
+            f"{task}: {len(names)} classes are named ({some(names)}), the head scores {len(own)}; give 'classes', all "
+            "of them in the order of the head"
+        )
     if names is not None and names != own and set(names) == set(own):
         raise InputError(
             f"{task}: labels count {some(names)}, the head scores {some(own)}: the same classes in another order; "

@@ -19,6 +19,7 @@ from featcal.formats.located import Located
 from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
+from featcal.formats.sentences import module_folders
 from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
 from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Batch, Block
@@ -266,8 +267,13 @@ def copy_tokenizer(container: Path, target: Path) -> list[str]:
 
 
 def _copy_files(container: Path, target: Path) -> list[str]:
-    """Copy configuration, tokenizer, processor and every other non-weight file."""
-    return _copy(
+    """Copy configuration, tokenizer, processor and every other non-weight file, and the options of the modules of a
+    sentence-transformers folder."""
+    inside = [f"{one}/config.json" for one in module_folders(container)]
+    for name in inside:
+        (target / name).parent.mkdir()
+        _copy((target / name).parent, [container / name])
+    return inside + _copy(
         target,
         [
             file

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.checkpoint import open_file, read_header
+from featcal.formats.checkpoint import dtype_of, open_file, read_header
 from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
 from featcal.formats.weights import Canonical, Stored, TensorInfo, check_finite
 from featcal.paths import local_path
@@ -26,7 +26,8 @@ class LoraWeights:
     Tensors that the adapter changes come in float32 (float64 over a float64 base) and `info` says so: they are not
     rounded to a half-precision base's dtype, as the model that peft's `merge_and_unload` leaves behind is. All other
     tensors are the base's own. Covered, exactly: linear, convolution and embedding LoRA, rsLoRA, rank and alpha
-    patterns, trained biases (`bias`, `lora_bias`) and whole modules (`modules_to_save`).
+    patterns, trained biases (`bias`, `lora_bias`) and whole modules (`modules_to_save`), which the base may lack: the
+    classifier of a task.
 
     Args:
         base: the model that the adapter was trained on.
@@ -54,6 +55,10 @@ class LoraWeights:
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
         """What the adapter changes, by canonical name."""
+        self._added = plan.added
+        header = read_header(self._file, label)
+        dtypes = {name: dtype_of(header[key][1], f"{label}: tensor '{key}'") for name, key in plan.added.items()}
+        self._added_info = {name: TensorInfo(header[key][0], dtypes[name]) for name, key in plan.added.items()}
 
     def turned(self, names: Collection[str]) -> list[str]:
         """Of these tensors, those to which the transposed product of two factors is added."""
@@ -82,11 +87,15 @@ class LoraWeights:
     @cached_property
     def info(self) -> Mapping[str, TensorInfo]:
         base = self._base.info
-        return {**base, **{name: TensorInfo(base[name].shape, _computed(base[name])) for name in self.changes}}
+        return {
+            **base,
+            **self._added_info,
+            **{name: TensorInfo(base[name].shape, _computed(base[name])) for name in self.changes},
+        }
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         wanted = list(names)
-        tensors = self._base.read(wanted)
+        tensors = self._base.read(name for name in wanted if name not in self._added) | self._read_added(wanted)
         changed = {name: self.changes[name] for name in wanted if name in self.changes}
         if not changed:
             return tensors
@@ -97,6 +106,17 @@ class LoraWeights:
                 tensors[name] = change.apply(tensors[name].to(dtype), own)
                 what = ", ".join(f"'{key}'" for key in own)
                 check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}")
+        return tensors
+
+    def _read_added(self, wanted: Iterable[str]) -> dict[str, Tensor]:
+        """Tensors that the base does not have, as the adapter file holds them."""
+        own = {name: self._added[name] for name in wanted if name in self._added}
+        if not own:
+            return {}
+        with open_file(self._file, self.label) as handle:
+            tensors: dict[str, Tensor] = {name: handle.get_tensor(key) for name, key in own.items()}
+        for name, tensor in tensors.items():
+            check_finite(tensor, f"{self.label}: tensor '{own[name]}' of {self._file}")
         return tensors
 
 

@@ -33,7 +33,7 @@ _BASE_KEPT = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Initialisations that leave the base as it is; the others train against a changed one."""
 _WITHOUT_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
-    "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
     "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
 }  # fmt: skip
 """Options that change nothing in what the file's tensors mean; any other one that is set is refused."""
@@ -58,6 +58,8 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
     target_modules: str | list[str] | None = None
+    modules_to_save: list[str] | None = None
+    """Modules that were trained whole, such as a classifier that the base does not have."""
     base_model_name_or_path: str | None = None
     revision: str | None = None
 
@@ -168,6 +170,8 @@ class Plan:
     shared: Collection[str]
     """Tensors of the base that several modules share, by canonical name."""
     changes: dict[str, Change] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
+    """Tensors that the base does not have, by canonical name, and their names in the adapter file."""
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def fill(self) -> list[str]:
@@ -199,9 +203,18 @@ class Plan:
         if (own != name) != (name.rpartition(".")[0] in modules):  # peft would leave such a one out in silence
             self.wrong[_UNKNOWN].append(key)
             return
+        if self._is_added(name):
+            self.added[str(self.canonical(name))] = key
+            return
         target = self._target(name, key)
         if target and self._fits(key, self.base[target].shape):
             self._claim(target, key, Change(value=key))
+
+    def _is_added(self, name: str) -> bool:
+        """Whether a tensor belongs to a module that was trained whole and that the base does not have."""
+        saved = any(f".{module}." in f".{name}" for module in self.config.modules_to_save or ())
+        target = self.canonical(name)
+        return saved and target is not None and target not in self.base
 
     def _adapt(self, module: str, parts: Mapping[str, str]) -> None:
         """The low-rank update of one module."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from featcal.errors import InputError, NoScores
 from featcal.formats.checkpoint import read_config
 from featcal.formats.located import Located
 from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.formats.sentences import POOLING
 from featcal.models.adapter import (
     Adapter,
     Batch,
@@ -156,9 +157,10 @@ class Encoder(Adapter):
     model_class: Any
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
-        facts = self.facts
-        self.model, checked = self.build(config, device)
+        facts = self.facts = _pooling(self.facts, config.get(POOLING))
+        self.model, checked = self.build({name: value for name, value in config.items() if name != POOLING}, device)
         self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.settings = {**self.settings, "pooling": facts.pooling}
         self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
         try:
             stage = EncoderStage(self.model, facts)
@@ -352,6 +354,25 @@ def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
 def reads_first(facts: EncoderFacts) -> bool:
     """Whether the head reads the first token alone."""
     return facts.pooling == "first" and not facts.pooler
+
+
+def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
+    """The facts of a sentence-transformers folder: final features are its embeddings before any normalisation, and it
+    has no classifier.
+
+    Args:
+        stated: `formats.sentences.POOLING` of the folder; None for other folders.
+
+    Raises:
+        InputError: modules that featcal does not run.
+    """
+    if stated is None:
+        return facts
+    if stated not in ("mean", "first") or facts.modality != "text":
+        raise InputError(
+            f"a sentence-transformers folder with {stated}; featcal pools text by the mean or the first token"
+        )
+    return replace(facts, pooling="mean" if stated == "mean" else "first", classifier=())
 
 
 def _prefix(facts: EncoderFacts) -> str:

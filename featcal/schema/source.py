@@ -21,7 +21,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
 SOURCE_KINDS = tuple(_OPTIONS)
-_LATER = ("corruption", "self_generated")
+_LATER = ("corruption", "pair", "self_generated")
 """What suite files could not say at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
@@ -169,7 +169,7 @@ class Source(Strict):
 
     @model_serializer(mode="wrap")
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a corruption or text of experts that there is not: a suite keeps the hash that it had."""
+        """Without a corruption, a pair or text of experts that there is not: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
         return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 
