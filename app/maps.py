@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
@@ -144,21 +145,27 @@ class MapWorker:
 
 
 def _run() -> None:
-    """Compile on a small cloud, then serve until stdin closes; whatever libraries print goes to stderr."""
+    """Compile on a small cloud, then serve until the app is gone; whatever libraries print goes to stderr."""
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     with suppress(OSError):  # a courtesy that some systems refuse
         if hasattr(os, "SCHED_IDLE"):  # Linux: only what nobody else wants, a slider above all
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         elif hasattr(os, "nice"):
             os.nice(19)
+    asked: queue.SimpleQueue[Sequence[Points]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(asked,), daemon=True).start()
     umap_map(np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
     while True:
-        try:
-            clouds = pickle.load(sys.stdin.buffer)
-        except (EOFError, pickle.UnpicklingError):  # the app is gone, perhaps in the middle of a cloud
-            return
-        pickle.dump([umap_map(cloud) for cloud in clouds], out)
+        pickle.dump([umap_map(cloud) for cloud in asked.get()], out)
         out.flush()
+
+
+def _read(asked: queue.SimpleQueue[Sequence[Points]]) -> None:
+    """Pass on what the app asks for; end the process when the app is gone, in the middle of compiling too."""
+    with suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            asked.put(pickle.load(sys.stdin.buffer))
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ T = TypeVar("T")
 AT_ONCE = 1.0
 """Seconds of work before its progress is shown."""
 _SELECTION, _PAGE, _LEFT_OUT, _RUNS, _STAMP = "selection", "page", "left out of the address", "runs", "files"
+_RENEWED, _USED = "how often widgets were renewed", "widget that was used"
 _address = st.components.v2.component(
     "featcal_address",
     js="""
@@ -84,7 +85,9 @@ def control(
 ) -> T:
     """A widget that shows a field of the selection and changes it.
 
-    Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays.
+    Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays. Where
+    something else has changed the field, the widget is a new one: a browser that has not seen the change yet still
+    sends the old widget's value along with whatever it asks for, and that is nobody's choice any more.
 
     Args:
         draw: such as `st.sidebar.slider`; gets `args` and `kwargs`.
@@ -92,13 +95,28 @@ def control(
         default: the value that is not worth an entry in the address.
         variant: tells a second widget for the same field from the first.
     """
-    key = "-".join(filter(None, (st.session_state[_PAGE], field, variant)))
-    if key not in st.session_state or st.session_state[key] != shown:
+    name = "-".join(filter(None, (st.session_state[_PAGE], field, variant)))
+    used = st.session_state.get(_USED) == name
+    if used:
+        del st.session_state[_USED]
+    elif st.session_state.get(_key(name), shown) != shown:
+        st.session_state[_RENEWED][name] = st.session_state[_RENEWED].get(name, 0) + 1
+    key = _key(name)
+    if key not in st.session_state or st.session_state[key] != shown:  # what was chosen, in the order that is kept
         st.session_state[key] = shown
-    return draw(*args, key=key, on_change=_taken, args=(key, field, default), **kwargs)
+    return draw(*args, key=key, on_change=_taken, args=(name, key, field, default), **kwargs)
 
 
-def _taken(key: str, field: str, default: Any) -> None:
+def _key(name: str) -> str:
+    """The key of the widget that has this name now."""
+    renewed = st.session_state.setdefault(_RENEWED, {}).get(name)
+    return f"{name}--{renewed}" if renewed else name
+
+
+def _taken(name: str, key: str, field: str, default: Any) -> None:
+    if key != _key(name):
+        return
+    st.session_state[_USED] = name
     value = st.session_state[key]
     if isinstance(value, list):  # which is no key; nothing chosen leaves it as it was at first
         value = tuple(value) or getattr(HOME, field)

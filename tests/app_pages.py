@@ -67,12 +67,17 @@ def control(app: AppTest, field: str) -> Any:
 def controls(app: AppTest, field: str) -> list[Any]:
     """The controls of a field, but for what is typed; none where the page has none."""
     kinds = ("slider", "select_slider", "toggle", "selectbox", "button_group")
-    return [one for kind in kinds for one in app.get(kind) if str(one.key).split("-", 1)[1:] == [field]]
+    return [one for kind in kinds for one in app.get(kind) if name_of(one).split("-", 1)[1:] == [field]]
+
+
+def name_of(widget: Any) -> str:
+    """A widget's key without the number of changes by something else."""
+    return str(widget.key).split("--")[0]
 
 
 def fields(app: AppTest, kind: str) -> set[str]:
     """The fields that have a control of this kind on the page that is open."""
-    return {str(one.key).split("-", 1)[1] for one in app.get(kind)}
+    return {name_of(one).split("-", 1)[1] for one in app.get(kind)}
 
 
 def shown_model(app: AppTest) -> str | None:

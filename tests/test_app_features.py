@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_pages import charts, control, go, healthy, opened
+from app_pages import charts, control, go, healthy, name_of, opened
 from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
 
@@ -49,12 +49,12 @@ def said(app: AppTest, words: str) -> list[str]:
 
 
 def picked(app: AppTest) -> list[int]:
-    (found,) = [one for one in app.multiselect if one.key == "features-picked"]
+    (found,) = [one for one in app.multiselect if name_of(one) == "features-picked"]
     return [int(one) for one in found.value]
 
 
 def pick(app: AppTest, *ids: int) -> AppTest:
-    (field,) = [one for one in app.multiselect if one.key == "features-picked"]
+    (field,) = [one for one in app.multiselect if name_of(one) == "features-picked"]
     return field.set_value(list(ids)).run()
 
 
@@ -136,6 +136,24 @@ def test_picked_samples_stay_whatever_else_changes(tiny_suite_file: Path) -> Non
     control(app, "task").set_value("signs").run()
     assert picked(app) == []
     assert all("selectedpoints" not in one for one in clouds(app).values())
+
+
+def test_what_a_late_browser_still_sends_undoes_nothing(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "features", picked="5", **BOTH)
+    (old,) = [one for one in app.multiselect if name_of(one) == "features-picked"]
+    app.session_state["selection"] = app.session_state["selection"].change(picked=(2, 3))  # as a lasso does it
+    app.run()
+    assert picked(app) == [2, 3]
+    (new,) = [one for one in app.multiselect if name_of(one) == "features-picked"]
+    assert new.key != old.key
+    sent = app._tree.get_widget_states()
+    sent.widgets.append(old.set_value([])._widget_state)
+    app._run(sent)
+    assert picked(app) == [2, 3]
+    pick(app, 7)
+    assert picked(app) == [7]
+    (used,) = [one for one in app.multiselect if name_of(one) == "features-picked"]
+    assert used.key == new.key  # one's own choice leaves the widget, and the keyboard's focus, where they are
 
 
 def test_samples_of_an_address_are_lit(tiny_suite_file: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from app_pages import button, charts, control, go, healthy, opened, shown_model
+from app_pages import button, charts, control, go, healthy, name_of, opened, shown_model
 
 from conftest import BLOCKS, TASKS
 from featcal.calibration.config import CalibrationConfig
@@ -25,7 +25,7 @@ ON = View(64)
 
 
 def chooser(app: Any, field: str) -> Any:
-    return next(one for one in app.multiselect if one.key == f"calibrate-{field}")
+    return next(one for one in app.multiselect if name_of(one) == f"calibrate-{field}")
 
 
 def table(app: Any, column: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from app_pages import PAGES, button, control, controls, go, healthy, opened, shown_model
+from app_pages import PAGES, button, control, controls, go, healthy, name_of, opened, shown_model
 from safetensors.torch import load_file, save_file
 from streamlit.testing.v1 import AppTest
 
@@ -172,7 +172,7 @@ def test_values_between_the_steps_of_a_slider_are_taken_as_they_are(
     app = opened(tiny_suite_file, "calibrate", lam=lam)
     assert str(shown_model(app)).startswith(shown + " ·")
     assert f"--lam {lam} " in app.code[-1].value
-    next(one for one in app.number_input if one.key == "calibrate-rho-typed").set_value(2.345).run()
+    next(one for one in app.number_input if name_of(one) == "calibrate-rho-typed").set_value(2.345).run()
     assert f"{shown} · ρ 2.345 · α 0.3" in str(shown_model(app))
     assert control(app, "rho").value == 2.345
 

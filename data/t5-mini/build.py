@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -33,7 +33,8 @@ SPLITS = {"calibration": 256, "validation": 128, "test": 500}
 PAD, END = 0, 1  # as T5 has them
 POSITIONS = 64
 
-SHAPE = {
+Shape = Mapping[str, int | float | bool | str]
+SHAPE: Shape = {
     "d_model": 96, "d_kv": 32, "num_heads": 4, "d_ff": 192, "num_layers": 3, "num_decoder_layers": 2,
     "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, "layer_norm_epsilon": 1e-6,
     "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
@@ -112,10 +113,11 @@ def collate(pairs: Pairs) -> dict[str, Tensor]:
     return {"input_ids": prompts, "attention_mask": (prompts != PAD).long(), "labels": labels}
 
 
-def make_model(vocabulary: int) -> T5ForConditionalGeneration:
+def make_model(vocabulary: int, shape: Shape = SHAPE) -> T5ForConditionalGeneration:
     """An untrained model whose output layer is its own: transformers 5 ties it, whatever the configuration says."""
-    model = T5ForConditionalGeneration(T5Config(vocab_size=vocabulary, **SHAPE))
-    model.lm_head.weight = nn.Parameter(torch.randn(vocabulary, SHAPE["d_model"]) * SHAPE["d_model"] ** -0.5)
+    model = T5ForConditionalGeneration(T5Config(vocab_size=vocabulary, **shape))
+    width = model.config.d_model
+    model.lm_head.weight = nn.Parameter(torch.randn(vocabulary, width) * width**-0.5)
     with torch.no_grad():
         model.shared.weight.mul_(EMBEDDING_SCALE)
     return model
@@ -175,12 +177,12 @@ def load(folder: Path) -> T5ForConditionalGeneration:
     return model
 
 
-def write_model(model: T5ForConditionalGeneration, folder: Path) -> None:
+def write_model(model: T5ForConditionalGeneration, folder: Path, shape: Shape = SHAPE) -> None:
     """A folder that ``T5ForConditionalGeneration`` loads: half precision, each tensor once."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {n: t.detach().half().contiguous() for n, t in model.state_dict().items() if "embed_tokens" not in n}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = SHAPE | {
+    config = dict(shape) | {
         "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "torch_dtype": "float32",
         "vocab_size": model.config.vocab_size, "is_encoder_decoder": True,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import browser
 import pytest
 
 from e2e.visitor import Visitor
@@ -76,7 +77,7 @@ def test_a_lasso_picks_the_samples_inside_it(visitor: Visitor) -> None:
 
 def test_samples_are_picked_by_keyboard(visitor: Visitor) -> None:
     visitor.open(f"/features?{QUICK}&layer=block%201")
-    field = visitor.page.locator(".st-key-features-picked input")
+    field = browser.control(visitor.page, "picked").locator("input")
     field.press_sequentially("5:")  # the beginning of its name; above the names is one for all of them
     field.press("Enter")
     visitor.page.wait_for_url("**picked=5**")
