@@ -34,7 +34,9 @@ MORE = 0.2
 """Share of a task's answers by which loops may become more, and those that end fewer, than both the merged model's and
 the expert's: three of 16 prompts."""
 UNLIKELIER = 1.25
-"""Factor by which the perplexity of the expert's answers may exceed the merged model's, beyond its standard error."""
+"""Factor by which the perplexity of the expert's answers may exceed the merged model's."""
+ERRORS = 2.0
+"""Standard errors of a perplexity's logarithm that chance is given on top."""
 FARTHER = 0.05
 """By how much the distance of next-token distributions to the expert's may exceed the merged model's, of 1."""
 _TOGETHER = 8
@@ -58,8 +60,8 @@ class Reading:
     """Total variation between the next-token distributions of model and expert along the expert's answers, 0-1,
     mean over tokens."""
     error: float = 0.0
-    """Standard error of the logarithm of `perplexity` over prompts: of one-word answers to 16 prompts, two that are
-    wrong and sure of it are a factor of 1.3."""
+    """Standard error of the logarithm of `perplexity` over prompts. Where answers are a word, one or two of 16 that are
+    wrong and sure of it are a factor of 1.3 already."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class TaskCanary:
             found.append(f"{after.loops:.0%} of the answers are loops, {before.loops:.0%} before")
         if after.ended is not None and after.ended < min(one.ended or 0.0 for one in (before, expert)) - MORE:
             found.append(f"{after.ended:.0%} of the answers end, {before.ended or 0.0:.0%} before")
-        if math.log(after.perplexity) - after.error > math.log(UNLIKELIER * before.perplexity):
+        if math.log(after.perplexity) - ERRORS * after.error > math.log(UNLIKELIER * before.perplexity):
             found.append(f"the expert's answers have perplexity {after.perplexity:.4g}, {before.perplexity:.4g} before")
         if after.distance > before.distance + FARTHER:
             found.append(f"next tokens are {after.distance:.3f} from the expert's, {before.distance:.3f} before")

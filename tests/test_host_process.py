@@ -76,6 +76,7 @@ def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Pa
         "from featcal import launch, resources\n"
         "root = resources.bundle_root()\n"
         f"assert str(root).startswith({str(site)!r}), root\n"
+        "assert {'clip-mini', 't5-mini', 'lm-mini'} <= resources.embedded_suites().keys()\n"
         "from streamlit.web import cli\n"
         "cli.main = lambda *_, **__: 0\n"
         "launch._warm_up = lambda: None\n"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 from weakref import ref
 
@@ -17,7 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from conftest import TASKS
-from featcal import evaluate, load_suite, measure_drift, session, suite_files
+from featcal import evaluate, family, load_suite, measure_drift, session, suite_files
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
@@ -36,20 +37,21 @@ FEW = View(8)
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the session's own module calls, by name."""
+    """What the session's own module and the family's call, by name."""
     called: list[str] = []
 
-    def counted(name: str) -> None:
-        real = getattr(session, name)
+    def counted(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             called.append(name)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(session, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    for name in ("calibrate", "decompose", "follow", "measure_sources", "score", "task_vector_cosines", "look"):
-        counted(name)
+    for name in ("calibrate", "decompose", "follow", "measure_sources", "score", "task_vector_cosines"):
+        counted(session, name)
+    counted(family, "look")
     return called
 
 

@@ -190,7 +190,8 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
 
     Its greedy answers of up to 64 tokens: how many go round in loops, how many end by themselves. The answers of each
     task's expert: their perplexity under the model, and how far its distributions of the next token are from the
-    expert's. Broken is what is clearly worse than both the expert and the model it is held against.
+    expert's. Broken is what is clearly worse than both the expert and the model it is held against; a perplexity, what
+    is so beyond two standard errors over prompts.
     """
     keep_memory()
     session = opening.session(suite, device)
