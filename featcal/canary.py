@@ -34,7 +34,7 @@ MORE = 0.2
 """Share of a task's answers by which loops may become more, and those that end fewer, than both the merged model's and
 the expert's: three of 16 prompts."""
 UNLIKELIER = 1.25
-"""Factor by which the perplexity of the expert's answers may exceed the merged model's."""
+"""Factor by which the perplexity of the expert's answers may exceed the merged model's, beyond its standard error."""
 FARTHER = 0.05
 """By how much the distance of next-token distributions to the expert's may exceed the merged model's, of 1."""
 _TOGETHER = 8
@@ -57,6 +57,9 @@ class Reading:
     distance: float
     """Total variation between the next-token distributions of model and expert along the expert's answers, 0-1,
     mean over tokens."""
+    error: float = 0.0
+    """Standard error of the logarithm of `perplexity` over prompts: of one-word answers to 16 prompts, two that are
+    wrong and sure of it are a factor of 1.3."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class TaskCanary:
             found.append(f"{after.loops:.0%} of the answers are loops, {before.loops:.0%} before")
         if after.ended is not None and after.ended < min(one.ended or 0.0 for one in (before, expert)) - MORE:
             found.append(f"{after.ended:.0%} of the answers end, {before.ended or 0.0:.0%} before")
-        if after.perplexity > UNLIKELIER * before.perplexity:
+        if math.log(after.perplexity) - after.error > math.log(UNLIKELIER * before.perplexity):
             found.append(f"the expert's answers have perplexity {after.perplexity:.4g}, {before.perplexity:.4g} before")
         if after.distance > before.distance + FARTHER:
             found.append(f"next tokens are {after.distance:.3f} from the expert's, {before.distance:.3f} before")
@@ -142,7 +145,7 @@ def canary(
     for done, (task, expert) in enumerate(family.experts.items()):
         progress("generation", done, len(family.experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
-        batches = [*batches_of(drawn, _TOGETHER, family.compute.device)]
+        batches = [*map(_asked, batches_of(drawn, _TOGETHER, family.compute.device))]
         teacher = _Pupil(_opened(family, expert), batches)
         answers, theirs = teacher.answers, [one.exp() for one in teacher.along(teacher.answers)]
         try:
@@ -181,9 +184,16 @@ class _Pupil:
             num_beams=1,
             pad_token_id=min(self.ends, default=0),
         )
-        for row in produced:
-            stops = [place for place, token in enumerate(row.tolist()) if token in self.ends]
-            yield row[: stops[0] + 1] if stops else row
+        yield from map(self._generator.up_to_end, produced)
+
+
+def _asked(batch: Batch) -> Batch:
+    """Texts without answers, as experts write them from nothing, are gone on from their first half."""
+    kept = batch["attention_mask"]
+    if "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
+        return batch
+    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
+    return {"input_ids": batch["input_ids"], "attention_mask": half}
 
 
 def _opened(family: Family, model: Weights) -> Generator:
@@ -201,13 +211,26 @@ def _reading(pupil: _Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor])
     mean, distance = float(torch.cat(nats).double().mean()), float(torch.cat(apart).double().mean())
     if not math.isfinite(mean + distance):
         raise NumericalError("a model's scores of the next token are not finite")
+    answered = [float(one.double().sum()) for one in nats]
     return Reading(
         sum(repeated) / len(repeated),
         sum(one >= LOOP for one in repeated) / len(repeated),
         sum(int(one[-1]) in pupil.ends for one in pupil.answers) / len(answers) if pupil.ends else None,
         math.exp(min(mean, _LARGEST)),
         distance,
+        _error(answered, [len(one) for one in nats]),
     )
+
+
+def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
+    """Standard error of a ratio of sums, `sum(sums) / sum(counts)`, whose terms come in pairs; 0 of a single pair.
+
+    >>> _error([1.0, 3.0], [1, 1])
+    1.0
+    """
+    pairs, ratio = len(sums), sum(sums) / sum(counts)
+    squares = sum((one - ratio * count) ** 2 for one, count in zip(sums, counts, strict=True))
+    return math.sqrt(squares * pairs / max(pairs - 1, 1)) / sum(counts)
 
 
 def repetition(answer: Sequence[int]) -> float:

@@ -23,13 +23,16 @@ from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.language import IGNORED
+from featcal.models.model import brings
 from featcal.models.replay import check_replay
 from featcal.models.run import Run
 from featcal.progress import Progress, silent
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
+from featcal.tasks.pool import Pool
 from featcal.tasks.prepare import Preparation
-from featcal.tasks.sources import Samples, draw
+from featcal.tasks.self_generated import prompts_of, write
+from featcal.tasks.sources import Samples, draw, look
 from featcal.words import some
 
 PART = 2048
@@ -62,6 +65,8 @@ class Family:
     """Names that experts' own configurations give their classes, by task; of those that name any."""
     merged_name: str = "merged"
     """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
+    _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
+    """What experts wrote, for as long as anything is made of this family."""
 
     @property
     def base_folder(self) -> Path:
@@ -104,9 +109,47 @@ class Family:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
 
+    def seen(self, task: str, split: str, count: int | None, seed: int) -> Samples:
+        """The same samples as people see them, as `look` has them and raises."""
+        return look(self.suite, task, split, count, seed, self.written)
+
+    def prompts(self, task: str, split: str) -> list[list[int]]:
+        """What the expert of a task goes on from, where it writes the samples: token ids; nothing is written yet.
+
+        Raises:
+            InputError: as `prompts_of`.
+        """
+        spec = self.suite.task(task)
+        source = spec.source(split)
+        asked = None if source is None else source.self_generated
+        return [] if asked is None else prompts_of(asked, spec, self._preparation())
+
+    def written(self, task: str) -> Pool:
+        """The text that the expert of a task writes to be calibrated on; written once, with the whole expert in memory.
+
+        Raises:
+            InputError: a task whose samples come from elsewhere, an expert that cannot generate, or as `prompts_of`.
+        """
+        spec = self.suite.task(task)
+        source = spec.calibration and spec.calibration.self_generated
+        if not source:
+            raise InputError(f"task '{task}': its expert is not asked to write its calibration samples")
+        preparation = self._preparation()
+        prompts_of(source, spec, preparation)
+        expert, key = self.experts[task], (task, self.compute.dtype)
+        if not self.adapter.generates or brings(expert):
+            raise InputError(f"{expert.label} cannot generate; take samples from elsewhere")
+        if key not in self._written:
+            tensors = self.compute.place(expert.read(self.adapter.tower))
+            self._written[key] = write(
+                self.adapter.generating(tensors, self.base_folder), source, spec, preparation, task
+            )
+        return self._written[key]
+
     def _preparation(self) -> Preparation:
         adapter = self.adapter
-        return Preparation(self.base_folder, adapter.modality, adapter.image_processor, self.origin.pictures())
+        pictures = self.origin.pictures()
+        return Preparation(self.base_folder, adapter.modality, adapter.image_processor, pictures, self.written)
 
     def preparation(self) -> dict[str, str]:
         """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""

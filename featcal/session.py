@@ -55,7 +55,7 @@ from featcal.results import Results, nbytes
 from featcal.schema.model_name import FITTED, model_name
 from featcal.suite import Suite, load_suite
 from featcal.suite_files import suite_stamp
-from featcal.tasks.sources import Samples, look
+from featcal.tasks.sources import Samples
 from featcal.views import DriftOptions, View
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Session:
         """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
         count, split, seed = self._key(view)
         key = task, count, split, seed
-        return self.once("seen", key, lambda: look(self.family.suite, task, split, count, seed))
+        return self.once("seen", key, lambda: self.family.seen(task, split, count, seed))
 
     def calibrated(self, model: CalibrationConfig | str, progress: Progress = silent) -> CalibrationResult:
         """The suite's merged model, calibrated with these options; or a calibration by its name, which may be of

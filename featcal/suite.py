@@ -80,9 +80,15 @@ class Task(Strict):
         if isinstance(content, dict) and "metric" not in content:
             sources = [source for split in SPLITS if isinstance(source := content.get(split), dict)]
             classified = any("label" in source and "targets" not in source for source in sources)
-            if any("input" in source for source in sources) and not classified:
+            if any({"input", "self_generated"} & source.keys() for source in sources) and not classified:
                 return {**content, "metric": "exact_match"}
         return content
+
+    @model_validator(mode="after")
+    def _models_are_measured_on_what_others_wrote(self) -> Task:
+        if any(source is not None and source.self_generated is not None for source in (self.validation, self.test)):
+            raise ValueError("'self_generated' text is to calibrate on; give validation and test a source of data")
+        return self
 
     @model_validator(mode="after")
     def _templates_have_a_place(self) -> Task:

@@ -73,5 +73,5 @@ def _samples(suite: Suite) -> Iterator[str]:
     for task in suite.tasks.values():
         for split in SPLITS:
             source = task.source(split)
-            if source is not None and source.kind != "embedded":
+            if source is not None and source.kind not in ("embedded", "self_generated"):
                 yield str(getattr(source, source.kind))

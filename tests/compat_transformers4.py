@@ -48,7 +48,8 @@ def images(folder: Path) -> dict[str, Any]:
 
 def logits(folder: Path, family: str) -> dict[str, Any]:
     """Scores on fixed token ids beyond every length that a rope setting names; tensors in the dtype that is loaded."""
-    loader = {"t5": "T5ForConditionalGeneration", "llama": "LlamaForCausalLM"}.get(family, family)
+    named = {"t5": "T5ForConditionalGeneration", "llama": "LlamaForCausalLM", "lm": "Qwen3ForCausalLM"}
+    loader = named.get(family, family)
     length = 70 if family in ("t5", "llama") else 15  # GPT-2's table of positions ends there
     ids = torch.randint(3, 32, (2, length), generator=torch.Generator().manual_seed(0))
     answers = {"labels": ids[:, :5].contiguous()} if family == "t5" else {}
@@ -105,9 +106,11 @@ def write(root: Path) -> None:
         write_saved_by_5(root / "saved" / kind, kind)
         rewrite(root / "saved" / kind, root / kind)
     featcal.calibrate(featcal.load_suite("clip-mini"), featcal.CalibrationConfig(samples=16)).save(root / "clip-mini")
-    featcal.calibrate(featcal.load_suite("t5-mini"), featcal.CalibrationConfig(samples=4)).save(root / "t5-mini")
+    for suite in ("t5-mini", "lm-mini"):
+        featcal.calibrate(featcal.load_suite(suite), featcal.CalibrationConfig(samples=4)).save(root / suite)
     told = [*write_told(root)]
-    for folder in (*(root / kind for kind in KINDS), root / "clip-mini", root / "t5-mini", *told):
+    minis = [root / f"{kind}-mini" for kind in ("clip", "t5", "lm")]
+    for folder in (*(root / kind for kind in KINDS), *minis, *told):
         torch.save(outputs(folder), folder / "outputs.pt")
 
 

@@ -176,7 +176,7 @@ def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
     app = opened("clip-mini", n="16")
     assert healthy(app)
     assert control(app, "suite").value == "clip-mini"
-    assert control(app, "suite").options == ["clip-mini", "t5-mini"]
+    assert control(app, "suite").options == ["clip-mini", "lm-mini", "t5-mini"]
     assert charts(app) == 7
 
 

@@ -69,17 +69,21 @@ def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monk
     seq2seq, found = family.adapter.modality == "seq2seq", canary(family, family.base)
     for task in TASKS:
         expert, base = library(family, family.experts[task]), library(family, family.base)
-        nats, apart, own = [], [], []
+        nats, apart, own, by_prompt = [], [], [], []
         count = found.tasks[task].prompts
         for row in range(count):
             prompt = prompt_of(family, task, row)
             answer = answered(expert, prompt, seq2seq)
             theirs, ours = (distributions(one, prompt, answer, seq2seq) for one in (expert, base))
-            nats += [-math.log(ours[place, token]) for place, token in enumerate(answer)]
+            by_prompt.append([-math.log(ours[place, token]) for place, token in enumerate(answer)])
+            nats += by_prompt[-1]
             apart += ((theirs - ours).abs().sum(1) / 2).tolist()
             own.append(answered(base, prompt, seq2seq))
         model = found.tasks[task].model
         assert model.perplexity == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+        left_over = [sum(one) - len(one) * sum(nats) / len(nats) for one in by_prompt]
+        spread = math.sqrt(sum(one**2 for one in left_over) / (count - 1) / count)
+        assert model.error == pytest.approx(spread / (len(nats) / count), rel=1e-4)
         assert model.distance == pytest.approx(sum(apart) / len(apart), rel=1e-5)
         assert model.ended == pytest.approx(sum(one[-1] == 1 for one in own) / count)
         assert model.repetition == pytest.approx(sum(map(repetition, own)) / count)
@@ -120,6 +124,13 @@ def test_what_is_clearly_worse_is_said(worse: dict[str, float], said: str) -> No
     assert TaskCanary(16, expert, FINE, replace(FINE, **nearly)).reasons == ()
 
 
+def test_answers_that_are_unlikelier_by_chance_are_no_reason() -> None:
+    """A factor of 1.3 is 0.04 above the 1.25 that is allowed, in nats."""
+    expert = Reading(0.0, 0.0, 1.0, 1.1, 0.0)
+    for error, reasons in ((0.03, 1), (0.05, 0)):
+        assert len(TaskCanary(16, expert, FINE, replace(FINE, perplexity=2.6, error=error)).reasons) == reasons
+
+
 def test_an_expert_that_loops_excuses_a_model_that_does() -> None:
     looping = Reading(0.9, 0.8, 0.1, 1.1, 0.0)
     assert TaskCanary(16, looping, FINE, replace(FINE, loops=0.9, ended=0.1)).reasons == ()
@@ -140,15 +151,16 @@ def test_a_planted_broken_repair_is_red_and_the_defaults_are_green() -> None:
     session = open_session("t5-mini")
     for good in ("calibrated", "calibrated:recipe=refined"):
         assert session.canary(session.named(good)).reasons == ()
-    for bad in (BROKEN, _scaled(session.weights("merged"), 0.5)):
+    for bad in (BROKEN, scaled(session.weights("merged"), 0.5)):
         found = session.canary(session.named(bad))
         assert found.broken
         assert any("perplexity" in reason for reason in found.reasons)
 
 
-def _scaled(model: Weights, by: float) -> Weights:
+def scaled(model: Weights, by: float) -> Weights:
     """Every matrix of the blocks times a number."""
-    names = [name for name, one in model.info.items() if ".block." in name and len(one.shape) == 2]
+    blocks = (".block.", ".layers.")
+    names = [name for name, one in model.info.items() if any(b in name for b in blocks) and len(one.shape) == 2]
     return Overlay("scaled", model, {name: by * tensor for name, tensor in model.read(names).items()})
 
 

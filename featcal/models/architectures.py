@@ -125,7 +125,7 @@ _TOLD = {facts.model_type: facts for facts in _OWN}
 """`model_type` → facts of a decoder-only architecture or of an encoder."""
 
 _TELLING = (
-    ("experts", "a mixture of experts, whose experts are one tensor of three dimensions"),
+    ("experts", "a mixture of experts, and only linear maps that every token passes are calibrated"),
     ("vision_config", "a model of pictures and text"),
     ("audio_config", "a model of sound and text"),
     ("mamba", "a model with state-space layers"),
@@ -134,12 +134,24 @@ _TELLING = (
     ("linear_attention", "a model with layers of linear attention"),
     ("linear_conv_kernel", "a model with layers of linear attention"),
     ("conv_L_cache", "a model with layers of short convolutions"),
+    ("lru_width", "a model with recurrent layers"),
+    ("rescale_every", "a model with recurrent layers"),
 )
 """Parts of names in a `config.json`, and what a model is that has them."""
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """What keeps a model out whose architecture is in no table, as far as its configuration shows it: at most one."""
-    named = [name for name, value in config.items() if value]
+    """What keeps a model out whose architecture is in no table and what shows it, as far as its configuration does: at
+    most one sentence."""
     kinds = [str(one) for one in config.get("layer_types") or ()]
-    return [why for part, why in _TELLING if any(part in name for name in [*named, *kinds])][:1]
+    for part, what in _TELLING:
+        layers = [number for number, kind in enumerate(kinds) if part in kind]
+        if layers:
+            more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+            count = "layer" if len(layers) == 1 else "layers"
+            which = f"{count} {', '.join(map(str, layers[:3]))}{more}: '{kinds[layers[0]]}'"
+            return [f"{what} ({which})"]
+        named = next((name for name, value in config.items() if value and part in name), None)
+        if named is not None:
+            return [f"{what} ('{named}' in its config.json)"]
+    return []

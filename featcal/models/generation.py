@@ -46,6 +46,43 @@ class Generator:
         produced: Tensor = self.model.generate(ids, attention_mask=mask, **options)
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
+    def sampled(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
+        """Answers drawn from the model's own distribution, at temperature 1 and nothing cut off it.
+
+        Whatever settings of sampling came with the model are left aside. Draws are torch's global ones.
+
+        Args:
+            tokens: new ones at most.
+
+        Returns:
+            For every prompt the new ids `[tokens]`, up to the token that ends them.
+        """
+        from transformers import GenerationConfig
+
+        own, ends = self.model.generation_config, sorted(self.ends)
+        self.model.generation_config = GenerationConfig(decoder_start_token_id=own.decoder_start_token_id)
+        try:
+            produced = self.answers(
+                batch,
+                max_new_tokens=tokens,
+                max_length=None,
+                do_sample=True,
+                num_beams=1,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=ends or None,
+                pad_token_id=min(ends, default=0),
+            )
+        finally:
+            self.model.generation_config = own
+        return [self.up_to_end(row) for row in produced]
+
+    def up_to_end(self, answer: Tensor) -> Tensor:
+        """Of new tokens `[new]` those up to the first that ends an answer, which is one of them."""
+        stops = [place for place, token in enumerate(answer.tolist()) if token in self.ends]
+        return answer[: stops[0] + 1] if stops else answer
+
     @torch.no_grad()
     def log_probabilities(self, batch: Mapping[str, Tensor], answers: Sequence[Tensor]) -> list[Tensor]:
         """Of every token of the vocabulary at every position of the given answers, by teacher forcing.
@@ -78,6 +115,8 @@ class Generator:
 
 def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The prompts of a causal batch without their answers, padded on the left as generation needs it.
+
+    A text without an answer is a prompt as a whole.
 
     Returns:
         Token ids and attention mask, `[batch, tokens]`.

@@ -10,6 +10,7 @@ from featcal.errors import InputError
 from featcal.family import Family
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
+from featcal.schema.source import SelfGenerated
 from featcal.suite import SPLITS, Suite, Task
 from featcal.tasks.sources import Samples, open_pool
 
@@ -41,6 +42,11 @@ def check_samples(
                 continue
             label = f"task '{task}', {split} samples"
             try:
+                if source.self_generated is not None:
+                    if family is not None:
+                        sizes[task] = _to_be_written(family, task, source.self_generated, config.samples)
+                        reports[task].notes += _few(label, source.self_generated.count, config.samples)
+                    continue
                 if not places.has_data(source, label):
                     continue
                 pool = open_pool(source, split, suite.root, label)
@@ -61,6 +67,16 @@ def check_samples(
             except InputError as error:
                 reports[task].problems += error.problems
     return reports, sizes
+
+
+def _to_be_written(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:
+    """What an expert will write at most; it is not asked to yet.
+
+    Raises:
+        InputError: as `Family.prompts`.
+    """
+    longest = max(len(prompt) for prompt in family.prompts(task, "calibration")) + source.tokens
+    return Drawn(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and what is an answer
 
 
 def _truncated(label: str, drawn: Samples, spec: Task) -> str:

@@ -17,12 +17,18 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
     "jsonl": ("split", "label", "input", "pair", "target", "targets"),
     "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
+    "self_generated": (),
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
 SOURCE_KINDS = tuple(_OPTIONS)
+_LATER = ("corruption", "pair", "self_generated")
+"""What suite files could not say at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
 CORRUPTIONS: tuple[str, ...] = get_args(Kind)
+
+
+Prompt = Annotated[str, Field(min_length=1)]
 
 
 class Corruption(Strict):
@@ -32,10 +38,31 @@ class Corruption(Strict):
     severity: Annotated[int, Field(ge=1, le=5)] = 3
 
 
-class Source(Strict):
-    """Where the samples of one split come from; exactly one of the seven kinds is given.
+class SelfGenerated(Strict):
+    """Text that the task's expert writes itself."""
 
-    Pictures or text: a source with `input` is text, any other is pictures (`tensors` may be either).
+    prompts: Annotated[int, Field(gt=0)] | Annotated[tuple[Prompt, ...], Field(min_length=1)]
+    """What it goes on from, one text for each; or a number of texts, each from the start token alone."""
+    tokens: Annotated[int, Field(gt=0)]
+    """New tokens at most."""
+
+    @property
+    def count(self) -> int:
+        """How many texts there are."""
+        return self.prompts if isinstance(self.prompts, int) else len(self.prompts)
+
+    @property
+    def said(self) -> str:
+        """How the texts were made, in words."""
+        begun = "its start token" if isinstance(self.prompts, int) else "given prompts"
+        return f"{self.count} texts that the task's expert wrote from {begun}, at most {self.tokens} new tokens each"
+
+
+class Source(Strict):
+    """Where the samples of one split come from; exactly one of the eight kinds is given.
+
+    Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
+    either).
     """
 
     embedded: str | None = None
@@ -53,6 +80,8 @@ class Source(Strict):
     """One JSON object per line; `.gz` is unpacked on the way."""
     hub: str | None = None
     """Id of a data set on the Hub, or a local folder in the same layout; needs the package `datasets`."""
+    self_generated: SelfGenerated | None = None
+    """No data: text that the task's expert writes; to calibrate on alone."""
 
     key: str | None = None
     labels: str | None = None
@@ -140,14 +169,14 @@ class Source(Strict):
 
     @model_serializer(mode="wrap")
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a corruption or a pair that there is not: a suite keeps the hash that it had."""
+        """Without options that came later, where they are not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
-        return {name: value for name, value in said.items() if value is not None or name not in ("corruption", "pair")}
+        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 
     @property
     def pictures(self) -> bool:
         """Whether it holds pictures as people see them, so far as the suite file says."""
-        return self.tensors is None and self.jsonl is None and self.input is None
+        return not any((self.tensors, self.jsonl, self.input, self.self_generated))
 
     @property
     def classified(self) -> bool:

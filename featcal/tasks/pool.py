@@ -25,7 +25,10 @@ class TextExample:
 
 @dataclass(frozen=True)
 class Pool:
-    """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index."""
+    """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
+
+    With `tokens` there may be `texts` too, which say in words what the ids are.
+    """
 
     size: int
     labels: NDArray[np.integer] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +18,13 @@ from featcal.formats.located import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
-from featcal.tasks.pool import Image, TextExample
+from featcal.tasks.pool import Image, Pool, TextExample
 
 Modality = Literal["pixels", "seq2seq", "causal", "text"]
 """What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
+"""What an architecture reads: pictures, input and answer apart, or one text that goes on."""
+Written = Callable[[str], Pool]
+"""Task → the text that its expert writes."""
 BACKEND = "torchvision"
 """What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
 PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
@@ -48,6 +51,8 @@ class Preparation:
     """Class of transformers that makes pixels of pictures by the settings in `folder`; empty for the one they name."""
     pictures: Pictures | None = None
     """What makes pixels of pictures in its place."""
+    written: Written | None = None
+    """What the experts write, for sources that ask for it."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
         """Pictures → `pixel_values` `[n, 3, H, W]` float32.
@@ -109,7 +114,7 @@ def prepare_seq2seq(
     cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
     inputs = [_beginning(ids, max_length, end) for ids in inputs]
     targets = [_beginning(ids, max_target_length, end) for ids in targets]
-    prepared = {**_padded(inputs, tokenizer), "labels": _stack(targets, IGNORED)}
+    prepared = {**_padded(inputs, tokenizer), "labels": stacked(targets, IGNORED)}
     return Prepared(prepared, sum(cut))
 
 
@@ -131,14 +136,14 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
     rows, completions, truncated = [], [], 0
     for example, prompt, answer in zip(examples, prompts, answers, strict=True):
         if example.target is not None:
-            prompt = prompt[:-1] if prompt and prompt[-1] == end else prompt
+            prompt = _going_on(prompt, end)
             answer = _ended(answer, end)
         truncated += len(prompt) + len(answer) > max_length
         prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
         answer = answer[: max_length - len(prompt)]
         rows.append(prompt + answer)
         completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
-    prepared = {**_padded(rows, tokenizer), "completion_mask": _stack(completions, 0)}
+    prepared = {**_padded(rows, tokenizer), "completion_mask": stacked(completions, 0)}
     return Prepared(prepared, truncated)
 
 
@@ -161,8 +166,29 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
         encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
     prepared = _padded([list(ids) for ids in encoded["input_ids"]], tokenizer)
     if "token_type_ids" in encoded:
-        prepared["token_type_ids"] = _stack([list(types) for types in encoded["token_type_ids"]], 0)
+        prepared["token_type_ids"] = stacked([list(types) for types in encoded["token_type_ids"]], 0)
     return Prepared(prepared, truncated)
+
+
+def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
+    """Token ids of what a model is to answer: for an encoder-decoder a whole text, for a decoder one that goes on.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    rows = _token_ids(tokenizer, prompts)
+    return rows if modality == "seq2seq" else [_going_on(ids, tokenizer.eos_token_id) for ids in rows]
+
+
+def start_token(folder: Path) -> int | None:
+    """What the texts of a model begin with: as its tokenizer has it, else its settings; None where nobody says.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    named = tokenizer_of(folder).bos_token_id
+    return read_config(folder, "base").get("bos_token_id") if named is None else named
 
 
 def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
@@ -222,6 +248,11 @@ def _ended(ids: list[int], end: int | None) -> list[int]:
     return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
 
+def _going_on(ids: list[int], end: int | None) -> list[int]:
+    """Without the end token that some tokenizers add."""
+    return ids[:-1] if ids and ids[-1] == end else ids
+
+
 def _beginning(ids: list[int], limit: int, end: int | None) -> list[int]:
     """At most `limit` ids from the beginning, and the end token if there was one."""
     if len(ids) <= limit:
@@ -238,10 +269,11 @@ def _ending(ids: list[int], limit: int, start: int | None) -> list[int]:
 
 def _padded(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
     padding = tokenizer.pad_token_id or 0  # masked: its value changes nothing
-    return {"input_ids": _stack(rows, padding), "attention_mask": _stack([[1] * len(ids) for ids in rows], 0)}
+    return {"input_ids": stacked(rows, padding), "attention_mask": stacked([[1] * len(ids) for ids in rows], 0)}
 
 
-def _stack(rows: Sequence[list[int]], padding: int) -> Tensor:
+def stacked(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    """Rows of whole numbers as one tensor `[n, longest]` int64, padded on the right."""
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
 
 

@@ -27,7 +27,15 @@ from featcal.tasks.corruptions import corrupted
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
-from featcal.tasks.prepare import Preparation, Prepared, prepare_causal, prepare_seq2seq, prepare_text, prepare_tokens
+from featcal.tasks.prepare import (
+    Preparation,
+    Prepared,
+    Written,
+    prepare_causal,
+    prepare_seq2seq,
+    prepare_text,
+    prepare_tokens,
+)
 from featcal.tasks.records import table_pool
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
@@ -86,7 +94,7 @@ def draw(
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, or
             inputs are not finite.
     """
-    spec, pool, available, label = _opened(suite, task, split)
+    spec, pool, available, label = _opened(suite, task, split, preparation.written)
     picked = pick(len(available), count, seed, task)
     indices = tuple(available[i] for i in picked[part])
     with _named(label):
@@ -101,13 +109,16 @@ def draw(
     return replace(drawn, total=len(picked))
 
 
-def look(suite: Suite, task: str, split: str, count: int | None, seed: int) -> Samples:
+def look(suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None) -> Samples:
     """The same samples as people see them, without inputs of a model; pictures are read when they are asked for.
+
+    Args:
+        written: gives the text that an expert writes, for a source that asks for it.
 
     Raises:
         InputError: the task has no such split, or the source cannot be read or is empty.
     """
-    spec, pool, available, label = _opened(suite, task, split)
+    spec, pool, available, label = _opened(suite, task, split, written)
     indices = tuple(available[i] for i in pick(len(available), count, seed, task))
     with _named(label):
         if pool.is_text:
@@ -119,14 +130,18 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int) -> S
     return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
 
 
-def _opened(suite: Suite, task: str, split: str) -> tuple[Task, Pool, list[int], str]:
+def _opened(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
     """A task, the pool of its split, which of its samples may be drawn, and what messages call it."""
     spec = suite.task(task)
     source = spec.source(split)
     label = f"task '{task}', {split} samples"
     if source is None:
         raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
-    pool = open_pool(source, split, suite.root, label)
+    if source.self_generated is not None and written is not None:
+        with _named(label):
+            pool = written(task)
+    else:
+        pool = open_pool(source, split, suite.root, label)
     available = _limited(pool.size, source.limit)
     if not available:
         raise InputError(f"{label}: the source is empty")
@@ -151,11 +166,12 @@ def _draw_text(
 ) -> Samples:
     folder, modality = preparation.folder, preparation.modality
     labels, names = _classes(pool, indices, spec.classes)
-    if pool.texts is None:
-        assert pool.tokens is not None
+    examples = None if pool.texts is None else pool.texts(indices)
+    texts, targets = _words(examples) if examples is not None else (None, None)
+    if pool.tokens is not None:
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
-        return Samples(*name, inputs, labels, indices, names, None)
-    examples = pool.texts(indices)
+        return Samples(*name, inputs, labels, indices, names, None, texts, targets)
+    assert examples is not None
     made: Prepared
     if modality == "seq2seq":
         made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
@@ -163,7 +179,7 @@ def _draw_text(
         made = prepare_text(examples, folder, spec.max_length)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
-    return Samples(*name, made.inputs, labels, indices, names, None, *_words(examples), made.truncated)
+    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, made.truncated)
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -262,6 +278,8 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
 
 
 def _open_pool(source: Source, split: str, root: Path) -> Pool:
+    if source.self_generated is not None:
+        raise InputError("text that the task's expert writes is there with its model alone")
     if source.embedded is not None:
         return _embedded(source.embedded, source.split or split)
     if source.hub is not None:
