@@ -265,6 +265,15 @@ def test_an_expert_without_a_classifier_is_named(hub: Path) -> None:
     assert measure_drift(load_suite(hub)).tasks["left"].layers  # drift needs no head
 
 
+def test_text_of_experts_is_refused_where_they_write_none(hub: Path) -> None:
+    content = yaml.safe_load(hub.read_text())
+    content["tasks"]["left"]["calibration"] = {"self_generated": {"prompts": 2, "tokens": 4}}
+    content["tasks"]["left"]["metric"] = "accuracy"
+    hub.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError, match="classifiers of text write none"):
+        open_family(load_suite(hub), "cpu").samples("left", "calibration", 2, 0)
+
+
 def test_a_regression_is_not_scored(hub: Path) -> None:
     """The largest of one score is always the first class."""
     file = hub.parent / "experts" / "left" / "model.safetensors"

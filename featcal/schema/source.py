@@ -169,7 +169,7 @@ class Source(Strict):
 
     @model_serializer(mode="wrap")
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a corruption, a pair or text of experts that there is not: a suite keeps the hash that it had."""
+        """Without options that came later, where they are not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
         return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 

@@ -33,8 +33,10 @@ def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> l
             or prompts and new tokens beyond the task's limits.
     """
     folder, modality = preparation.folder, preparation.modality
-    if modality == "pixels":
-        raise InputError("'self_generated' is text that an expert writes, and models of pictures write none")
+    if modality in ("pixels", "text"):
+        raise InputError(
+            "'self_generated' is text that an expert writes, and models of pictures and classifiers of text write none"
+        )
     if modality == "seq2seq" and source.tokens > spec.max_target_length:
         raise InputError(
             f"answers of {source.tokens} tokens, 'max_target_length' is {spec.max_target_length}; lower 'tokens' or "
