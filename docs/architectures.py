@@ -17,13 +17,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from featcal.errors import InputError
 from featcal.models.architectures import architecture_for
 from featcal.models.decoder_facts import FACTS
+from featcal.models.encoder_facts import ENCODERS
 
 PAGE = Path(__file__).parent / "architectures.md"
 START, END = "<!-- tables: python docs/architectures.py --write -->", "<!-- end of the tables -->"
 OTHERS = {
     "clip": "CLIPModel", "clip_vision_model": "CLIPVisionModelWithProjection", "siglip": "SiglipModel",
+    "siglip_vision_model": "SiglipVisionModel",
     "siglip2": "Siglip2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification",
-    "dinov2": "Dinov2Model", "dinov3_vit": "DINOv3ViTModel", "swin": "SwinForImageClassification",
+    "dinov2": "Dinov2ForImageClassification", "dinov3_vit": "DINOv3ViTModel", "swin": "SwinForImageClassification",
     "convnext": "ConvNextForImageClassification", "resnet": "ResNetForImageClassification",
     "t5": "T5ForConditionalGeneration", "umt5": "UMT5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration", "whisper": "WhisperForConditionalGeneration",
@@ -59,6 +61,8 @@ def verdict(kind: str) -> str:
         return f"refused: {said}"
     if kind in {facts.model_type for facts in FACTS}:
         return "**accepted**; tests/test_decoders.py"
+    if kind in {facts.model_type for facts in ENCODERS}:
+        return "**accepted**; tests/test_encoders.py"
     return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else 'tests/test_architectures.py'}"
 
 

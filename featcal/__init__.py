@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from featcal.evaluation.paired import Comparison
     from featcal.family import Family, open_family
     from featcal.measure import compare, evaluate, measure_drift
-    from featcal.models.architectures import register_decoder
+    from featcal.models.architectures import register_decoder, register_encoder
     from featcal.models.decoder_facts import DecoderFacts, DecoderPart
+    from featcal.models.encoder_facts import EncoderFacts
     from featcal.models.model import Model
     from featcal.runs import History, Run
     from featcal.selection.choose import Selection, select
@@ -42,6 +43,7 @@ _HOME = {
     "DecoderPart": "models.decoder_facts",
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
+    "EncoderFacts": "models.encoder_facts",
     "Family": "family",
     "FeatcalError": "errors",
     "Grid": "sweep",
@@ -68,6 +70,7 @@ _HOME = {
     "open_family": "family",
     "open_session": "session",
     "register_decoder": "models.architectures",
+    "register_encoder": "models.architectures",
     "run_sweep": "sweep",
     "select": "selection.choose",
     "task_vector_cosines": "drift.task_vectors",
@@ -83,6 +86,7 @@ __all__ = [
     "DecoderPart",
     "DriftLedger",
     "DriftOptions",
+    "EncoderFacts",
     "Family",
     "FeatcalError",
     "Grid",
@@ -109,6 +113,7 @@ __all__ = [
     "open_family",
     "open_session",
     "register_decoder",
+    "register_encoder",
     "run_sweep",
     "select",
     "task_vector_cosines",

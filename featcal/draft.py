@@ -73,8 +73,16 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
 
 
 def written(content: Mapping[str, Any]) -> str:
-    """The content of a suite file as text."""
-    return str(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120))
+    """The content of a suite file as text, texts of several lines on one line in double quotes."""
+    return str(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+class _Dumper(yaml.SafeDumper):
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if "\n" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def taken_over(file: Path) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,6 +61,8 @@ class Family:
     """Where the base lies; tokenizer, image processor and text tower are taken from there."""
     container: Located
     """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that experts' own configurations give their classes, by task; of those that name any."""
     merged_name: str = "merged"
     """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
     _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
@@ -237,13 +239,24 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     merged = None if isinstance(suite.merged, MergeRecipe) else checked(suite.merged, "merged")
     report_all(problems)
     experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
+    classes = {task: named_classes(expert[0].config) for task, expert in opened.items() if expert is not None}
+    classes = {task: names for task, names in classes.items() if names and adapter.classifier}
     assert base is not None
     if isinstance(suite.merged, MergeRecipe):
         recipe = _recipe_weights(suite.merged, base[1], experts, adapter)
-        return Family(suite, adapter, compute, base[1], recipe, experts, found, found)
+        return Family(suite, adapter, compute, base[1], recipe, experts, found, found, classes)
     assert merged is not None
     container = found if isinstance(merged[1], FirstRows) else merged[0]  # a config that says how many rows there are
-    return Family(suite, adapter, compute, base[1], merged[1], experts, found, container)
+    return Family(suite, adapter, compute, base[1], merged[1], experts, found, container, classes)
+
+
+def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names of a `config.json` in the order of the scores; none where it numbers them alone."""
+    stated = config.get("id2label")
+    if not isinstance(stated, Mapping) or {str(key) for key in stated} != {str(i) for i in range(len(stated))}:
+        return ()
+    names = tuple(str(stated[key]) for key in sorted(stated, key=int))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
 def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
@@ -293,7 +306,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
 
 def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
     """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
-    maps = {f"{block.name}.{name}.weight" for block in adapter.blocks() for name in block.linears}
+    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.linears}
     wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
     wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
     if not wrong:
@@ -320,7 +333,7 @@ def _trimmed(batch: Batch, device: torch.device) -> Batch:
     longest = {}
     if "attention_mask" in batch:
         tokens = int(batch["attention_mask"].sum(1).max())
-        longest = dict.fromkeys(("input_ids", "attention_mask", "completion_mask"), tokens)
+        longest = dict.fromkeys(("input_ids", "attention_mask", "completion_mask", "token_type_ids"), tokens)
     if "labels" in batch:
         longest["labels"] = int((batch["labels"] != IGNORED).sum(1).max())
     cut = {name: tensor[:, : longest[name]] if name in longest else tensor for name, tensor in batch.items()}

@@ -12,11 +12,13 @@ from featcal.words import some
 def left_out(family: Family) -> dict[str, str]:
     """A sentence for every expert, by task, that differs from the base in tensors which a merge leaves out.
 
-    Tensors are read one by one; those that an adapter does not touch are not read.
+    Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
+    left out: it scores every model on that task.
     """
-    notes = {}
+    notes, maps = {}, family.adapter.classifier
     for task, expert in family.experts.items():
-        names = changed_outside(family.base, expert, family.adapter.tower)
+        known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
+        names = changed_outside(family.base, expert, known)
         if names:
             count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
             notes[task] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,18 @@ def locked(file: Path, patience: float) -> Iterator[bool]:
     Args:
         file: stands for the lock; it is made where there is none, and stays.
         patience: seconds to wait for whoever has it.
+
+    Raises:
+        OSError: the file cannot be made or opened.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     held = sqlite3.connect(file, timeout=patience, isolation_level=None)
     try:
         try:
             held.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise OSError(errno.EACCES, str(error), str(file)) from error
             yield False
         else:
             yield True

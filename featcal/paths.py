@@ -23,3 +23,22 @@ def local_path(named: str, root: Path, label: str) -> Path:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{label}: no path '{printable(named, 80)}' ({why})") from error
     return path
+
+
+def from_folder(path: Path, folder: Path) -> str:
+    """A path as a file in `folder` names it: relative where it lies below, so that both can move; else absolute.
+
+    >>> from_folder(Path("/a/b/c"), Path("/a")), from_folder(Path("/x"), Path("/a"))
+    ('b/c', '/x')
+    """
+    whole, below = path.absolute(), folder.absolute()
+    return str(whole.relative_to(below)) if whole.is_relative_to(below) else str(whole)
+
+
+def neighbours(named: str) -> list[str]:
+    """What lies where a path that was given from here was looked for, as it would have to be given: for suggestions."""
+    given = Path(named)
+    try:
+        return [str(given.parent / one.name) for one in given.expanduser().parent.iterdir()]
+    except (OSError, RuntimeError, ValueError):
+        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -36,3 +37,9 @@ def stamps(place: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iter
     elif here not in above:
         for name in names:
             yield from stamps(place / name, above | {here})
+
+
+def sha256(file: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -67,7 +67,8 @@ class Task(Strict):
     """Class names in label order; left out, the source's own names are used."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
-    """Left out: `accuracy` for pictures, `exact_match` for text."""
+    """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
+    with answers."""
     max_length: Annotated[int, Field(gt=1)] = 512
     """Most tokens of one input."""
     max_target_length: Annotated[int, Field(gt=1)] = 32
@@ -77,8 +78,9 @@ class Task(Strict):
     @classmethod
     def _text_is_matched_exactly(cls, content: Any) -> Any:
         if isinstance(content, dict) and "metric" not in content:
-            sources = [content.get(split) for split in SPLITS]
-            if any(isinstance(source, dict) and {"input", "self_generated"} & source.keys() for source in sources):
+            sources = [source for split in SPLITS if isinstance(source := content.get(split), dict)]
+            classified = any("label" in source and "targets" not in source for source in sources)
+            if any({"input", "self_generated"} & source.keys() for source in sources) and not classified:
                 return {**content, "metric": "exact_match"}
         return content
 
@@ -98,9 +100,14 @@ class Task(Strict):
     @model_validator(mode="after")
     def _metric_fits(self) -> Task:
         sources = [source for source in (self.calibration, self.validation, self.test) if source is not None]
-        if any(source.input is not None for source in sources):
+        if any(source.classified for source in sources):
+            if self.metric != "accuracy":
+                raise ValueError("texts with classes ('label' without 'targets') are scored by accuracy")
+            if "templates" in self.model_fields_set:
+                raise ValueError("'templates' make prompts for pictures; remove them from a text task")
+        elif any(source.input is not None for source in sources):
             if self.metric == "accuracy":
-                raise ValueError("text is scored by exact_match or spearman; 'accuracy' is for pictures")
+                raise ValueError("text with answers is scored by exact_match or spearman; 'accuracy' is for classes")
             if self.model_fields_set & {"classes", "templates"}:
                 raise ValueError("'classes' and 'templates' name the classes of pictures; remove them from a text task")
         return self

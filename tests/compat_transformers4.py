@@ -23,6 +23,8 @@ def outputs(folder: Path) -> dict[str, Any]:
     family = folder.name.split("-")[0]
     if family == "decoder":
         return logits(folder, (folder / "class.txt").read_text())
+    if family == "encoder":
+        return classes(folder, (folder / "class.txt").read_text())
     found: dict[str, Any] = images(folder) if family == "clip" else logits(folder, family)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer([TEXT, "yes"], padding=tokenizer.pad_token is not None)
@@ -58,10 +60,25 @@ def logits(folder: Path, family: str) -> dict[str, Any]:
     return {"logits": scores, "stored": {name: loaded[name] for name in sorted(loaded)}}
 
 
+def classes(folder: Path, name: str) -> dict[str, Any]:
+    """Scores of a classifier on fixed inputs of the kind that it takes."""
+    model = complete(getattr(transformers, name), folder, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    if hasattr(model.config, "image_size"):
+        side = model.config.image_size
+        inputs = {"pixel_values": torch.randn(4, 3, side, side, generator=generator)}
+    else:
+        ids = torch.randint(3, 32, (2, 12), generator=generator)
+        inputs = {"input_ids": ids, "attention_mask": (torch.arange(12) < torch.tensor([[12], [7]])).long()}
+    with torch.no_grad():
+        found = model(**inputs)
+    return {"logits": found.logits if "logits" in found else found.pooler_output}
+
+
 def complete(loader: Any, folder: Path, dtype: Any) -> Any:
     """The model; exits if a weight would be re-initialised."""
     plain = (
-        {"attn_implementation": "eager"} if folder.name.startswith("decoder") else {}
+        {"attn_implementation": "eager"} if folder.name.startswith(("decoder", "encoder")) else {}
     )  # of 4 only that has soft caps
     model, report = loader.from_pretrained(folder, output_loading_info=True, dtype=dtype, **plain)
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -91,24 +108,24 @@ def write(root: Path) -> None:
     featcal.calibrate(featcal.load_suite("clip-mini"), featcal.CalibrationConfig(samples=16)).save(root / "clip-mini")
     for suite in ("t5-mini", "lm-mini"):
         featcal.calibrate(featcal.load_suite(suite), featcal.CalibrationConfig(samples=4)).save(root / suite)
-    decoders = [*write_decoders(root)]
-    for folder in (
-        *(root / kind for kind in KINDS),
-        *(root / f"{kind}-mini" for kind in ("clip", "t5", "lm")),
-        *decoders,
-    ):
+    told = [*write_told(root)]
+    minis = [root / f"{kind}-mini" for kind in ("clip", "t5", "lm")]
+    for folder in (*(root / kind for kind in KINDS), *minis, *told):
         torch.save(outputs(folder), folder / "outputs.pt")
 
 
-def write_decoders(root: Path) -> Iterator[Path]:
-    """A calibrated model of every decoder-only architecture, with the name of its class beside it."""
+def write_told(root: Path) -> Iterator[Path]:
+    """A calibrated model of every architecture of the tables of facts, with the name of its class beside it."""
     from tiny_decoders import ROWS, tiny_decoder
+    from tiny_encoders import VARIANTS, tiny_encoder
 
     import featcal
     from featcal.testing.trial import write_trial
 
-    for kind, facts in ROWS.items():
-        trial, folder = write_trial(tiny_decoder(facts), facts, root / "saved" / kind), root / f"decoder-{kind}"
+    models = {f"decoder-{kind}": (facts, tiny_decoder(facts)) for kind, facts in ROWS.items()}
+    models |= {f"encoder-{kind}": (facts, tiny_encoder(facts, **own)) for kind, (facts, own) in VARIANTS.items()}
+    for name, (facts, model) in models.items():
+        trial, folder = write_trial(model, facts, root / "saved" / name), root / name
         featcal.calibrate(trial.family, trial.config()).save(folder)
         (folder / "class.txt").write_text(str(facts.model))
         yield folder

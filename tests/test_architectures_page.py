@@ -26,19 +26,30 @@ def test_the_tables_are_those_of_the_script() -> None:
 
 def test_what_is_accepted_is_what_featcal_knows() -> None:
     accepted = set(re.findall(r"\| `(\S+)` \| \*\*accepted\*\*", PAGE))
-    assert accepted == set(supported()) - {"open_clip", "own"}  # no class of transformers, a test's own
+    assert accepted == set(supported()) - {"open_clip", "timm", "own"}  # no class of transformers, a test's own
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"model_type": "falcon"}, "architecture 'falcon' is not supported; featcal reads .*llama, mistral, qwen2"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "'mixtral' is not supported: a mixture of experts"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            "'mixtral' is not supported: a mixture of experts, and only linear maps that every token passes are "
+            r"calibrated \('num_local_experts' in its config.json\); featcal reads .*llama",
+        ),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, r"a mixture of experts, .* \('num_experts' in its config"),
         ({"model_type": "gemma3", "vision_config": {"a": 1}}, "'gemma3' is not supported: a model of pictures"),
         (
             {"model_type": "new", "layer_types": ["linear_attention"]},
-            "'new' .*: a model with layers of linear att",
+            r"'new' .*: a model with layers of linear attention \(layer 0: 'linear_attention'\)",
         ),
+        (
+            {"model_type": "qwen3_5_text", "layer_types": [*3 * ["linear_attention"], "full_attention"] * 2},
+            r"a model with layers of linear attention \(layers 0, 1, 2 and 3 more: 'linear_attention'\); featcal reads",
+        ),
+        ({"model_type": "mamba", "state_size": 16}, r"a model with state-space layers \('state_size' in its config"),
+        ({"model_type": "recurrent_gemma", "lru_width": 9}, r"a model with recurrent layers \('lru_width' in its"),
     ],
 )
 def test_what_is_refused_is_refused_by_name(config: dict[str, object], says: str) -> None:

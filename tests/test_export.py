@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,13 +140,85 @@ def test_failure_leaves_nothing(result: CalibrationResult, tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_partial_folder_of_another_run_is_not_continued(tmp_path: Path) -> None:
-    OutputFolder(tmp_path / "out", {"lam": 1.0})
+def begun(tiny: Family, out: Path, run: object) -> OutputFolder:
+    """A folder with one finished block, as an interrupted run leaves it."""
+    folder = OutputFolder(out, run)  # type: ignore[arg-type]
+    block = tiny.adapter.blocks()[0]
+    folder.put(block, tiny.base.read(block.names))
+    return folder
+
+
+def test_partial_folder_of_another_run_is_not_continued(tiny: Family, tmp_path: Path) -> None:
+    begun(tiny, tmp_path / "out", {"lam": 1.0})
     with pytest.raises(InputError, match="--resume or remove it"):
         OutputFolder(tmp_path / "out", {"lam": 1.0})
     with pytest.raises(InputError, match="other inputs, options or versions"):
         OutputFolder(tmp_path / "out", {"lam": 2.0}, resume=True)
-    OutputFolder(tmp_path / "out", {"lam": 1.0}, resume=True)
+    again = OutputFolder(tmp_path / "out", {"lam": 1.0}, resume=True)
+    assert again.finished(tiny.adapter.blocks()[0]) is not None
+
+
+def test_what_was_left_without_a_finished_block_is_cleared_away(tiny: Family, tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out", {"lam": 1.0})
+    (folder.model / "config.json").write_text("{}")
+    block = tiny.adapter.blocks()[0]
+    save_file(tiny.base.read(block.names), folder.partial / "blocks" / f"{block.name}.safetensors")  # without its hash
+    del folder
+    for run in ({"lam": 2.0}, None):
+        again = OutputFolder(tmp_path / "out", run)
+        assert not list(again.model.iterdir())
+        assert again.finished(block) is None
+        del again
+
+
+@pytest.mark.parametrize("how", ["cut short", "emptied", "another block's", "one bit"])
+def test_a_damaged_block_counts_as_unfinished(tiny: Family, tmp_path: Path, how: str) -> None:
+    folder = begun(tiny, tmp_path / "out", None)
+    first, second = tiny.adapter.blocks()[:2]
+    folder.put(second, tiny.base.read(second.names))
+    file = tmp_path / "out.partial" / "blocks" / f"{first.name}.safetensors"
+    content = file.read_bytes()
+    other = file.with_name(f"{second.name}.safetensors").read_bytes()
+    flipped = content[:-1] + bytes([content[-1] ^ 1])
+    file.write_bytes({"cut short": content[:-1], "emptied": b"", "another block's": other, "one bit": flipped}[how])
+    assert folder.finished(first) is None
+    found = folder.finished(second)
+    assert found is not None
+    assert all(found[name].equal(tensor) for name, tensor in tiny.base.read(second.names).items())
+
+
+def test_two_processes_on_one_output(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out"):
+        code = f"from featcal.formats.output import OutputFolder; OutputFolder({str(tmp_path / 'out')!r})"
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert f"process {os.getpid()} on {platform.node()} is writing to {tmp_path / 'out.partial'}" in second.stderr
+    OutputFolder(tmp_path / "out")
+
+
+def test_a_finished_model_outlives_whatever_came_to_be_in_its_place(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    (folder.model / "config.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "theirs").touch()
+    with pytest.raises(InputError, match="the model is finished: move it"), folder:
+        folder.commit()
+    assert (tmp_path / "out.partial" / "model" / "config.json").read_text() == "{}"
+
+
+def test_an_expert_that_changes_during_the_run(own_suite_file: Path, tmp_path: Path) -> None:
+    suite = load_suite(own_suite_file)
+    (file, *_) = sorted((own_suite_file.parent / "experts").rglob("model.safetensors"))
+
+    def change(label: str, done: int, total: int) -> None:
+        if done == 2:
+            content = file.read_bytes()
+            file.unlink()
+            file.write_bytes(content)
+
+    with pytest.raises(InputError, match="changed while it was read") as refused:
+        calibrate_to_folder(suite, CONFIG, tmp_path / "out", device="cpu", progress=change)
+    assert str(file.name) in str(refused.value)
+    assert list(tmp_path.glob("out*")) == []
 
 
 def test_verification_sees_a_changed_tensor(tiny: Family, result: CalibrationResult, tmp_path: Path) -> None:
@@ -187,7 +262,7 @@ def test_a_large_model_has_one_file_per_block_and_is_written_once(
     verify = verify_reload
 
     def remember(folder: Path, *rest: Any) -> None:
-        for file in (folder / "blocks").iterdir():
+        for file in (folder.parent / "blocks").glob("*.safetensors"):
             seen[file.name] = file.stat().st_nlink
         verify(folder, *rest)
 
@@ -238,7 +313,7 @@ def test_a_disk_without_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.Mo
     assert not folder.adopt(block, "a.safetensors")
     folder.put(block, tiny.base.read(block.names))
     assert folder.adopt(block, "a.safetensors")
-    assert load_file(folder.partial / "a.safetensors").keys() == set(block.names)
+    assert load_file(folder.model / "a.safetensors").keys() == set(block.names)
     assert folder.finished(block) is not None
 
 

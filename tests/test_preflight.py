@@ -37,9 +37,9 @@ from featcal.models.differences import differences
 from featcal.models.features import final_features
 from featcal.preflight import check, estimates
 from featcal.preflight import places as places_module
-from featcal.preflight.models import tokenizer_disagreement
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal
+from featcal.preflight.tokenizers import tokenizer_disagreement
 from featcal.resources import data_path
 from featcal.suite import load_suite
 from featcal.words import some
@@ -489,7 +489,7 @@ def test_a_look_at_the_test_split_is_avoided_said_and_counted(
         f"experts were scored on {samples} test samples of {some(TASKS)}, for want of labels in validation and "
         "calibration samples: that is a look at the test split; --no-probe leaves it out"
     ][:looks]
-    suites._show_check(found)
+    suites.show_check(found)
     assert f"{samples} samples of each, split {split}\n" in capsys.readouterr().out
 
 
@@ -514,7 +514,28 @@ def test_tokenizers_that_disagree(tmp_path: Path) -> None:
     found = [tokenizer_disagreement(base, folder) for folder in (same, more, other)]
     assert [one and one.changed for one in found] == [False, False, True]
     assert found[1] is not None
-    assert "1 tokens that the base's does not have" in found[1].sentence
+    assert found[1].sentence == "its tokenizer has one token that the base's does not have ('<x>' is 2)"
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
+    (older / "added_tokens.json").write_text(json.dumps({f"<{n}>": 9 - n for n in range(5)}))
+    said = tokenizer_disagreement(base, older)
+    assert said is not None
+    assert not said.changed
+    assert (
+        said.sentence == "its tokenizer has 5 tokens that the base's does not have ('<4>' is 5, '<3>' is 6, '<2>' is 7)"
+    )
+
+
+def test_files_of_sentencepiece_are_compared_as_they_are(tmp_path: Path) -> None:
+    for name, content in (("base", b"pieces"), ("same", b"pieces"), ("other", b"more pieces")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.model").write_bytes(content)
+    assert tokenizer_disagreement(tmp_path / "base", tmp_path / "same") is None
+    said = tokenizer_disagreement(tmp_path / "base", tmp_path / "other")
+    assert said is not None
+    assert not said.changed
+    assert said.sentence.startswith("its 'tokenizer.model' is another file than the base's; which tokens differ")
 
 
 RENAMES = {

@@ -13,7 +13,9 @@ import huggingface_hub.constants
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
+from tiny_decoders import ROWS, tiny_decoder
 from tiny_text import write_text_base, write_text_expert
 
 from conftest import SIDE, clip_inputs, write_base, write_expert
@@ -30,8 +32,14 @@ CLIP = {
     for size in ("base-patch32", "base-patch16", "large-patch14")
     for count in (8, 14, 20)
 }
+MERGEBENCH = (
+    *(f"mergebench-gemma-2-{size}" for size in ("2b", "2b-it", "9b", "9b-it")),
+    *(f"mergebench-llama-{size}-pretrained" for size in ("3.2-3b", "3.1-8b")),
+)
+"""Those of all five domains; the paper has three, of the Llama-Instruct models alone."""
 TASKS = {
     **CLIP,
+    **dict.fromkeys(MERGEBENCH, 5),
     "flan-t5-base-glue": 8,
     "flan-t5-large-glue-lora16": 8,
     "mergebench-llama-3.2-3b": 3,
@@ -86,11 +94,24 @@ def test_they_are_all_and_none_is_called_like_an_embedded_one() -> None:
 
 def test_settings_of_the_paper() -> None:
     given = {name: load_suite(name).calibration.given() for name in TASKS}
-    values = {name: (one["lam"], one["rho"], one["alpha"], one["samples"]) for name, one in given.items()}
+    values = {name: tuple(map(one.get, ("lam", "rho", "alpha", "samples"))) for name, one in given.items()}
     assert {values[name] for name in CLIP} == {(0.05, 2.0, 0.3, 256)}
     assert values["flan-t5-base-glue"] == values["flan-t5-large-glue-lora16"] == (1e-5, 2.0, 0.6, 256)
     assert values["mergebench-llama-3.2-3b"] == (1e-5, 0.5, 0.15, 256)
     assert values["mergebench-llama-3.1-8b"] == (3.0, 0.5, 0.15, 256)
+    assert {values[name] for name in MERGEBENCH} == {(None, 0.5, 0.15, 256)}
+
+
+def test_mergebench_has_an_expert_of_the_base_for_every_domain() -> None:
+    domains = ("coding", "math", "instruction", "multilingual", "safety")
+    for name in MERGEBENCH:
+        suite = load_suite(name)
+        model = suite.base.split("/")[1]
+        assert {task: one.expert for task, one in suite.tasks.items()} == {
+            domain: f"MergeBench/{model}_{domain}" for domain in domains
+        }
+        data = [str(one.calibration.hub) for one in suite.tasks.values() if one.calibration]
+        assert data == [f"MergeBench/{domain}_val" for domain in domains]
 
 
 def test_the_smaller_clip_suites_are_the_beginnings_of_the_larger() -> None:
@@ -201,6 +222,37 @@ def test_t5_suite_opens_with_stand_ins(in_cache: Callable[[str], Path]) -> None:
     family = open_family(suite, device="cpu")
     assert list(family.experts) == list(suite.tasks)
     assert family.adapter.modality == "seq2seq"
+
+
+@pytest.mark.parametrize("name", MERGEBENCH)
+def test_mergebench_opens_with_stand_ins(name: str, in_cache: Callable[[str], Path]) -> None:
+    suite = load_suite(name)
+    kind = "gemma2" if "gemma" in name else "llama"
+    for number, ref in enumerate([suite.base, *(task.expert for task in suite.tasks.values())]):
+        model = tiny_decoder(ROWS[kind])
+        with torch.no_grad():
+            model.model.norm.weight += number
+        model.save_pretrained(in_cache(ref))
+    family = open_family(suite, device="cpu")
+    assert list(family.experts) == list(suite.tasks)
+    assert (family.adapter.modality, len(list(family.adapter.blocks()))) == ("causal", 2)
+    moved = {task: one.read(["model.norm.weight"])["model.norm.weight"] for task, one in family.experts.items()}
+    base = family.base.read(["model.norm.weight"])["model.norm.weight"]
+    assert [float((moved[task] - base).mean()) for task in suite.tasks] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "text", "answer"),
+    [
+        ("multilingual", {"inputs": "Q", "targets": "A"}, "### Instruction:\nQ\n\n### Response:\n", "A"),
+        ("safety", {"prompt": "Q", "response": "A"}, "### Instruction:\nQ\n\n### Response:\n", "A"),
+    ],
+)
+def test_columns_of_mergebench(task: str, row: dict[str, Any], text: str, answer: str) -> None:
+    source = load_suite("mergebench-gemma-2-2b").task(task).calibration
+    assert source is not None
+    assert fill(str(source.input), row) == text
+    assert fill(str(source.target), row) == answer
 
 
 def test_a_missing_model_is_named(in_cache: Callable[[str], Path]) -> None:

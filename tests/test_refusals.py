@@ -287,7 +287,19 @@ def test_a_model_of_another_kind_is_called_by_its_name(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, r"a model of timm \('vit_base_patch16_224'\)"),
+        (
+            {"architecture": "resnet18", "num_classes": 10},
+            "base: 'resnet18' is timm's ResNet; of timm featcal reads Vis",
+        ),
+        ({"architecture": "vit_b_none", "num_classes": 10}, "base: timm cannot make a model 'vit_b_none'"),
+        (
+            {"architecture": "vit_base_patch16_siglip_224", "num_classes": 10},
+            "its head does not read the class token alone",
+        ),
+        (
+            {"architecture": "vit_tiny_patch16_224", "num_classes": 10},
+            "none of the 150 tensors of a timm tower is there",
+        ),
         ({"hidden_size": 4}, "names no model_type"),
     ],
 )

@@ -25,6 +25,7 @@ FLOORS = (
     ("export", "importers", "mergers", "tasks"),
     ("family",),
     ("canary", "card", "draft", "left_out", "lineage"),
+    ("beginning",),
     ("calibration", "evaluation"),
     ("baselines",),
     ("drift", "merging"),

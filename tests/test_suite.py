@@ -58,7 +58,11 @@ def pets(**change: Any) -> Any:
 
 
 def of_text(**change: Any) -> Any:
-    return lambda content: content["tasks"].update(pets={"expert": "e", "test": TEXT, **change})
+    return lambda content: content["tasks"].update(pets={"expert": "e", "test": TEXT} | change)
+
+
+def of_classes(**change: Any) -> Any:
+    return of_text(test={"jsonl": "x.jsonl", "input": "{a}", "pair": "{b}", "label": "c"}, **change)
 
 
 def top(**change: Any) -> Any:
@@ -91,7 +95,15 @@ WRONG = {
     "'target' and 'targets' belong to text; give 'input'": pets(calibration={"parquet": "x", "target": "{a}"}),
     "give one of them": pets(calibration={"parquet": "x", "input": "{a}", "image": "b"}),
     "not both": pets(calibration=TEXT | {"targets": ["no"]}),
-    "the 'label' of text needs 'targets'": pets(calibration={"jsonl": "x", "input": "{a}", "label": "b"}),
+    "give 'target' (the answer as text) or 'label' (its class, for a classifier)": pets(
+        calibration={"jsonl": "x", "input": "{a}", "label": "b", "target": "{c}"}
+    ),
+    "'pair' is the second text of a classifier": [
+        pets(calibration={"jsonl": "x", "input": "{a}", "pair": "{b}", "target": "{c}"}),
+        pets(calibration={"parquet": "x", "pair": "{b}"}),
+    ],
+    "texts with classes ('label' without 'targets') are scored by accuracy": of_classes(metric="exact_match"),
+    "'templates' make prompts for pictures": of_classes(templates=["a {}"]),
     "config means nothing to a source of kind 'jsonl', which takes split, label": pets(
         calibration=TEXT | {"config": "sst2"}
     ),
@@ -100,7 +112,7 @@ WRONG = {
     "'yes' and 'no' in quotes": [
         pets(calibration={"jsonl": "x", "input": "{a}", "targets": targets}) for targets in ([False, True], {0: False})
     ],
-    "'accuracy' is for pictures": of_text(metric="accuracy"),
+    "'accuracy' is for classes": of_text(metric="accuracy"),
     "remove them from a text task": of_text(classes=["a"]),
     "'exact_match' or 'spearman'": of_text(metric="bleu"),
     "greater than 1": of_text(max_length=1),
@@ -119,6 +131,11 @@ def test_text_tasks(edit_suite: Edit) -> None:
     assert (task.metric, task.max_length, task.max_target_length) == ("exact_match", 512, 32)
     suite = load_suite(edit_suite(of_text(metric="spearman", max_length=9)))
     assert (suite.task("pets").metric, suite.task("signs").metric) == ("spearman", "accuracy")
+
+
+def test_texts_with_classes(edit_suite: Edit) -> None:
+    task = load_suite(edit_suite(of_classes(classes=["no", "yes"]))).task("pets")
+    assert (task.metric, task.classes) == ("accuracy", ("no", "yes"))
 
 
 def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:

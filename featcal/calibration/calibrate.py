@@ -19,6 +19,7 @@ from featcal.calibration.outset import warnings_of
 from featcal.calibration.solving import Watch, unwatched
 from featcal.canary import canary
 from featcal.card import model_card
+from featcal.errors import InputError
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
@@ -30,6 +31,7 @@ from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.recipe import MergeRecipe
+from featcal.stamps import FileStamp, sha256, stamps
 from featcal.suite import Suite
 from featcal.versions import all_versions
 
@@ -152,12 +154,15 @@ def calibrate_to_folder(
     family = as_family(suite, device, config.precision)
     config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
-    origin = _origin(family)
+    before, origin = _input_stamps(family), _origin(family)
     passes = expert_passes(family, config)
     run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
     loaded = time.perf_counter() - started
     with OutputFolder(out, _identity(family, config, passes, origin["inputs"]), resume) as folder:
         account = calibrate_blocks(run, passes, config, folder)
+        if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):
+            folder.forget()
+            raise InputError(*(f"{file}: changed while it was read; run again" for file in changed))
         record = _record(family, config, passes, account, run)
         del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()
@@ -196,10 +201,19 @@ def taking_part(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, 
 
 def input_hashes(family: Family) -> dict[str, dict[str, str]]:
     """SHA-256 of every weight file that a run reads, by model and file name."""
+    return {name: {file.name: sha256(file) for file in own} for name, own in _input_files(family).items() if own}
+
+
+def _input_files(family: Family) -> dict[str, Sequence[Path]]:
+    """Weight files by model; a recipe has none of its own."""
     models = {"base": family.base, "merged": family.merged}
     models |= {f"expert {task}": expert for task, expert in family.experts.items()}
-    files = {name: getattr(weights, "files", ()) for name, weights in models.items()}  # a recipe has none of its own
-    return {name: {file.name: _sha256(file) for file in own} for name, own in files.items() if own}
+    return {name: getattr(weights, "files", ()) for name, weights in models.items()}
+
+
+def _input_stamps(family: Family) -> set[FileStamp]:
+    """The state of every weight file now."""
+    return {stamp for own in _input_files(family).values() for file in own for stamp in stamps(file)}
 
 
 def _of(family: Family) -> list[str]:
@@ -353,8 +367,3 @@ def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) ->
         family.adapter.library,
         family.merged_name,
     )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

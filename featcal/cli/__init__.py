@@ -11,7 +11,7 @@ import warnings
 import click
 
 from featcal import __version__
-from featcal.cli import files, measuring, repairing, scoring, showing, studying, suites
+from featcal.cli import files, measuring, repairing, scoring, showing, starting, studying, suites
 from featcal.cli.terminal import say
 from featcal.errors import FeatcalError
 
@@ -25,7 +25,7 @@ def commands() -> None:
     """
 
 
-for _room in (suites, measuring, repairing, scoring, studying, files, showing):
+for _room in (suites, starting, measuring, repairing, scoring, studying, files, showing):
     for _command in _room.COMMANDS:
         commands.add_command(_command)
 commands.add_command(files.export, "convert")

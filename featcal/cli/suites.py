@@ -47,11 +47,11 @@ def check(suite: str, probe: bool | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
     else:
-        _show_check(found)
+        show_check(found)
     return 1 if found.problems else 0
 
 
-def _show_check(found: Preflight) -> None:
+def show_check(found: Preflight) -> None:
     """Problems on stderr; sizes, estimates, downloads and notes as text."""
     if found.problems:
         title = f"{len(found.problems)} problem(s) in suite '{found.suite}':"

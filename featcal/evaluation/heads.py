@@ -1,8 +1,8 @@
-"""Three heads: class prompts, a vocabulary, a classification head of a task's own. Each is a `Head`."""
+"""Heads: class prompts, a vocabulary, a classifier of a task's own, bare or behind a pooler. Each is a `Head`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.weights import Weights
 from featcal.models.language import capped
+from featcal.models.model import Head
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,45 @@ class ClassificationHead:
         """sigma_max(weight), the same for every sample."""
         largest: Tensor = torch.linalg.matrix_norm(self.weight.to(expert), ord=2)
         return largest.expand(len(expert))
+
+
+@dataclass(frozen=True)
+class PooledHead:
+    """z = head(tanh(weight @ h + bias)): a classifier behind a pooler, as BERT and RoBERTa have it."""
+
+    weight: Float[Tensor, "w k"]
+    bias: Float[Tensor, " w"] | None
+    head: ClassificationHead
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.head.classes
+
+    def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
+        bias = None if self.bias is None else self.bias.to(features)
+        return self.head.scores(torch.tanh(torch.nn.functional.linear(features, self.weight.to(features), bias)))
+
+    def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+        """sigma_max(weight) times the classifier's own; tanh has no slope above 1."""
+        largest: Tensor = torch.linalg.matrix_norm(self.weight.to(expert), ord=2)
+        return largest * self.head.lipschitz(expert, model)
+
+
+def stored_head(model: Weights, maps: Sequence[str], classes: tuple[str, ...]) -> Head | None:
+    """The head that lies beside a model's weights; None where it lacks one of its maps.
+
+    Args:
+        maps: names of its linear maps, one or two (`Adapter.classifier`).
+        classes: their names, where known.
+
+    Raises:
+        InputError: shapes that do not belong together.
+    """
+    if any(f"{name}.weight" not in model.info for name in maps):
+        return None
+    found = model.read(
+        f"{name}.{kind}" for name in maps for kind in ("weight", "bias") if f"{name}.{kind}" in model.info
+    )
+    *pooler, last = ((found[f"{name}.weight"], found.get(f"{name}.bias")) for name in maps)
+    head = ClassificationHead(*last, classes=classes if len(classes) == len(last[0]) else ())
+    return PooledHead(*pooler[0], head) if pooler else head

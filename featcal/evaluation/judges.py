@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from featcal.errors import InputError, NoScores
-from featcal.evaluation.heads import LinearHead
+from featcal.evaluation.heads import LinearHead, stored_head
 from featcal.evaluation.language import first_answers
 from featcal.evaluation.zero_shot import zero_shot_heads
 from featcal.family import Family
@@ -77,13 +77,30 @@ def head_of(family: Family, model: Weights, task: str, shared: Head | None = Non
         if shared is None:
             raise no_class_names(task)
         return shared
-    theirs = own_head(family.experts[task], task)
+    theirs = experts_head(family, task)
     if theirs is None:
+        maps = f" (no {' and '.join(family.adapter.classifier)} in its files)" if family.adapter.classifier else ""
         raise NoScores(
-            f"task '{task}': {model.label} has no head for it, nor has the task's expert; "
+            f"task '{task}': {model.label} has no head for it, nor has the task's expert{maps}; "
             f"give Model(weights, heads={{'{task}': ClassificationHead(weight, bias)}})"
         )
     return theirs
+
+
+def experts_head(family: Family, task: str) -> Head | None:
+    """The head that a task's expert brings: as a model of its own, else in its files; None if it brings none.
+
+    Raises:
+        NoScores: a head of one output, which tells no classes apart.
+    """
+    expert, maps = family.experts[task], family.adapter.classifier
+    own = own_head(expert, task)
+    if own is not None or not maps:
+        return own
+    stored = stored_head(expert, maps, family.classes.get(task, ()))
+    if stored is not None and len(stored.classes or ()) < 2:
+        raise NoScores(f"task '{task}': the expert's {maps[-1]} has one output, a regression, which is not scored")
+    return stored
 
 
 def answers_of(family: Family, model: Weights, task: str) -> Answers:

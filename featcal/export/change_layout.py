@@ -54,12 +54,12 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
     text = text.replace(f"library_name: {other}", f"library_name: {LIBRARIES[layout]}", 1)
     with OutputFolder(out) as folder:
         write = _write_open_clip if layout == "open_clip" else _write_hf
-        written, notes = write(located, folder.partial)
-        parity = _parity(located, folder.partial, layout)
-        save_text(text, folder.partial / CARD_FILE)
+        written, notes = write(located, folder.model)
+        parity = _parity(located, folder.model, layout)
+        save_text(text, folder.model / CARD_FILE)
         written = sorted([*written, CARD_FILE, RECORD_FILE])
         record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
-        save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
+        save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
         folder.commit()
     return {"out": str(folder.out), "format": layout, "written": written, "notes": notes, "parity": parity}
 

@@ -77,28 +77,28 @@ def write_model(
     source = container.open(adapter.canonical, adapter.aliases)
     notes: list[str] = []
     if container.layout == "open_clip":
-        written = _write_open_clip_config(container, folder.partial)
+        written = _write_open_clip_config(container, folder.model)
         written.append(_write_single(folder, adapter, source, model, whole))
     else:
-        written = _copy_files(container.folder, folder.partial)
+        written = _copy_files(container.folder, folder.model)
         written += _write_shards(folder, adapter, source, model, whole)
-        written += say_processor(folder.partial)
-        say_tokenizer(folder.partial)
-        notes = say_model(folder.partial, adapter, model)
-    back = locate(str(folder.partial), Path.cwd(), "written model")
+        written += say_processor(folder.model)
+        say_tokenizer(folder.model)
+        notes = say_model(folder.model, adapter, model)
+    back = locate(str(folder.model), Path.cwd(), "written model")
     own = adapter_for(back.config, back.names, torch.device("cpu"), back.label)  # as whoever loads it will have it
     if whole:
-        verify_reload(folder.partial, own, model)
+        verify_reload(folder.model, own, model)
     else:
         verify_streamed(back.open(own.canonical, own.aliases), own, _written_info(adapter, source, model), model)
     content = dict(record())
     content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
-    save_text(with_notes(card, content["notes"]), folder.partial / CARD_FILE)
+    save_text(with_notes(card, content["notes"]), folder.model / CARD_FILE)
     content |= {
         "verified": "reloaded" if whole else "streamed",
         "written": sorted({*written, CARD_FILE, RECORD_FILE}),
     }
-    save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.partial / RECORD_FILE)
+    save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
     folder.commit()
     return content
 
@@ -219,7 +219,7 @@ def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: S
 
 def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
     """One file with everything: open_clip reads no shards."""
-    _save(folder.partial / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
+    _save(folder.model / WEIGHT_FILE, adapter, source, model, list(source.info), whole)
     return WEIGHT_FILE
 
 
@@ -231,7 +231,7 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     info = _written_info(adapter, source, model)
     sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
     if whole and sum(sizes.values()) <= SHARD_BYTES:
-        save_tensors(_content(adapter, source, model, list(info)), folder.partial / SINGLE_FILE)
+        save_tensors(_content(adapter, source, model, list(info)), folder.model / SINGLE_FILE)
         return [SINGLE_FILE]
     blocks = adapter.blocks()
     inside = {name for block in blocks for name in block.names}
@@ -241,10 +241,10 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, (names, block) in zip(files, shards, strict=True):
         if block is None or not folder.adopt(block, file):
-            _save(folder.partial / file, adapter, source, model, names, whole or block is not None)
+            _save(folder.model / file, adapter, source, model, names, whole or block is not None)
     places = {name: file for file, (names, _) in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
-    save_text(json.dumps(index, indent=2), folder.partial / INDEX_FILE)
+    save_text(json.dumps(index, indent=2), folder.model / INDEX_FILE)
     return [*files, INDEX_FILE]
 
 

@@ -1,11 +1,14 @@
-"""An output folder that is complete or not there: everything goes to `OUT.partial`, which is renamed at the end."""
+"""An output folder that is complete or not there: everything goes to `OUT.partial/model`, which is renamed at the
+end."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -18,6 +21,8 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups
+from featcal.locks import locked
+from featcal.stamps import sha256
 from featcal.whole_files import put
 
 STREAMED = 64 * 2**20
@@ -42,36 +47,61 @@ class Named(Protocol):
 class OutputFolder:
     """A model folder in the making: `with OutputFolder(out) as folder: … folder.commit()`.
 
-    Finished blocks of an interrupted calibration stay in the partial folder, which no library takes for a
-    model, and a later run with `resume` goes on from them.
+    The files are written to `model`, a folder within `OUT.partial`, which no library takes for a model; `commit`
+    renames it. Beside it lie the finished blocks of a calibration, each with its hash, from which a later run with
+    `resume` goes on; what an interrupted run left without finishing a block is cleared away. A block whose file is not
+    as it was written counts as unfinished.
 
     Args:
         out: must not exist.
         run: what identifies the run; a partial folder is continued by the same run only.
 
     Raises:
-        InputError: `out` exists, cannot be written, or has a partial folder that is not to be continued.
+        InputError: `out` exists, cannot be written, is being written by another process, or has a partial folder with
+            finished blocks that is not to be continued.
     """
 
     def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
         self.out = Path(out).expanduser().absolute()
         self.partial = self.out.with_name(self.out.name + ".partial")
+        self.model = self.partial / "model"
         self._blocks = self.partial / "blocks"
         self._identity = self.partial / "run.json"
+        self._keep = False
         try:
-            taken, begun = self.out.exists(), self.partial.exists()
-        except OSError as error:  # a name that no folder can have
-            raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
-        if taken:
-            raise InputError(f"{self.out} exists already; choose another --out or remove it (nothing is overwritten)")
-        if begun:
-            self._check_continued(json.loads(json.dumps(run)), resume)
-        try:
-            self._blocks.mkdir(parents=True, exist_ok=True)
-            if not self._identity.exists():
+            with ExitStack() as held:
+                self._check_absent()
+                self._hold(held)
+                self._check_absent()  # whoever wrote there has finished meanwhile
+                if self._begun():
+                    self._check_continued(json.loads(json.dumps(run)), resume)
+                self._clear(self.model, *([] if self._begun() else [self._blocks, self._identity]))
+                self.model.mkdir()
+                self._blocks.mkdir(exist_ok=True)
                 put(self._identity, json.dumps(run))
+                self._held = held.pop_all()
         except OSError as error:
             raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
+
+    def _check_absent(self) -> None:
+        if self.out.exists():
+            raise InputError(f"{self.out} exists already; choose another --out or remove it (nothing is overwritten)")
+
+    def _hold(self, held: ExitStack) -> None:
+        """Keep other processes off the partial folder."""
+        writer = self.partial / "writer.json"
+        if not held.enter_context(locked(self.partial / "lock", patience=0)):
+            try:
+                other = json.loads(writer.read_text(encoding="utf-8"))
+                who = f"process {other['process']} on {other['host']}"
+            except (OSError, ValueError):  # it has only begun, or is about to end
+                who = "another process"
+            raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another --out")
+        put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
+
+    def _begun(self) -> bool:
+        """Whether a block was finished here."""
+        return any(self._blocks.glob("*.sha256"))
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
         if not resume:
@@ -85,25 +115,51 @@ class OutputFolder:
                 f"{self.partial} comes from a run with other inputs, options or versions; remove it to start anew"
             )
 
+    @staticmethod
+    def _clear(*places: Path) -> None:
+        for place in places:
+            if place.is_dir():
+                shutil.rmtree(place)
+            else:
+                place.unlink(missing_ok=True)
+
     def finished(self, block: Named) -> dict[str, Tensor] | None:
-        """Tensors of a block that was finished, mapped from disk; None if it was not."""
+        """Tensors of a block that was finished, mapped from disk; None if it was not, or is not as it was written."""
         file = self._file(block)
-        return load_file(file) if file.is_file() else None
+        try:
+            whole = file.with_suffix(".sha256").read_text(encoding="utf-8") == sha256(file)
+        except FileNotFoundError:
+            return None
+        return load_file(file) if whole else None
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
         """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
         return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
 
     def put(self, block: Named, tensors: Mapping[str, Tensor]) -> None:
-        """Keep a finished block on disk."""
-        put(self._file(block), lambda file: save_tensors(tensors, file))
+        """Keep a finished block on disk.
+
+        Raises:
+            InputError: the disk refuses.
+        """
+        file = self._file(block)
+        try:
+            self._clear(file.with_suffix(".sha256"))
+            put(file, lambda place: save_tensors(tensors, place))
+            put(file.with_suffix(".sha256"), sha256(file))
+        except OSError as error:
+            raise InputError(f"cannot write {file}: {error.strerror}") from error
+
+    def forget(self) -> None:
+        """Let go of all finished blocks: what they were made of is not what it was."""
+        self._clear(self._blocks)
 
     def adopt(self, block: Named, name: str) -> bool:
         """Make a finished block the weight file `name` without a second copy; False if it was not finished.
 
         The block stays where `resume` finds it: both names are the same file, or a copy where the disk has no links.
         """
-        file, target = self._file(block), self.partial / name
+        file, target = self._file(block), self.model / name
         if not file.is_file():
             return False
         try:
@@ -120,10 +176,20 @@ class OutputFolder:
         return self._blocks / f"{block.name}.safetensors"
 
     def commit(self) -> None:
-        """Turn the partial folder into the output folder."""
-        shutil.rmtree(self._blocks)
-        self._identity.unlink()
-        os.replace(self.partial, self.out)
+        """Turn what was written into the output folder, whole.
+
+        Raises:
+            InputError: something else has come to be there; what was written stays where it is.
+        """
+        self._keep = True
+        try:
+            os.replace(self.model, self.out)
+        except OSError as error:
+            raise InputError(
+                f"cannot rename {self.model} to {self.out}: {error.strerror}; the model is finished: move it elsewhere"
+            ) from error
+        self._held.close()
+        shutil.rmtree(self.partial)
 
     def __enter__(self) -> OutputFolder:
         return self
@@ -131,8 +197,9 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After a failure remove the partial folder, unless it holds finished blocks to resume from."""
-        if kind is not None and self.partial.exists() and not any(self._blocks.glob("*.safetensors")):
+        """After a failure remove the partial folder, unless it holds finished blocks to resume from, or a model."""
+        self._held.close()
+        if kind is not None and self.partial.exists() and not (self._keep or self._begun()):
             shutil.rmtree(self.partial)
 
 
@@ -141,9 +208,13 @@ class _BlockFiles(Mapping[str, Tensor]):
         self._files = files
 
     def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as handle:
-            tensor: Tensor = handle.get_tensor(name)
-            return tensor
+        file = self._files[name]
+        try:
+            with safe_open(file, framework="pt") as handle:
+                tensor: Tensor = handle.get_tensor(name)
+                return tensor
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot read the finished block {file}: {error}; somebody else has changed it") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

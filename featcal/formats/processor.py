@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from featcal.errors import InputError
 from featcal.jsons import read_json
 
+_RESAMPLING = {"nearest": 0, "bilinear": 2, "bicubic": 3}
+_KNOWN = ", ".join(_RESAMPLING)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""What timm takes where a folder does not say."""
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 
 
@@ -24,3 +30,31 @@ def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None
         if isinstance(settings, dict):
             return processor, settings
     return (own, read_json(own)) if own.is_file() else None
+
+
+def timm_settings(folder: Path) -> dict[str, Any] | None:
+    """What timm's `config.json` says of pictures, as settings of transformers' `CLIPImageProcessor`: the shorter side
+    resized to `input_size / crop_pct`, the middle cut out, mean and standard deviation; None for other folders.
+
+    Raises:
+        InputError: pictures that are not square, or are resized or cut in another way.
+    """
+    file = folder / "config.json"
+    config = read_json(file) if file.is_file() else {}
+    said = config.get("pretrained_cfg") or config
+    if "architecture" not in config or "input_size" not in said:
+        return None
+    _, height, width = said["input_size"]
+    kind, cut = said.get("interpolation", "bicubic"), said.get("crop_mode") or "center"
+    if height != width or cut != "center" or kind not in _RESAMPLING:
+        raise InputError(
+            f"base: {file} asks for pictures of {height} by {width}, crop_mode '{cut}', interpolation '{kind}'; "
+            f"featcal prepares squares from the center, by {_KNOWN}"
+        )
+    return {
+        "size": {"shortest_edge": math.floor(height / (said.get("crop_pct") or 0.875))},
+        "crop_size": {"height": height, "width": width},
+        "resample": _RESAMPLING[kind],
+        "image_mean": list(said.get("mean", _IMAGENET_MEAN)),
+        "image_std": list(said.get("std", _IMAGENET_STD)),
+    }

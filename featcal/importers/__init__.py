@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
-from featcal.importers.common import Imported, read_recipe, write_new
+from featcal.importers.common import Imported, comments, read_recipe, write_new
 from featcal.suite import Suite
 
 __all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
@@ -49,11 +48,7 @@ def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
     import yaml
 
     imported = import_recipe(file, merged)
-    head = "".join(
-        _comment(title, lines)
-        for title, lines in (("To be filled in:", imported.missing), ("Not quite the recipe:", imported.notes))
-        if lines
-    )
+    head = comments({"To be filled in:": imported.missing, "Not quite the recipe:": imported.notes})
     write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
 
@@ -74,8 +69,3 @@ def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
     pool = export_fusion_bench(suite)
     write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
     return {"out": str(out), "models": list(pool["models"])}
-
-
-def _comment(title: str, lines: tuple[str, ...]) -> str:
-    wrapped = [textwrap.fill(line, 116, initial_indent="# - ", subsequent_indent="#   ") for line in lines]
-    return "\n".join([f"# {title}", *wrapped]) + "\n"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def samples_missing(tasks: Iterable[str]) -> list[str]:
     names = ", ".join(tasks)
     ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
     return [f"calibration samples of {names}: {ask}"] if names else []
+
+
+def comments(sections: Mapping[str, Sequence[str]]) -> str:
+    """The head of a suite file: every title that has lines, and the lines, as YAML comments."""
+    return "".join(_comment(title, lines) for title, lines in sections.items() if lines)
+
+
+def _comment(title: str, lines: Sequence[str]) -> str:
+    wrapped = [textwrap.fill(line, 116, initial_indent="# - ", subsequent_indent="#   ") for line in lines]
+    return "\n".join([f"# {title}", *wrapped]) + "\n"
 
 
 def write_new(out: Path, text: str) -> None:

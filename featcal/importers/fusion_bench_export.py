@@ -30,13 +30,16 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     How the models were merged, class names and text templates have no place in a pool.
 
     Raises:
-        InputError: the base cannot be found, or a model is one that FusionBench does not load.
+        InputError: the base cannot be found, or FusionBench does not load such models.
     """
     models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
     foreign = [name for name, ref in models.items() if ref.startswith(PREFIXES)]
     if foreign:
         raise InputError(*(f"model '{name}': export it to transformers' layout for a pool" for name in foreign))
-    modality = architecture_for(locate(suite.base, suite.root, "base").config, "base").modality
+    architecture = architecture_for(locate(suite.base, suite.root, "base").config, "base")
+    modality = architecture.modality
+    if modality not in _LOADERS or (modality == "pixels" and architecture.family != "clip"):
+        raise InputError(f"FusionBench has no pool for models of type '{architecture.family}'")
     pool = next(pool for pool, takes in POOLS.items() if takes == modality)
     loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
     return {

@@ -45,7 +45,7 @@ class TokenOptions(Protocol):
 
     @property
     def patch_weight(self) -> float:
-        """Weight of CLIP's patch tokens in the last block."""
+        """Weight of the other tokens beside a class token in the last block."""
 
     @property
     def completion_only(self) -> bool:
@@ -100,10 +100,19 @@ class Block:
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, likewise."""
 
+    @property
+    def path(self) -> str:
+        """Where the module is in the library's whole model."""
+        return self.name
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(f"{self.name}.{n}" for n, _ in self.module.named_parameters()))
         object.__setattr__(self, "linears", self.modules_of(*KINDS))
         object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
+
+    def stored(self, module: str) -> str:
+        """What files call a module of the block."""
+        return f"{self.name}.{module}"
 
     def modules_of(self, *kinds: type[M]) -> dict[str, M]:
         """Every module of some classes by name inside the block, in module order."""
@@ -223,8 +232,8 @@ class Adapter(ABC):
     """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
     remakes: Mapping[str, str] = {}
     """Names in `architectures` of other classes, and how to make a model of this architecture of one."""
-    modality: Literal["pixels", "seq2seq", "causal"]
-    """What samples are: "pixels", "seq2seq" (text to text) or "causal" (text to continue)."""
+    modality: Literal["pixels", "seq2seq", "causal", "text"]
+    """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "text" (to classify)."""
     scores_with: Literal["prompts", "vocabulary", "own"]
     """What scores a task for which a model brings no head: "prompts" (features of class prompts, by the base's text
     tower), "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (what the task's expert
@@ -244,10 +253,14 @@ class Adapter(ABC):
     """Bound of the scores of tokens: cap * tanh(scores / cap); None where there is none."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
+    classifier: tuple[str, ...] = ()
+    """Names of the linear maps that are the head of every expert's own, from final features to scores, with tanh
+    between them; where `scores_with` is "own"."""
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
     image_processor = ""
-    """Class of transformers that makes pixels of pictures, where the files do not say how in another way."""
+    """Class of transformers that makes pixels of pictures, where the files do not say how in another way; empty for the
+    one that the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
     kept_float32: tuple[str, ...] = ()
@@ -320,9 +333,8 @@ class Adapter(ABC):
     def canonical(self, stored: str) -> str | None:
         """Canonical name of a tensor in a checkpoint file; None for one that carries no information."""
 
-    @staticmethod
     @abstractmethod
-    def carried(name: str) -> bool:
+    def carried(self, name: str) -> bool:
         """Whether a tensor outside `tower` and `head` is a known part of the checkpoint (such as a text tower)."""
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
@@ -370,7 +382,7 @@ class Adapter(ABC):
     def transposed(self) -> frozenset[str]:
         """Names of weights of linear maps that are stored `[inputs, outputs]`."""
         return frozenset(
-            f"{block.name}.{name}.weight"
+            f"{block.stored(name)}.weight"
             for block in self.blocks()
             for name, module in block.linears.items()
             if is_transposed(module)
@@ -383,9 +395,8 @@ class Adapter(ABC):
         for stage in self.stages:
             for block in stage.blocks:
                 norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
-                known = tuple(f"{name}." for name in (*block.linears, *norms))
-                inside = len(block.name) + 1
-                found += [name for name in block.names if not name[inside:].startswith(known)]
+                known = tuple(f"{block.stored(name)}." for name in (*block.linears, *norms))
+                found += [name for name in block.names if not name.startswith(known)]
         return found
 
     def parts(self) -> list[str]:

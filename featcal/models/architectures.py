@@ -12,6 +12,7 @@ import torch
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter
 from featcal.models.decoder_facts import FACTS, DecoderFacts
+from featcal.models.encoder_facts import ENCODERS, EncoderFacts
 
 
 def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
@@ -29,6 +30,8 @@ def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch
     architecture = architecture_for(config, label)
     try:
         return architecture(config, names, device)
+    except InputError as error:
+        raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error
     except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
         what = " ".join(str(error).split())
         kind = config.get("model_type")
@@ -43,16 +46,16 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
             transformers does not have.
     """
     kind = config.get("model_type")
+    if kind is None and "architecture" in config and ("pretrained_cfg" in config or "num_classes" in config):
+        kind = "timm"
     if kind in _HOMES:
         module, name = _HOMES[kind]
         adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
         return adapter
-    if kind in _DECODERS:
-        return _decoder(_DECODERS[kind], label)
+    if kind in _TOLD:
+        return _told(_TOLD[kind], label)
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
-    elif "pretrained_cfg" in config or "num_classes" in config:
-        what = f"a model of timm ('{config.get('architecture')}'), which is not supported"
     else:
         what = "its config.json names no model_type, so it is no model of transformers"
     raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
@@ -60,7 +63,7 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
 
 def supported() -> list[str]:
     """Every `model_type` that featcal reads, registered ones included."""
-    return [*_HOMES, *_DECODERS]
+    return [*_HOMES, *_TOLD]
 
 
 def register_decoder(facts: DecoderFacts) -> None:
@@ -70,19 +73,36 @@ def register_decoder(facts: DecoderFacts) -> None:
     Raises:
         InputError: a `model_type` that an adapter of featcal's own has.
     """
-    if facts.model_type in {*_HOMES, *(one.model_type for one in FACTS)}:
+    _register(facts)
+
+
+def register_encoder(facts: EncoderFacts) -> None:
+    """The same of an encoder with a classification head.
+
+    Raises:
+        InputError: as `register_decoder`.
+    """
+    _register(facts)
+
+
+def _register(facts: DecoderFacts | EncoderFacts) -> None:
+    if facts.model_type in {*_HOMES, *(one.model_type for one in _OWN)}:
         raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
-    _DECODERS[facts.model_type] = facts
+    _TOLD[facts.model_type] = facts
 
 
 @cache
-def _adapter_of(facts: DecoderFacts) -> type[Adapter]:
+def _adapter_of(facts: DecoderFacts | EncoderFacts) -> type[Adapter]:
+    if isinstance(facts, EncoderFacts):
+        from featcal.models.encoder import encoder_of
+
+        return encoder_of(facts)
     from featcal.models.decoder import adapter_of
 
     return adapter_of(facts)
 
 
-def _decoder(facts: DecoderFacts, label: str) -> type[Adapter]:
+def _told(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:
     try:
         return _adapter_of(facts)
     except AttributeError as error:
@@ -96,14 +116,16 @@ _HOMES = {
     "clip_vision_model": ("clip", "ClipVision"),
     "open_clip": ("open_clip", "OpenClip"),
     "t5": ("t5", "T5"),
+    "timm": ("timm_vit", "TimmVit"),
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
 
-_DECODERS = {facts.model_type: facts for facts in FACTS}
-"""`model_type` → facts of a decoder-only architecture."""
+_OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS)
+_TOLD = {facts.model_type: facts for facts in _OWN}
+"""`model_type` → facts of a decoder-only architecture or of an encoder."""
 
 _TELLING = (
-    ("experts", "a mixture of experts, whose experts are one tensor of three dimensions"),
+    ("experts", "a mixture of experts, and only linear maps that every token passes are calibrated"),
     ("vision_config", "a model of pictures and text"),
     ("audio_config", "a model of sound and text"),
     ("mamba", "a model with state-space layers"),
@@ -112,12 +134,24 @@ _TELLING = (
     ("linear_attention", "a model with layers of linear attention"),
     ("linear_conv_kernel", "a model with layers of linear attention"),
     ("conv_L_cache", "a model with layers of short convolutions"),
+    ("lru_width", "a model with recurrent layers"),
+    ("rescale_every", "a model with recurrent layers"),
 )
 """Parts of names in a `config.json`, and what a model is that has them."""
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """What keeps a model out whose architecture is in no table, as far as its configuration shows it: at most one."""
-    named = [name for name, value in config.items() if value]
+    """What keeps a model out whose architecture is in no table and what shows it, as far as its configuration does: at
+    most one sentence."""
     kinds = [str(one) for one in config.get("layer_types") or ()]
-    return [why for part, why in _TELLING if any(part in name for name in [*named, *kinds])][:1]
+    for part, what in _TELLING:
+        layers = [number for number, kind in enumerate(kinds) if part in kind]
+        if layers:
+            more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+            count = "layer" if len(layers) == 1 else "layers"
+            which = f"{count} {', '.join(map(str, layers[:3]))}{more}: '{kinds[layers[0]]}'"
+            return [f"{what} ({which})"]
+        named = next((name for name, value in config.items() if value and part in name), None)
+        if named is not None:
+            return [f"{what} ('{named}' in its config.json)"]
+    return []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch.func import functional_call
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
-from featcal.models.decoder_facts import SETTINGS, DecoderFacts, DecoderPart
+from featcal.models.decoder_facts import SETTINGS, DecoderFacts
 from featcal.models.generation import Generator
 from featcal.models.language import (
     LanguageModel,
@@ -29,6 +27,7 @@ from featcal.models.language import (
     random_tokens,
     without_cache,
 )
+from featcal.models.residual import part_of, sharing_of, sublayers_of
 from featcal.models.standing_in import capture_calls
 
 _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
@@ -81,26 +80,14 @@ class DecoderStage(Stage):
         return masked(call.hidden, inputs.get("attention_mask"))
 
     def part(self, module: str) -> str:
-        found = (part.name for part in self._facts.parts if module.startswith(f"{part.module}."))
-        return next(found, "block")
+        return part_of(self._facts.parts, module)
 
     def sharing(self, index: int) -> Sequence[Sequence[str]]:
-        linears = self.blocks[index].linears
-        shared = [names for names in self._facts.shared if set(names) <= linears.keys()]
-        together = {name for names in shared for name in names}
-        return [*shared, *((name,) for name in linears if name not in together)]
+        return sharing_of(self._facts.shared, self.blocks[index])
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """As the facts have them: state + post_norm(module(norm(state)))."""
-        return {part.name: partial(self._through, block, tensors, part) for part in self._facts.parts}
-
-    def _through(self, block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:
-        run = partial(block.run_part, tensors)
-        given = run(part.norm, call.hidden) if part.norm else call.hidden
-        known = _named(block.module, call.at(block.name))
-        output = run(part.module, given, **_taken(block.module.get_submodule(part.module), known))
-        added = output[0] if isinstance(output, tuple) else output
-        return call.on(call.hidden + (run(part.post_norm, added) if part.post_norm else added))
+        """As the facts have them."""
+        return sublayers_of(self._facts.parts, block, tensors)
 
 
 class Decoder(LanguageModel):
@@ -273,21 +260,3 @@ def ropes(config: Any) -> list[Mapping[str, Any]]:
     """Every set of rotary settings that a configuration has: none, one, or one per kind of block."""
     stated = getattr(config, "rope_parameters", None) or {}
     return [stated] if "rope_type" in stated else [one for one in stated.values() if one]
-
-
-def _named(module: nn.Module, call: Call) -> dict[str, Any]:
-    """What a block is given beside its state, by the names that its own forward has for it."""
-    bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
-    found = dict(bound.arguments)
-    rest = [p.name for p in bound.signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
-    found |= {name: value for one in rest for name, value in found.pop(one, {}).items()}
-    found.pop(next(iter(bound.signature.parameters)))
-    return found
-
-
-def _taken(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these arguments, those that a module of the block takes."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-        return dict(given)
-    return {one.name: given[one.name] for one in parameters if one.name in given}

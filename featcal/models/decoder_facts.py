@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """One residual part of a block: state + post_norm(module(norm(state)))."""
+    """One residual part of a block: state + post_norm(module(norm(state))), or joined(module(norm(state)), state)."""
 
     name: str
     """As tables have it: "attention" or "mlp"."""
@@ -22,8 +22,11 @@ class DecoderPart:
     norm: str = ""
     """The norm in front of the module; empty where there is none."""
     post_norm: str = ""
-    """The norm on what the module gives, before that enters the stream. The output of the module's last map is then not
-    what is added to the stream, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
+    """The norm, or the scale, on what the module gives, before that enters the stream. The output of the module's last
+    map is then not what is added, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
+    joined: str = ""
+    """The module that makes the next state of what the module gives and of the state, where the sum is inside it
+    (BERT's norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
 
 
 PRE_NORM = (

@@ -107,9 +107,9 @@ def _vocabulary(
         return [], ""
     own, base = found[names[0]].shape[0], expected[names[0]][0]
     remedy = (
-        f"'vocabulary: base' in the suite file leaves out the last {own - base} rows"
+        f"'vocabulary: base' in the suite file leaves out the last {own - base} rows, from row {base} on"
         if own > base
-        else "it lacks tokens of the base; give a model with the base's vocabulary"
+        else f"it lacks the base's rows from {own} on; give a model with the base's vocabulary"
     )
     return names, f"vocabulary of {own} rows, the base has {base} ({some(names)}); {remedy}"
 

@@ -55,17 +55,7 @@ class LanguageModel(Adapter):
         return sum(inputs[name].numel() for name in ("input_ids", "labels") if name in inputs)
 
     def misfit(self, inputs: Batch) -> str | None:
-        ids = inputs.get("input_ids")
-        if ids is None:
-            return "no input_ids; a language model takes text"
-        rows = self.shapes()[self.vocabulary[0]][0]
-        largest = max(int(tensor.max()) for name, tensor in inputs.items() if name in ("input_ids", "labels"))
-        if largest >= rows or int(ids.min()) < 0:
-            return f"token ids reach from {int(ids.min())} to {largest}, the vocabulary has {rows} rows"
-        mask = inputs.get("attention_mask")
-        if mask is not None and not bool((mask[:, :-1] >= mask[:, 1:]).all() and mask[:, 0].all()):
-            return "the attention mask must be 1 on the tokens and 0 on padding to their right"
-        return None
+        return unreadable(inputs, self.shapes()[self.vocabulary[0]][0])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
@@ -73,6 +63,20 @@ class LanguageModel(Adapter):
     @staticmethod
     def carried(name: str) -> bool:
         return False
+
+
+def unreadable(inputs: Batch, rows: int) -> str | None:
+    """Why a model with a vocabulary of `rows` tokens does not take these inputs; None if it does."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return "no input_ids; a language model takes text"
+    largest = max(int(tensor.max()) for name, tensor in inputs.items() if name in ("input_ids", "labels"))
+    if largest >= rows or int(ids.min()) < 0:
+        return f"token ids reach from {int(ids.min())} to {largest}, the vocabulary has {rows} rows"
+    mask = inputs.get("attention_mask")
+    if mask is not None and not bool((mask[:, :-1] >= mask[:, 1:]).all() and mask[:, 0].all()):
+        return "the attention mask must be 1 on the tokens and 0 on padding to their right"
+    return None
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:

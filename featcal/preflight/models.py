@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +13,10 @@ from featcal.family import Family, open_checked, open_family
 from featcal.formats.checkpoint import HUB_ID
 from featcal.formats.located import Located
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
-from featcal.jsons import read_json
 from featcal.models.adapter import Adapter
 from featcal.models.architectures import adapter_for
 from featcal.preflight.places import Places
+from featcal.preflight.tokenizers import tokenizer_disagreement
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 from featcal.words import some
@@ -167,46 +165,3 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
 
 def _repo(ref: str) -> str:
     return ref.partition("@")[0]
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """How two tokenizers differ."""
-
-    sentence: str
-    changed: bool
-    """Whether a token of the base has another id or is not there: the model would read other words."""
-
-
-def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
-    """How the tokenizer beside a model differs from the base's; None if it does not, or has none."""
-    own, theirs = (_read(folder / "tokenizer.json") for folder in (base, other))
-    if base == other or own is None or theirs is None or own == theirs:
-        return None
-    a, b = _vocabulary(own), _vocabulary(theirs)
-    changed = [token for token in a if b.get(token) != a[token]]
-    added = len(b.keys() - a.keys())
-    if changed:
-        first = sorted(changed, key=a.__getitem__)[:3]
-        examples = ", ".join(f"'{one}' is {a[one]} in the base and {b.get(one, 'missing')} here" for one in first)
-        return Disagreement(f"its tokenizer differs in {len(changed)} of the base's {len(a)} tokens ({examples})", True)
-    if added:
-        return Disagreement(f"its tokenizer has {added} tokens that the base's does not have", False)
-    if any(own.get(part) != theirs.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "model")):
-        return Disagreement("its tokenizer has the base's tokens but cuts text by other rules", False)
-    return None
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(file)
-    except InputError:
-        return None
-
-
-def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token → id, of every kind of model that a `tokenizer.json` may hold."""
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, list):
-        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}

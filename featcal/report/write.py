@@ -48,7 +48,7 @@ def write_report(
     Raises:
         InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
     """
-    beside = _free(out)
+    beside = free(out)
     asked = Asked(session, reference, called(models, session), on or View())
     notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
     content = gather(asked, progress)
@@ -80,8 +80,11 @@ def report_command(reference: str, names: Sequence[str], on: View, out: str = "r
     return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", out])
 
 
-def _free(out: Path) -> Path | None:
+def free(out: Path, *more: Path) -> Path | None:
     """The folder of the figures that go beside the file; None where they are in it.
+
+    Args:
+        more: other files that are to be written with it.
 
     Raises:
         InputError: another ending, or a place that is taken or not there.
@@ -91,7 +94,7 @@ def _free(out: Path) -> Path | None:
     if not out.parent.is_dir():
         raise InputError(f"{out.parent} is no folder; make it first")
     beside = out.with_name(f"{out.stem}-figures") if out.suffix == ".md" else None
-    for place in (out, beside):
+    for place in (out, beside, *more):
         if place is not None and place.exists():
             raise InputError(f"{place} is there already; choose another name or remove it")
     return beside

@@ -14,9 +14,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "tensors": ("key", "labels", "mask"),
     "arrays": ("split",),
     "imagefolder": ("label",),
-    "parquet": ("split", "image", "label", "input", "target", "targets"),
-    "jsonl": ("split", "label", "input", "target", "targets"),
-    "hub": ("config", "split", "revision", "image", "label", "input", "target", "targets"),
+    "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
+    "jsonl": ("split", "label", "input", "pair", "target", "targets"),
+    "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
     "self_generated": (),
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
@@ -85,7 +85,7 @@ class Source(Strict):
 
     key: str | None = None
     labels: str | None = None
-    """Tensor of class indices `[n]`; for token ids, of target token ids `[n, U]` with -100 as padding."""
+    """Tensor of class indices `[n]`, or for token ids of target token ids `[n, U]` with -100 as padding."""
     mask: str | None = None
     """Tensor `[n, T]`, 1 on tokens and 0 on padding; needed where there is padding."""
     split: str | None = None
@@ -96,9 +96,13 @@ class Source(Strict):
     image: str | None = None
     """Column of pictures, "image" when left out."""
     label: str | None = None
-    """Column of class indices or class names, "label" when left out."""
+    """Column of class indices or class names, "label" when left out. Of text it names the classes of a classifier, or
+    what `targets` answer."""
     input: str | None = None
     """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
+    pair: str | None = None
+    """Template of the second text, where an encoder with a classifier reads two: `input: "{premise}"`,
+    `pair: "{hypothesis}"`."""
     target: str | None = None
     """Template of the right answer."""
     targets: tuple[str, ...] | dict[int | str, str] | None = None
@@ -116,7 +120,7 @@ class Source(Strict):
             raise ValueError("put words such as 'yes' and 'no' in quotes: bare, YAML reads them as true and false")
         return targets
 
-    @field_validator("input", "target")
+    @field_validator("input", "pair", "target")
     @classmethod
     def _readable_template(cls, template: str | None) -> str | None:
         if template is not None and not template_fields(template):
@@ -151,8 +155,10 @@ class Source(Strict):
             raise ValueError("'input' makes a source text and 'image' makes it pictures; give one of them")
         if self.target is not None and self.targets is not None:
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
-        if self.input is not None and self.label is not None and self.targets is None:
-            raise ValueError("the 'label' of text needs 'targets', the answer for every label")
+        if self.target is not None and self.label is not None:
+            raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
+        if self.pair is not None and (self.input is None or self.target is not None or self.targets is not None):
+            raise ValueError("'pair' is the second text of a classifier: it goes with 'input', and without answers")
         return self
 
     @model_validator(mode="after")
@@ -171,6 +177,11 @@ class Source(Strict):
     def pictures(self) -> bool:
         """Whether it holds pictures as people see them, so far as the suite file says."""
         return not any((self.tensors, self.jsonl, self.input, self.self_generated))
+
+    @property
+    def classified(self) -> bool:
+        """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
+        return self.input is not None and self.label is not None and self.targets is None
 
     @property
     def kind(self) -> str:

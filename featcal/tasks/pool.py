@@ -15,10 +15,12 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TextExample:
-    """What a language model reads, and what it should answer (None where the source does not say)."""
+    """What a model reads, and what it should answer (None where the source does not say)."""
 
     input: str
     target: str | None
+    pair: str | None = None
+    """The second text, where a model reads two."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Pool:
 
     size: int
     labels: NDArray[np.integer] | None
-    """`[size]` class indices of pictures, or None."""
+    """`[size]` class indices, or None."""
     class_names: tuple[str, ...] | None
     images: Callable[[Sequence[int]], list[Image]] | None = None
     """Pictures as they are stored."""

@@ -1,4 +1,4 @@
-"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders and decoders."""
+"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders, decoders and encoders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from torch.nn.utils.rnn import pad_sequence
 from featcal.errors import InputError
 from featcal.formats.checkpoint import HUB_FILES, read_config
 from featcal.formats.located import Pictures
-from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings
+from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.language import IGNORED
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.pool import Image, Pool, TextExample
 
-Modality = Literal["pixels", "seq2seq", "causal"]
+Modality = Literal["pixels", "seq2seq", "causal", "text"]
+"""What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
 """What an architecture reads: pictures, input and answer apart, or one text that goes on."""
 Written = Callable[[str], Pool]
 """Task → the text that its expert writes."""
 BACKEND = "torchvision"
 """What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
+PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
+"""Image processors of transformers that a base's settings may name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -45,7 +48,7 @@ class Preparation:
     """The base's, which has its image processor or tokenizer."""
     modality: Modality
     image_processor: str = ""
-    """Class of transformers that makes pixels of pictures by the settings in `folder`."""
+    """Class of transformers that makes pixels of pictures by the settings in `folder`; empty for the one they name."""
     pictures: Pictures | None = None
     """What makes pixels of pictures in its place."""
     written: Written | None = None
@@ -144,6 +147,29 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
     return Prepared(prepared, truncated)
 
 
+def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
+    """Texts, or pairs of texts, → inputs of an encoder, by the tokenizer in `folder` as it encodes and cuts them.
+
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` where the
+    tokenizer tells the texts of a pair. Of a pair the longer text loses its end.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    texts = [example.input for example in examples]
+    pairs = [example.pair for example in examples if example.pair is not None] or None
+    options = {"padding": False, "verbose": False}
+    encoded = tokenizer(texts, pairs, truncation=False, **options)
+    truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
+    if truncated:
+        encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
+    prepared = _padded([list(ids) for ids in encoded["input_ids"]], tokenizer)
+    if "token_type_ids" in encoded:
+        prepared["token_type_ids"] = stacked([list(types) for types in encoded["token_type_ids"]], 0)
+    return Prepared(prepared, truncated)
+
+
 def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
     """Token ids of what a model is to answer: for an encoder-decoder a whole text, for a decoder one that goes on.
 
@@ -166,7 +192,7 @@ def start_token(folder: Path) -> int | None:
 
 
 def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
-    """Token ids from a file → the inputs that `prepare_seq2seq` or `prepare_causal` make.
+    """Token ids from a file → the inputs that `prepare_seq2seq`, `prepare_causal` or `prepare_text` make.
 
     Args:
         tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 if left out) and `labels`: for an
@@ -187,6 +213,9 @@ def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modalit
     inputs = {"input_ids": ids, "attention_mask": mask}
     if modality == "seq2seq":
         inputs["labels"] = _checked_targets(labels)
+    elif modality == "text":
+        if labels is not None:
+            raise InputError(f"'labels' of a classifier are one class per text [n], not {list(labels.shape)}")
     else:
         inputs["completion_mask"] = mask if labels is None else _completion(ids, mask, labels)
     return Prepared(inputs)
@@ -254,18 +283,29 @@ def _settings(folder: Path) -> tuple[FileStamp, ...]:
     return tuple(one for file in files for one in stamps(file))
 
 
+def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
+    """The class that settings name, one of `PROCESSORS`; older names of it are understood."""
+    named = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "nothing")
+    kind = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    if kind not in PROCESSORS:
+        raise InputError(f"base: {file} names the image processor '{named}'; featcal takes {', '.join(PROCESSORS)}")
+    return kind
+
+
 @lru_cache(maxsize=8)
 def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
     import transformers
 
-    found = image_processor_settings(folder)
+    found, timm = image_processor_settings(folder), timm_settings(folder)
+    if found is None and timm is not None:
+        return transformers.CLIPImageProcessor(**timm)
     if found is None:
         raise InputError(
             f"base: {folder} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a 'tensors' "
             "source"
         )
     try:
-        processor = getattr(transformers, kind).from_pretrained(folder)
+        processor = getattr(transformers, kind or _named_processor(*found)).from_pretrained(folder)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"base: {found[0]} is not a usable image processor ({error})") from error
     backend = getattr(processor, "backend", "unknown")

@@ -59,10 +59,11 @@ def _there(table: Table) -> str:
 
 
 def _texts(table: Table, source: Source, rows: Rows) -> Pool:
-    template, target = str(source.input), source.target
+    template, target, pair = str(source.input), source.target, source.pair
     answers = _answers(source)
     label = source.label or "label"
     needed = {"'input'": template_fields(template), "'target'": template_fields(target or "")}
+    needed["'pair'"] = template_fields(pair or "")
     needed["'targets'"] = (label,) if answers else ()
     for option, fields in needed.items():
         _require(table, fields, option)
@@ -70,11 +71,15 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
 
     def example(row: Mapping[str, Any]) -> TextExample:
         if answers is None:
-            return TextExample(fill(template, row), None if target is None else fill(target, row))
+            return TextExample(
+                fill(template, row),
+                None if target is None else fill(target, row),
+                None if pair is None else fill(pair, row),
+            )
         if isinstance(row[label], dict | list) or row[label] not in answers:
             known = ", ".join(map(repr, answers))
             raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
-        return TextExample(fill(template, row), answers[row[label]])
+        return TextExample(fill(template, row), answers[row[label]])  # a pair is of a classifier, which has none
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
@@ -86,7 +91,8 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
                 raise InputError(f"{table.place(place)}: {error}") from error
         return examples
 
-    return Pool(len(rows), None, None, texts=texts)
+    labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
+    return Pool(len(rows), labels, names, texts=texts, counted_names=counted)
 
 
 def _answers(source: Source) -> Mapping[Any, str] | None:
@@ -110,13 +116,8 @@ def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
     column = source.image or "image"
     _require(table, [column], "a source of pictures")
     labels, names, counted = None, None, False
-    if source.label is not None:
-        _require(table, [source.label], "'label'")
-    if (label := source.label or "label") in table.columns:
-        values = table.column(label)
-        labels, names = numbered([values[row] for row in rows], f"column '{label}'")
-        counted = names is not None
-        names = table.class_names(label) or names
+    if source.label is not None or "label" in table.columns:
+        labels, names, counted = _labels(table, source.label or "label", rows)
 
     def images(wanted: Sequence[int]) -> list[Image]:
         chosen = [int(rows[index]) for index in wanted]
@@ -124,6 +125,14 @@ def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
         return [_decoded(row[column], table.place(place)) for place, row in zip(chosen, cells, strict=True)]
 
     return Pool(len(rows), labels, names, images, counted_names=counted)
+
+
+def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
+    """Class indices of some rows, the names of the classes, and whether the names alone are what was counted."""
+    _require(table, [column], "'label'")
+    values = table.column(column)
+    labels, names = numbered([values[row] for row in rows], f"column '{column}'")
+    return labels, table.class_names(column) or names, names is not None
 
 
 def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:

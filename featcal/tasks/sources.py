@@ -27,7 +27,15 @@ from featcal.tasks.corruptions import corrupted
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
-from featcal.tasks.prepare import Preparation, Prepared, Written, prepare_causal, prepare_seq2seq, prepare_tokens
+from featcal.tasks.prepare import (
+    Preparation,
+    Prepared,
+    Written,
+    prepare_causal,
+    prepare_seq2seq,
+    prepare_text,
+    prepare_tokens,
+)
 from featcal.tasks.records import table_pool
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
@@ -46,7 +54,8 @@ class Samples:
     split: str
     inputs: Mapping[str, Tensor]
     """Keyword inputs of the model. Pictures: `pixel_values` `[n, 3, H, W]` float32. Text: `input_ids`,
-    `attention_mask` `[n, T]` and `labels` `[n, U]` or `completion_mask` `[n, T]`, int64."""
+    `attention_mask` `[n, T]` and, where they apply, `labels` `[n, U]`, `completion_mask` or `token_type_ids` `[n, T]`,
+    int64."""
     labels: Tensor | None
     """`[n]` int64 class indices, or None where the source has none."""
     indices: tuple[int, ...]
@@ -114,7 +123,8 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     with _named(label):
         if pool.is_text:
             texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
-            return Samples(task, split, {}, None, indices, None, None, texts, targets, total=len(indices))
+            labels, names = _classes(pool, indices, spec.classes)
+            return Samples(task, split, {}, labels, indices, names, None, texts, targets, total=len(indices))
         labels, names = _classes(pool, indices, spec.classes)
     images = None if pool.images is None else _Pictures(pool.images, indices)
     return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
@@ -155,24 +165,28 @@ def _draw_text(
     spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
 ) -> Samples:
     folder, modality = preparation.folder, preparation.modality
+    labels, names = _classes(pool, indices, spec.classes)
     examples = None if pool.texts is None else pool.texts(indices)
     texts, targets = _words(examples) if examples is not None else (None, None)
     if pool.tokens is not None:
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
-        return Samples(*name, inputs, None, indices, None, None, texts, targets)
+        return Samples(*name, inputs, labels, indices, names, None, texts, targets)
     assert examples is not None
     made: Prepared
     if modality == "seq2seq":
         made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
+    elif modality == "text":
+        made = prepare_text(examples, folder, spec.max_length)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
-    return Samples(*name, made.inputs, None, indices, None, None, texts, targets, made.truncated)
+    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, made.truncated)
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """What the model reads, and the right answers where there are any."""
     targets = tuple(example.target for example in examples if example.target is not None)
-    return tuple(example.input for example in examples), targets or None
+    read = (example.input if example.pair is None else f"{example.input}\n{example.pair}" for example in examples)
+    return tuple(read), targets or None
 
 
 def _classes(

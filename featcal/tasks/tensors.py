@@ -14,7 +14,8 @@ from featcal.words import did_you_mean
 
 
 def tensors(file: Path, source: Source) -> Pool:
-    """Pictures `[n, 3, H, W]` (floating-point) with class indices, or token ids `[n, T]` with mask and target ids.
+    """Pictures `[n, 3, H, W]` (floating-point) with class indices, or token ids `[n, T]` with mask and target ids or
+    class indices.
 
     Raises:
         InputError: an unreadable file, a tensor that is not there, or shapes that do not belong together.
@@ -53,6 +54,8 @@ def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
 def _tokens(found: Mapping[str, Tensor], names: Mapping[str, str | None]) -> Pool:
     inputs = {"key": "input_ids", "mask": "attention_mask", "labels": "labels"}
     ids = found["key"]
+    classes = found["labels"].numpy() if "labels" in found and found["labels"].ndim == 1 else None
+    found = {option: tensor for option, tensor in found.items() if option != "labels" or classes is None}
     for option, tensor in found.items():
         if tensor.ndim != 2 or len(tensor) != len(ids) or tensor.is_floating_point() or tensor.is_complex():
             raise InputError(
@@ -64,4 +67,4 @@ def _tokens(found: Mapping[str, Tensor], names: Mapping[str, str | None]) -> Poo
     def tokens(wanted: Sequence[int]) -> dict[str, Tensor]:
         return {inputs[option]: tensor[list(wanted)].long() for option, tensor in found.items()}
 
-    return Pool(len(ids), None, None, tokens=tokens)
+    return Pool(len(ids), classes, None, tokens=tokens)

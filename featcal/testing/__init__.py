@@ -1,4 +1,4 @@
-"""Is an architecture told truly? Tests of any decoder-only model, in one call.
+"""Is an architecture told truly? Tests of any decoder-only model, or of any encoder with a head, in one call.
 
 `check_adapter(model, facts)` writes a base, two experts near it and a merged model, all with the shapes of a tiny
 `model` of the library with random weights, and holds what featcal makes of them against the library's own forward and
@@ -12,13 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.models.architectures import register_decoder
-from featcal.models.decoder_facts import FACTS, DecoderFacts
+from featcal.models.architectures import register_decoder, register_encoder
+from featcal.models.decoder_facts import FACTS
+from featcal.models.encoder_facts import ENCODERS, EncoderFacts
 from featcal.testing.checks import CHECKS
-from featcal.testing.trial import write_trial
+from featcal.testing.trial import Facts, write_trial
 
 
-def check_adapter(model: Any, facts: DecoderFacts) -> Mapping[str, Mapping[str, float]]:
+def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]:
     """Register the facts, if they are not featcal's own, and apply every check of `CHECKS`.
 
     Args:
@@ -34,7 +35,10 @@ def check_adapter(model: Any, facts: DecoderFacts) -> Mapping[str, Mapping[str, 
         AssertionError: the first check that fails; says what was found.
         InputError: as everything in featcal: facts that do not describe the model.
     """
-    if facts not in FACTS:
+    if isinstance(facts, EncoderFacts):
+        if facts not in ENCODERS:
+            register_encoder(facts)
+    elif facts not in FACTS:
         register_decoder(facts)
     with TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))

@@ -14,10 +14,8 @@ from torch import Tensor
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import REFINED, CalibrationConfig, idle_options
 from featcal.formats.pretrained import load_pretrained
-from featcal.formats.weights import Weights
 from featcal.measure import measure_drift
 from featcal.models.adapter import Call, walking
-from featcal.models.features import final_features
 from featcal.models.lane import through
 from featcal.testing.reference import refine
 from featcal.testing.trial import TASKS, Trial
@@ -28,7 +26,7 @@ CLOSE = 1e-4
 
 
 def replay(trial: Trial) -> Measured:
-    """Block by block on padded batches, every state and the scores of the next token are the library's own forward's.
+    """Block by block on padded batches, every state and the scores are those of the library's own forward.
 
     The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows; in
     float32, since in float64 that attention gives NaN under padding which looks nowhere.
@@ -37,23 +35,21 @@ def replay(trial: Trial) -> Measured:
     (stage,) = family.adapter.stages
     for folder, model in {"base": family.base, f"experts/{TASKS[0]}": family.experts[TASKS[0]]}.items():
         library, inputs = trial.library(folder, torch.float32), trial.padded(TASKS[1])
-        states, scores = _library_states(library, trial.blocks, inputs)
+        states, scores = _library_states(trial, library, inputs)
         place = family.compute.place
         with walking(family.adapter):
             call: Call = stage.first_call(place(model.read(stage.outer)), inputs, None)
             for block in stage.blocks:
                 call = through(stage, block, block.local(place(model.read(block.names))), call)
-                apart = stage.state(call, inputs) - stage.state(call.on(states[block.name]), inputs)
+                apart = stage.state(call, inputs) - stage.state(call.on(states[block.path]), inputs)
                 found[block.name].append(float(apart.norm() / stage.state(call, inputs).norm()))
-            features = final_features(family.adapter, model, {}, [inputs], family.compute)
-        ours = family.adapter.output(place(model.read(family.adapter.scoring)), features)
-        found["scores"].append(_apart(ours, scores))
+        found["scores"].append(_apart(trial.scored(model, inputs), scores))
     return _require(found, CLOSE, "replayed states differ from the library's own forward")
 
 
 @torch.no_grad()
-def _library_states(model: Any, blocks: list[str], inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """The state after every block, and the scores at the last token of every text."""
+def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The state after every block, and the scores of every sample."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -62,11 +58,11 @@ def _library_states(model: Any, blocks: list[str], inputs: Mapping[str, Tensor])
 
         return hook
 
-    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in blocks]
-    logits = model(**inputs, use_cache=False).logits
+    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in trial.blocks]
+    scores = trial.scores(model, inputs)
     for handle in handles:
         handle.remove()
-    return seen, logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
+    return seen, scores
 
 
 def paper(trial: Trial) -> Measured:
@@ -90,7 +86,8 @@ def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
 
 def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
     samples = {task: trial.alone(task) for task in TASKS}
-    theirs = refine(trial.models, trial.experts, samples, trial.pieces(config), trial.options(config))
+    weights, pieces = trial.token_weights(config), trial.pieces(config)
+    theirs = trial.canonical(refine(trial.models, trial.experts, samples, pieces, trial.options(config), weights))
     tower = trial.family.adapter.tower
     ours = calibrate(trial.family, config).weights.read(tower)
     merged = trial.family.merged.read(tower)
@@ -148,27 +145,23 @@ def repair(trial: Trial) -> Measured:
     _hold(not lost, f"the library does not load every tensor of the written folder: {lost}")
     inputs = family.adapter.probe()
     with torch.no_grad():
-        scores = model(**inputs, use_cache=False).logits[:, -1]
-    theirs = family.adapter.output(*_of_written(trial, out, inputs))
-    own, origin = _dtypes(out), _dtypes(trial.root / "merged")
-    _hold(own == origin, f"names or dtypes changed: {sorted(set(own.items()) ^ set(origin.items()))[:4]}")
+        scores = trial.scores(model, inputs)
+    theirs = trial.scored(family.model(str(out)), inputs)
+    own, origin = (_dtypes(trial, folder) for folder in (out, trial.root / "merged"))
+    _hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
     _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
     found = {"outputs": [_apart(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
 
-def _of_written(trial: Trial, out: Any, inputs: Any) -> tuple[dict[str, Tensor], Tensor]:
-    model: Weights = trial.family.model(str(out))
-    adapter, compute = trial.family.adapter, trial.family.compute
-    return compute.place(model.read(adapter.scoring)), final_features(adapter, model, {}, [inputs], compute)
-
-
-def _dtypes(folder: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
+    """By canonical name: where files leave a prefix out, what is written has it."""
+    found: dict[str | None, str] = {}
+    canonical = trial.family.adapter.canonical
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as handle:
-            found |= {name: handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+            found |= {canonical(name): handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
     return found
 
 

@@ -16,13 +16,17 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import REFINED, CalibrationConfig
+from featcal.evaluation.heads import stored_head
 from featcal.family import Family, open_family
 from featcal.formats.weights import InMemory, Weights
 from featcal.models.compute import Compute
 from featcal.models.decoder_facts import DecoderFacts, DecoderPart
+from featcal.models.encoder_facts import EncoderFacts
+from featcal.models.features import final_features
 from featcal.suite import load_suite
-from featcal.testing.reference import Options, Piece, Sample, every_token, inputs
+from featcal.testing.reference import Options, Piece, Sample, TokenWeights, every_token, inputs
 
+Facts = DecoderFacts | EncoderFacts
 TASKS = ("left", "right")
 COUNT, LONGEST, SHORTEST = 5, 12, 4
 """Samples of a task; tokens of a text, padding aside."""
@@ -31,9 +35,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Trial:
-    """Base, merged model and two experts near each other, and padded texts of random tokens."""
+    """Base, merged model and two experts near each other, and padded texts of random tokens, or random pixels."""
 
-    facts: DecoderFacts
+    facts: Facts
     root: Path
     model_class: Any
 
@@ -73,21 +77,66 @@ class Trial:
         return {task: self.library(f"experts/{task}") for task in TASKS}
 
     def padded(self, task: str, split: str = "calibration") -> dict[str, Tensor]:
-        """Model inputs of all samples of a task, padded on the right."""
+        """Model inputs of all samples of a task, texts padded on the right."""
         drawn = load_file(self.root / "samples.safetensors")
-        return {"input_ids": drawn[f"{task}.{split}.ids"], "attention_mask": drawn[f"{task}.{split}.mask"]}
+        if f"{task}.{split}.mask" not in drawn:
+            return {"pixel_values": drawn[f"{task}.{split}.samples"]}
+        return {"input_ids": drawn[f"{task}.{split}.samples"], "attention_mask": drawn[f"{task}.{split}.mask"]}
 
     def alone(self, task: str) -> list[Sample]:
         """Every calibration sample by itself, without padding, in the order in which featcal draws them."""
         padded = self.padded(task)
-        ids, mask = padded["input_ids"], padded["attention_mask"]
         order = self.family.samples(task, "calibration", None, CalibrationConfig.seed).indices
+        if "pixel_values" in padded:
+            return [{"pixel_values": padded["pixel_values"][i : i + 1].double()} for i in order]
+        ids, mask = padded["input_ids"], padded["attention_mask"]
         return [{"input_ids": ids[i : i + 1, : int(mask[i].sum())]} for i in order]
 
     @property
     def blocks(self) -> list[str]:
         """Names of all blocks in the library's model."""
-        return [block.name for block in self.family.adapter.blocks()]
+        return [block.path for block in self.family.adapter.blocks()]
+
+    def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of blocks by canonical name, given those by their names in the library's model."""
+        found: dict[str, Tensor] = {}
+        for block in self.family.adapter.blocks():
+            inside = len(block.path) + 1
+            found |= block.canonical({n[inside:]: t for n, t in tensors.items() if n.startswith(f"{block.path}.")})
+        return found
+
+    def scores(self, library: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The library's scores of every sample: of the token behind a text's last, or of classes; the final features
+        where prompts score."""
+        if isinstance(self.facts, EncoderFacts):
+            found = library(**inputs)
+            scores: Tensor = found.pooler_output if self.facts.pooler else found.logits
+            return scores
+        logits: Tensor = library(**inputs, use_cache=False).logits
+        return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
+
+    def scored(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The same by featcal: final features, and the head that lies beside the model's weights."""
+        adapter, compute = self.family.adapter, self.family.compute
+        features = final_features(adapter, model, {}, [inputs], compute)
+        if isinstance(self.facts, EncoderFacts):
+            head = stored_head(model, adapter.classifier, ()) if adapter.classifier else None
+            return features if head is None else head.scores(features)
+        return adapter.output(compute.place(model.read(adapter.scoring)), features)
+
+    def token_weights(self, config: CalibrationConfig) -> TokenWeights:
+        """How tokens count in a module, for the reference; a sample has no padding."""
+        keys, last = getattr(self.facts, "keys", ()), self.blocks[-1]
+        if not self.family.adapter.class_token:
+            return every_token
+
+        def weights(_: Sample, module: str, tokens: int) -> Tensor:
+            counted = torch.ones(tokens, dtype=torch.float64)
+            if module.startswith(f"{last}.") and module.removeprefix(f"{last}.") not in keys:
+                counted[1:] = config.patch_weight
+            return counted
+
+        return weights
 
     def config(self, **options: Any) -> CalibrationConfig:
         """Options with a ridge that is not tiny; all samples, in batches that do not divide them."""
@@ -101,7 +150,7 @@ class Trial:
         )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
         o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta)
-        return replace(o, norm_offset=self.facts.norm_offset, head_axis=axis)
+        return replace(o, norm_offset=stage.norm_offset, head_axis=axis)
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
         """What is fitted together, in order, with the module that is given the stream which it writes into."""
@@ -116,13 +165,13 @@ class Trial:
         return found
 
 
-def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: DecoderFacts) -> list[Piece]:
+def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -> list[Piece]:
     """Of one residual part: norm, maps that share an input, norms of heads, output map, norm behind it.
 
     Args:
         called: modules of the block with tensors of their own, in the order of their calls.
     """
-    inside = f"{block}.{part.module}."
+    inside = tuple(f"{block}.{own}." for own in (part.module, part.joined) if own)
     within = [name for name in called if name.startswith(inside)]
     pieces: list[Piece] = [([f"{block}.{part.norm}"], None)] if part.norm else []
     together: set[str] = set()
@@ -133,11 +182,11 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: DecoderF
             pieces.append((names, None))
         together |= {*names}
     stream = f"{block}.{part.norm}" if part.norm else within[0]
-    pieces.append((within[-1:], None if part.post_norm else stream))
+    pieces.append((within[-1:], None if part.post_norm or part.joined else stream))
     return [*pieces, *([([f"{block}.{part.post_norm}"], None)] if part.post_norm else [])]
 
 
-def write_trial(model: Any, facts: DecoderFacts, root: Path, dtype: torch.dtype = torch.float32) -> Trial:
+def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch.float32) -> Trial:
     """Write a suite folder of models near each other.
 
     Args:
@@ -147,8 +196,7 @@ def write_trial(model: Any, facts: DecoderFacts, root: Path, dtype: torch.dtype 
     base = deepcopy(model).float()
     generator = torch.Generator().manual_seed(3)
     _scatter(base, facts, generator)
-    rows = base.get_submodule(f"{facts.stack}.{facts.embedding}").weight.shape[0]
-    experts = {task: _near(base, generator) for task in TASKS}
+    experts = {task: _near(base, facts, generator) for task in TASKS}
     merged = deepcopy(base)
     with torch.no_grad():
         for name, parameter in merged.named_parameters():
@@ -160,16 +208,27 @@ def write_trial(model: Any, facts: DecoderFacts, root: Path, dtype: torch.dtype 
     for task in TASKS:
         tasks[task] = {"expert": f"experts/{task}"}
         for split in ("calibration", "test"):
-            mask = torch.arange(LONGEST) < _lengths(generator)
-            ids = torch.randint(3, rows, (COUNT, LONGEST), generator=generator) * mask
-            samples |= {f"{task}.{split}.ids": ids, f"{task}.{split}.mask": mask.long()}
-            tasks[task][split] = {
-                "tensors": "samples.safetensors", "key": f"{task}.{split}.ids", "mask": f"{task}.{split}.mask"
-            }  # fmt: skip
+            drawn = _drawn(base, facts, generator)
+            samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}
+            named = {"key" if name == "samples" else name: f"{task}.{split}.{name}" for name in drawn}
+            tasks[task][split] = {"tensors": "samples.safetensors", **named}
     save_file(samples, root / "samples.safetensors")
     content = {"name": f"trial-{facts.model_type}", "base": "base", "merged": "merged", "tasks": tasks}
     (root / "suite.yaml").write_text(yaml.safe_dump(content))
     return Trial(facts, root, type(model))
+
+
+def _drawn(model: Any, facts: Facts, generator: torch.Generator) -> dict[str, Tensor]:
+    """Samples of one split: token ids with the mask of their padding, or pixels; with the labels of a classifier."""
+    labels = {"labels": torch.arange(COUNT) % 2} if isinstance(facts, EncoderFacts) else {}
+    table = facts.table if isinstance(facts, EncoderFacts) else facts.embedding
+    if not table:
+        side = model.config.image_size
+        return {"samples": torch.randn(COUNT, 3, side, side, generator=generator), **labels}
+    rows = model.get_submodule(f"{facts.stack}.{table}").weight.shape[0]
+    mask = torch.arange(LONGEST) < _lengths(generator)
+    ids = torch.randint(3, rows, (COUNT, LONGEST), generator=generator) * mask
+    return {"samples": ids, "mask": mask.long(), **labels}
 
 
 def _lengths(generator: torch.Generator) -> Tensor:
@@ -179,22 +238,27 @@ def _lengths(generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def _scatter(model: Any, facts: DecoderFacts, generator: torch.Generator) -> None:
+def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
     """Random weights of a size that makes every layer matter."""
+    offset = 0.0 if isinstance(facts, EncoderFacts) else facts.norm_offset
+    embedding = "embeddings." if isinstance(facts, EncoderFacts) else facts.embedding
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim == 1:
-            scale = "norm" in name.split(".")[-2] or ".ln_" in name
-            parameter.copy_((1 - facts.norm_offset if scale and name.endswith("weight") else 0) + 0.2 * noise)
+            scale = "norm" in name.split(".")[-2].lower() or ".ln_" in name or name.endswith(("lambda1", ".gamma"))
+            parameter.copy_((1 - offset if scale and not name.endswith("bias") else 0) + 0.2 * noise)
         else:
-            parameter.copy_(noise * (1.0 if facts.embedding in name else 0.3))
+            parameter.copy_(noise * (1.0 if embedding in name else 0.3))
 
 
 @torch.no_grad()
-def _near(base: Any, generator: torch.Generator, distance: float = 0.3) -> Any:
-    """A model whose every tensor is moved by noise of relative size `distance`."""
-    moved = deepcopy(base)
-    for parameter in moved.parameters():
+def _near(base: Any, facts: Facts, generator: torch.Generator) -> Any:
+    """A model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single token, or
+    0.03 in a pooler, which no calibration changes."""
+    encodes, moved = isinstance(facts, EncoderFacts), deepcopy(base)
+    still = f"{facts.pooler}." if isinstance(facts, EncoderFacts) and facts.pooler else None
+    for name, parameter in moved.named_parameters():
+        distance = 0.03 if still and name.startswith(still) else 0.15 if encodes else 0.3
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.add_(distance * noise * parameter.norm() / noise.norm())
     return moved

@@ -1,0 +1,95 @@
+"""How the tokenizers beside two models differ, as far as their files show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.jsons import read_json
+from featcal.words import some
+
+NAMED = 3
+"""Tokens that a sentence names."""
+PIECES = ("tokenizer.model", "spiece.model")
+"""Files of sentencepiece, which say nothing without its library."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """How two tokenizers differ."""
+
+    sentence: str
+    changed: bool
+    """Whether a token of the base has another id or is not there: the model would read other words."""
+
+
+def tokenizer_disagreement(base: Path, other: Path) -> Disagreement | None:
+    """How the tokenizer beside a model differs from the base's, with the first tokens that do; None if it does not, or
+    if there is none.
+
+    Read are `tokenizer.json`, else `vocab.json` with `added_tokens.json`; files of sentencepiece alone are compared
+    byte by byte.
+    """
+    if base == other:
+        return None
+    own, theirs = _tokenizer(base), _tokenizer(other)
+    if own is None or theirs is None:
+        return _pieces(base, other)
+    a, b = _vocabulary(own), _vocabulary(theirs)
+    changed = [token for token in a if b.get(token) != a[token]]
+    added = sorted(b.keys() - a.keys(), key=b.__getitem__)
+    if changed:
+        first = sorted(changed, key=a.__getitem__)[:NAMED]
+        examples = ", ".join(f"'{one}' is {a[one]} in the base and {b.get(one, 'missing')} here" for one in first)
+        return Disagreement(f"its tokenizer differs in {len(changed)} of the base's {len(a)} tokens ({examples})", True)
+    if added:
+        examples = ", ".join(f"'{one}' is {b[one]}" for one in added[:NAMED])
+        count = "one token" if len(added) == 1 else f"{len(added)} tokens"
+        return Disagreement(f"its tokenizer has {count} that the base's does not have ({examples})", False)
+    if any(own.get(part) != theirs.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "model")):
+        return Disagreement("its tokenizer has the base's tokens but cuts text by other rules", False)
+    return None
+
+
+def _tokenizer(folder: Path) -> dict[str, Any] | None:
+    """Content of `tokenizer.json`, or the same of the two files that older tokenizers have in its place."""
+    whole = _read(folder / "tokenizer.json")
+    if whole is not None:
+        return whole
+    vocabulary, added = _read(folder / "vocab.json"), _read(folder / "added_tokens.json") or {}
+    if vocabulary is None:
+        return None
+    return {"model": {"vocab": vocabulary}, "added_tokens": [{"content": one, "id": id} for one, id in added.items()]}
+
+
+def _pieces(base: Path, other: Path) -> Disagreement | None:
+    """Two files of sentencepiece that are not the same."""
+    differ = [
+        name
+        for name in PIECES
+        if (base / name).is_file()
+        and (other / name).is_file()
+        and (base / name).read_bytes() != (other / name).read_bytes()
+    ]
+    if not differ:
+        return None
+    remedy = "which tokens differ shows when both are saved anew with AutoTokenizer, as tokenizer.json"
+    return Disagreement(f"its {some(differ)} is another file than the base's; {remedy}", False)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(file)
+    except InputError:
+        return None
+
+
+def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token → id, of every kind of model that a `tokenizer.json` may hold."""
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):
+        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}}

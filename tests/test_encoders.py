@@ -1,0 +1,457 @@
+"""Encoders with a head of every task's own: what must hold for any architecture, and what is theirs alone: heads,
+classes, pairs of texts, files of the Hub."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file, save_file
+from tiny_encoders import ROWS, VARIANTS, tiny_encoder
+
+from featcal import (
+    CalibrationConfig,
+    InputError,
+    calibrate,
+    evaluate,
+    load_suite,
+    measure_drift,
+    open_family,
+    register_encoder,
+)
+from featcal.calibration.moments import likely_groups
+from featcal.errors import NoScores
+from featcal.evaluation.evaluate import task_features
+from featcal.evaluation.heads import ClassificationHead, PooledHead
+from featcal.evaluation.judges import head_of, shared_heads
+from featcal.models import architectures
+from featcal.models.adapter import walking
+from featcal.models.capture import capture_inputs
+from featcal.preflight import check
+from featcal.testing.checks import CHECKS
+from featcal.testing.trial import TASKS, Trial, write_trial
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    facts, options = VARIANTS[request.param]
+    return write_trial(tiny_encoder(facts, **options), facts, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def classified(trial: Trial) -> Trial:
+    if not trial.facts.classifier:
+        pytest.skip("class prompts score it")
+    return trial
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_must_hold(trial: Trial, name: str) -> None:
+    assert CHECKS[name](trial)
+
+
+@torch.no_grad()
+def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
+    """What estimates count with is what a run finds."""
+    family = trial.family
+    (stage,) = family.adapter.stages
+    place = family.compute.place
+    with walking(family.adapter):
+        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded(TASKS[0]), None)
+        for index, block in enumerate(stage.blocks):
+            with capture_inputs(block.linears) as given:
+                output = block.run(block.local(place(family.base.read(block.names))), call)
+            found = {frozenset(n for n in given if given[n] is given[name]) for name in given}
+            assert {frozenset(names) for names in stage.sharing(index) or ()} == found
+            assert {name for group in likely_groups(stage, index) for name in group.names} == set(block.linears)
+            assert {stage.part(name) for name in block.linears} == {"attention", "mlp"}
+            assert set(trial.facts.keys) <= set(block.linears)
+            call = stage.advance(call, output)
+
+
+def test_every_model_is_scored_by_the_head_of_the_tasks_expert(classified: Trial) -> None:
+    """The merged model's features through an expert's head are what the library gives where that head is put on the
+    merged stack; whatever head the merged model's own folder has."""
+    scores = evaluate(classified.family, "merged", split="test")
+    for task in TASKS:
+        library = classified.library("merged", torch.float32)
+        for name in classified.family.adapter.classifier:
+            library.get_submodule(name).load_state_dict(
+                classified.library(f"experts/{task}").get_submodule(name).state_dict()
+            )
+        said = classified.scores(library, classified.padded(task, "test")).argmax(1)
+        assert scores.tasks[task].metric == "accuracy"
+        assert scores.tasks[task].predictions.equal(said)
+        assert scores.tasks[task].value == float((said == torch.arange(5) % 2).double().mean())
+
+
+def test_propositions_of_scores_hold_with_heads_of_ones_own(classified: Trial) -> None:
+    """Eq. (7): no score moves farther than the head's constant allows; model and expert share the task's head."""
+    ledger = measure_drift(classified.family, split="test", output=True)
+    for task in TASKS:
+        one = ledger.tasks[task].output
+        assert one is not None
+        assert bool((one.score_drift <= one.bound * (1 + 1e-6)).all())
+        assert float(one.head_mismatch.abs().max()) == 0
+
+
+def test_a_head_behind_a_pooler() -> None:
+    torch.manual_seed(0)
+    pooler, last = torch.nn.Linear(4, 5).double(), torch.nn.Linear(5, 3).double()
+    head = PooledHead(
+        pooler.weight.detach(), pooler.bias.detach(), ClassificationHead(last.weight.detach(), last.bias.detach())
+    )
+    a, b = torch.randn(2, 64, 4, dtype=torch.float64)
+    torch.testing.assert_close(head.scores(a), last(torch.tanh(pooler(a))).detach())
+    assert bool(((head.scores(a) - head.scores(b)).norm(dim=1) <= head.lipschitz(a, b) * (a - b).norm(dim=1)).all())
+    product = torch.linalg.matrix_norm(pooler.weight, ord=2) * torch.linalg.matrix_norm(last.weight, ord=2)
+    torch.testing.assert_close(head.lipschitz(a, b), product.detach().expand(64))
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[f"w{i}" for i in range(27)]]
+
+
+def write_tokenizer(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+def sentences(seed: int, count: int = 8) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 6, (count, 2), generator=generator).tolist()
+    words = [
+        [" ".join(WORDS[5 + int(i)] for i in torch.randint(27, (n,), generator=generator)) for n in row]
+        for row in lengths
+    ]
+    return [{"a": a, "b": b, "label": ("no", "yes", "maybe")[i % 3]} for i, (a, b) in enumerate(words)]
+
+
+def edited(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """As the Hub has it: the base as it was pretrained, with names of the first checkpoints and a head of its own,
+    experts with classifiers and the names of their classes, pairs of texts with labels in words."""
+    torch.manual_seed(1)
+    model = tiny_encoder(ROWS["bert"])
+    trial = write_trial(model, ROWS["bert"], tmp_path)
+    shutil.rmtree(tmp_path / "merged")
+    config = transformers.BertConfig.from_pretrained(tmp_path / "base")
+    pretrained = transformers.BertForMaskedLM(config)
+    pretrained.bert.load_state_dict(trial.library("base", torch.float32).bert.state_dict(), strict=False)
+    pretrained.save_pretrained(tmp_path / "base")
+    file = tmp_path / "base" / "model.safetensors"
+    old = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+           for n, t in load_file(file).items()}  # fmt: skip
+    save_file(old | {"bert.embeddings.position_ids": torch.arange(16)[None]}, file, {"format": "pt"})
+    tasks: dict[str, Any] = {}
+    for number, task in enumerate(TASKS):
+        edited(
+            tmp_path / "experts" / task / "config.json",
+            lambda c: c.update(id2label={"0": "no", "1": "yes", "2": "maybe"}),
+        )
+        tasks[task] = {"expert": f"experts/{task}", "classes": ["no", "yes", "maybe"]}
+        for split in ("calibration", "test"):
+            lines = sentences(2 * number + (split == "test"))
+            (tmp_path / f"{task}-{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            tasks[task][split] = {"jsonl": f"{task}-{split}.jsonl", "input": "{a}", "pair": "{b}", "label": "label"}
+    write_tokenizer(tmp_path / "base")
+    suite = {"name": "hub", "base": "base", "merged": {"method": "task-arithmetic", "scale": 0.5}, "tasks": tasks}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    return tmp_path / "suite.yaml"
+
+
+def test_pairs_of_texts_with_classes_are_scored_as_the_library_scores_them(hub: Path) -> None:
+    family, root = open_family(load_suite(hub), "cpu"), hub.parent
+    tokenizer = transformers.BertTokenizer.from_pretrained(root / "base")
+    rows = sentences(1)
+    inputs = tokenizer([r["a"] for r in rows], [r["b"] for r in rows], padding=True, return_tensors="pt")
+    library = transformers.BertForSequenceClassification.from_pretrained(root / "experts" / "left").eval()
+    with torch.no_grad():
+        said = library(**inputs).logits.argmax(1)
+    drawn = family.samples("left", "test", None, 0)
+    assert all(drawn.inputs[name].equal(inputs[name]) for name in ("input_ids", "attention_mask", "token_type_ids"))
+    assert int(drawn.inputs["token_type_ids"].sum()) > 0
+    assert drawn.texts is not None
+    assert drawn.texts[0] == f"{rows[0]['a']}\n{rows[0]['b']}"
+    score = evaluate(family, "expert:left", split="test").tasks["left"]
+    assert score.predictions.equal(said)
+    assert score.labels.tolist() == [("no", "yes", "maybe").index(r["label"]) for r in rows]
+    assert head_of(family, family.merged, "left").classes == ("no", "yes", "maybe")
+
+
+def test_what_is_written_over_a_pretrained_base_is_that_model_again(hub: Path) -> None:
+    """The stack is the calibrated one under the names that every version reads; the base's own head stays."""
+    report = check(load_suite(hub))
+    assert report.problems == ()
+    assert not any("left out" in note for note in report.notes)
+    assert report.diagonal is not None
+    assert set(report.diagonal.accuracy) == set(TASKS)
+    family, root = open_family(load_suite(hub), "cpu"), hub.parent
+    calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=8)).save(root / "out")
+    model, loaded = transformers.BertForMaskedLM.from_pretrained(root / "out", output_loading_info=True)
+    assert not loaded["missing_keys"]
+    assert not loaded["mismatched_keys"]
+    written, base = (load_file(root / name / "model.safetensors") for name in ("out", "base"))
+    base = {n.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): t
+            for n, t in base.items()}  # fmt: skip
+    heads = [name for name in base if name.startswith("cls.")]
+    assert heads
+    assert all(written[name].equal(base[name]) for name in heads)
+    assert not any(name.endswith(("gamma", "beta", "position_ids")) for name in written)
+    ours = family.model(str(root / "out")).read(family.adapter.tower)
+    assert all(model.state_dict()[name].equal(tensor) for name, tensor in ours.items())
+    assert (root / "out" / "vocab.txt").read_text() == (root / "base" / "vocab.txt").read_text()
+    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+
+
+def test_long_pairs_lose_the_end_of_the_longer_text(hub: Path) -> None:
+    content = yaml.safe_load(hub.read_text())
+    for task in content["tasks"].values():
+        task["max_length"] = 8
+    hub.write_text(yaml.safe_dump(content))
+    family = open_family(load_suite(hub), "cpu")
+    drawn, rows = family.samples("left", "test", None, 0), sentences(1)
+    lengths = [3 + len(r["a"].split()) + len(r["b"].split()) for r in rows]
+    assert drawn.truncated == sum(n > 8 for n in lengths) > 0
+    assert drawn.inputs["attention_mask"].sum(1).tolist() == [min(n, 8) for n in lengths]
+    assert ((drawn.inputs["input_ids"] == 3).sum(1) == 2).all()
+
+
+def test_classes_in_another_order_than_the_experts_are_refused(hub: Path) -> None:
+    """Of MNLI two orders are in use; accuracy would be that of chance without a word."""
+    edited(
+        hub.parent / "experts" / "left" / "config.json",
+        lambda c: c.update(id2label={"0": "yes", "1": "no", "2": "maybe"}),
+    )
+    with pytest.raises(InputError, match="the same classes in another order"):
+        evaluate(load_suite(hub), "merged", split="test")
+
+
+def test_an_expert_without_a_classifier_is_named(hub: Path) -> None:
+    file = hub.parent / "experts" / "left" / "model.safetensors"
+    save_file({n: t for n, t in load_file(file).items() if not n.startswith("classifier.")}, file, {"format": "pt"})
+    with pytest.raises(NoScores, match=r"no bert\.pooler\.dense and classifier in its files"):
+        evaluate(load_suite(hub), "merged", split="test")
+    assert measure_drift(load_suite(hub)).tasks["left"].layers  # drift needs no head
+
+
+def test_a_regression_is_not_scored(hub: Path) -> None:
+    """The largest of one score is always the first class."""
+    file = hub.parent / "experts" / "left" / "model.safetensors"
+    cut = {n: t[:1].contiguous() if n.startswith("classifier.") else t for n, t in load_file(file).items()}
+    save_file(cut, file, {"format": "pt"})
+    with pytest.raises(NoScores, match="classifier has one output, a regression"):
+        evaluate(load_suite(hub), "merged", split="test")
+
+
+def test_a_bare_encoder_is_read(hub: Path) -> None:
+    """`BertModel` alone has no prefix."""
+    family, root = open_family(load_suite(hub), "cpu"), hub.parent
+    expected = family.base.read(family.adapter.tower)
+    transformers.BertModel.from_pretrained(root / "base").save_pretrained(root / "bare")
+    found = family.model(str(root / "bare")).read(family.adapter.tower)
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("bert", {"layer_norm_eps": 0.1}, "layer_norm_eps is 0.1"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+    ],
+)
+def test_experts_whose_forward_differs_are_refused(
+    kind: str, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_trial(tiny_encoder(ROWS[kind]), ROWS[kind], tmp_path)
+    edited(tmp_path / "experts" / "left" / "config.json", lambda c: c.update(options))
+    with pytest.raises(InputError, match=f"expert 'left': {says}"):
+        open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
+
+
+def test_texts_longer_than_the_table_of_positions_are_refused(trial: Trial) -> None:
+    adapter = trial.family.adapter
+    if adapter.modality == "text":
+        ids = torch.full((1, 17), 5)
+        assert adapter.misfit({"input_ids": ids[:, :16]}) is None
+        assert "texts of 17 tokens, the model has 16 positions" in str(adapter.misfit({"input_ids": ids}))
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "says"),
+    [
+        ({"parts": ROWS["bert"].parts[::-1]}, "refined", "its residual parts are not the whole block"),
+        ({"pooling": "mean"}, "replay", "scores"),
+        ({"classifier": ("classifier",)}, "replay", "scores"),
+    ],
+)
+def test_facts_that_are_not_true_are_found(
+    options: dict[str, Any], check: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false = replace(ROWS["bert"], **options)
+    monkeypatch.setitem(architectures._TOLD, "bert", false)
+    trial = write_trial(tiny_encoder(false), false, tmp_path)
+    with pytest.raises((AssertionError, InputError), match=says):
+        CHECKS[check](trial)
+
+
+def test_tensors_keep_the_names_of_files(trial: Trial) -> None:
+    """What version 5 calls otherwise in its classes keeps the names that files of all versions have; scales of layers
+    are merged and not calibrated."""
+    names = trial.family.adapter.tower
+    stored = load_file(trial.root / "base" / "model.safetensors")
+    assert set(names) <= set(stored) | {f"vision_model.{name}" for name in stored}
+    scales = [name for name in names if name.endswith("lambda1")]
+    assert trial.family.adapter.uncalibrated() == scales
+    assert bool(scales) == trial.facts.model_type.startswith("dinov2")
+    done = calibrate(trial.family, trial.config()).weights.read(scales)
+    assert all(done[name].equal(tensor) for name, tensor in trial.family.merged.read(scales).items())
+
+
+def pictures(count: int = 6, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 13, 11, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def with_pictures(root: Path, classes: list[str]) -> Path:
+    """The suite of a trial with pictures as people see them in place of pixels."""
+    content = yaml.safe_load((root / "suite.yaml").read_text())
+    for number, task in enumerate(TASKS):
+        parts = {"train_x": pictures(20, number).numpy(), "train_y": np.arange(20) % 2}
+        parts |= {"test_x": pictures(6, 9 + number).numpy(), "test_y": np.arange(6) % 2}
+        np.savez(root / f"{task}.npz", class_names=np.array(classes), **parts)
+        content["tasks"][task] |= {split: {"arrays": f"{task}.npz"} for split in ("calibration", "test")}
+    (root / "suite.yaml").write_text(yaml.safe_dump(content))
+    return root / "suite.yaml"
+
+
+PROCESSORS = {
+    "vit": transformers.ViTImageProcessor(size={"height": 8, "width": 8}),
+    "dinov2": transformers.BitImageProcessor(size={"shortest_edge": 9}, crop_size={"height": 8, "width": 8}),
+    "siglip_vision_model": transformers.SiglipImageProcessor(size={"height": 8, "width": 8}),
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_pictures_are_prepared_by_the_processor_that_the_base_names(kind: str, tmp_path: Path) -> None:
+    facts = ROWS[kind]
+    write_trial(tiny_encoder(facts), facts, tmp_path)
+    PROCESSORS[kind].save_pretrained(tmp_path / "base")
+    family = open_family(load_suite(with_pictures(tmp_path, ["a", "b"])), "cpu")
+    ours = family.samples("left", "test", None, 0).inputs["pixel_values"]
+    theirs = PROCESSORS[kind](images=list(pictures(6, 9).movedim(-1, 1)), return_tensors="pt")["pixel_values"]
+    assert ours.equal(theirs)
+    assert family.preparation()["pictures"].endswith(type(PROCESSORS[kind]).__name__)
+    settings = tmp_path / "base" / "preprocessor_config.json"
+    edited(settings, lambda c: c.update(image_processor_type="ViTFeatureExtractor"))
+    assert family.preparation()["pictures"].endswith("ViTImageProcessor")
+    edited(settings, lambda c: c.update(image_processor_type="Code"))
+    with pytest.raises(InputError, match="names the image processor 'Code'; featcal takes CLIPImageProcessor, ViT"):
+        family.samples("left", "test", None, 0)
+
+
+def test_positions_are_interpolated_where_a_model_does_so(tmp_path: Path) -> None:
+    """DINOv2's pictures are rarely of the size that its table of positions is made for."""
+    facts = ROWS["dinov2"]
+    trial = write_trial(tiny_encoder(facts), facts, tmp_path)
+    adapter, inputs = trial.family.adapter, {"pixel_values": torch.randn(2, 3, 12, 16)}
+    assert adapter.misfit(inputs) is None
+    assert adapter.tokens(inputs) == 2 * (3 * 4 + 1)
+    assert "sides of whole patches of 4" in str(adapter.misfit({"pixel_values": torch.randn(2, 3, 12, 15)}))
+    with torch.no_grad():
+        theirs = trial.scores(trial.library("base", torch.float32), inputs)
+    torch.testing.assert_close(trial.scored(trial.family.base, inputs), theirs, rtol=1e-5, atol=1e-5)
+    vit = write_trial(tiny_encoder(ROWS["vit"]), ROWS["vit"], tmp_path / "vit").family.adapter
+    assert r"the model takes [3, 8, 8]" in str(vit.misfit(inputs))
+
+
+@pytest.fixture
+def siglip(tmp_path: Path) -> Path:
+    """Whole models with text towers, image processor and tokenizer; a base, experts, and a recipe."""
+    torch.manual_seed(2)
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**vision, "vocab_size": 32, "max_position_embeddings": 9, "projection_size": 16}
+    text |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = transformers.SiglipConfig(vision_config={**vision, "image_size": 8, "patch_size": 4}, text_config=text)
+    base = transformers.SiglipModel(config)
+    tasks = {}
+    for task in ("base", *TASKS):
+        moved = copy.deepcopy(base)
+        with torch.no_grad():
+            for name, parameter in moved.named_parameters():
+                if task != "base" and name.startswith("vision_model."):
+                    parameter.add_(0.2 * torch.randn_like(parameter) * parameter.std().nan_to_num(0.1))
+        folder = tmp_path / (task if task == "base" else f"experts/{task}")
+        moved.save_pretrained(folder)
+        if task != "base":
+            tasks[task] = {"expert": f"experts/{task}", "templates": ["w1 {}"]}
+    PROCESSORS["siglip_vision_model"].save_pretrained(tmp_path / "base")
+    write_tokenizer(tmp_path / "base")
+    suite = {"name": "siglip", "base": "base", "merged": {"method": "simple-averaging"}, "tasks": tasks}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    return with_pictures(tmp_path, ["w3", "w4 w5"])
+
+
+def test_prompts_of_siglip_rank_as_its_sigmoid_scores(siglip: Path) -> None:
+    family, root = open_family(load_suite(siglip), "cpu"), siglip.parent
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "base")
+    ids = tokenizer(["w1 w3", "w1 w4 w5"], padding="max_length", max_length=9, return_tensors="pt")["input_ids"]
+    library = transformers.SiglipModel.from_pretrained(root / "experts" / "left").eval()
+    pixels = family.samples("left", "test", None, 0).inputs["pixel_values"]
+    with torch.no_grad():
+        scores = library(input_ids=ids, pixel_values=pixels).logits_per_image
+    assert evaluate(family, "expert:left", split="test").tasks["left"].predictions.equal(scores.argmax(1))
+    drawn = family.samples("left", "test", None, 0)
+    head = shared_heads(family, {"left": drawn.class_names or ()})["left"]
+    ours = head.scores(task_features(family, family.experts["left"], "left", [drawn.inputs]))
+    bias = transformers.SiglipModel.from_pretrained(root / "base").logit_bias.detach()
+    torch.testing.assert_close(ours + bias, scores, rtol=1e-5, atol=1e-5)
+
+
+def test_a_whole_siglip_is_written_with_its_text_tower(siglip: Path) -> None:
+    family, root = open_family(load_suite(siglip), "cpu"), siglip.parent
+    calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=20)).save(root / "out")
+    model, loaded = transformers.SiglipModel.from_pretrained(root / "out", output_loading_info=True)
+    assert not loaded["missing_keys"]
+    assert not loaded["mismatched_keys"]
+    base = load_file(root / "base" / "model.safetensors")
+    own = model.state_dict()
+    rest = [name for name in base if not name.startswith("vision_model.")]
+    assert rest
+    assert all(own[name].equal(base[name]) for name in rest)
+    tower = family.model(str(root / "out")).read(family.adapter.tower)
+    assert all(own[name].equal(tensor) for name, tensor in tower.items())
+    before, after = measure_drift(family), measure_drift(family, str(root / "out"))
+    for task in TASKS:
+        drifts = [one.tasks[task].layers[-2].relative_drift for one in (after, before)]
+        assert drifts[0] < drifts[1]
+
+
+def test_rows_of_featcals_own_are_not_replaced() -> None:
+    with pytest.raises(InputError, match="'bert' is an architecture of featcal's own"):
+        register_encoder(replace(ROWS["bert"], pooling="mean"))
+
+
+def test_dtype_is_kept(tmp_path: Path) -> None:
+    trial = write_trial(tiny_encoder(ROWS["roberta"]), ROWS["roberta"], tmp_path, torch.bfloat16)
+    calibrate(trial.family, trial.config()).save(tmp_path / "out")
+    written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
+    assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
