@@ -1,4 +1,4 @@
-"""Methods of the real image suite's studies, and tables by task group out of their documents.
+"""Methods of the real suites' studies, and tables by task group out of their documents.
 
 `python benchmarks/real/tables.py names grid` prints the list that `featcal compare --methods` takes;
 `python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote.
@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pictures import TASKS, TUNED, UNTUNED
+import pictures
+import sentences
 
 from featcal.studies.runner import EXPERT, Row
 from featcal.studies.study import read_study
@@ -29,7 +30,7 @@ TREATMENTS = {
     "ProbSurgery": "probsurgery",
 }
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
-GROUPS = {"all eight": TASKS, "six tuned": TUNED, "two untuned": UNTUNED}
+NUMBERS = {2: "two", 4: "four", 6: "six", 8: "eight"}
 
 
 def grid() -> list[str]:
@@ -43,6 +44,16 @@ def sweep() -> list[str]:
     settings = [(lam, 2, alpha) for lam in LAMS for alpha in ALPHAS] + [(lam, rho, 0.3) for lam in LAMS for rho in RHOS]
     paper = [f"calibrated:lam={lam:g},rho={rho:g},alpha={alpha:g}" for lam, rho, alpha in settings]
     return [*paper, TREATMENTS["refined"]]
+
+
+def groups(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    """All tasks of the suite that was measured, and those on which something was tuned and nothing was."""
+    (suite,) = [one for one in (pictures, sentences) if any(set(one.TASKS) == row.found.scores.keys() for row in rows)]
+    parts = {"all": suite.TASKS, "tuned": suite.TUNED, "untuned": suite.UNTUNED}
+    return {
+        f"all {NUMBERS[len(tasks)]}" if name == "all" else f"{NUMBERS[len(tasks)]} {name}": tasks
+        for name, tasks in parts.items()
+    }
 
 
 def mean(row: Row, tasks: Sequence[str]) -> float:
@@ -80,10 +91,10 @@ def treated(merger: str) -> list[str]:
 
 def grid_tables(rows: Sequence[Row]) -> list[str]:
     """Averages by group of tasks, shares of the gap between merger and experts, and means by task."""
-    found = by_method(rows)
-    lines = [text for name, tasks in GROUPS.items() for text in average_table(found, name, tasks)]
-    lines += [text for name, tasks in GROUPS.items() for text in gap_table(found, name, tasks)]
-    return [*lines, "By task, mean over seeds, %:", "", *task_table(found)]
+    found, parts = by_method(rows), groups(rows)
+    lines = [text for name, tasks in parts.items() for text in average_table(found, name, tasks)]
+    lines += [text for name, tasks in parts.items() for text in gap_table(found, name, tasks)]
+    return [*lines, "By task, mean over seeds, %:", "", *task_table(found, next(iter(parts.values())))]
 
 
 def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
@@ -110,19 +121,20 @@ def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -
     return [*lines, ""]
 
 
-def task_table(found: Mapping[str, list[Row]]) -> list[str]:
-    lines = head(["model", *TASKS])
+def task_table(found: Mapping[str, list[Row]], tasks: Sequence[str]) -> list[str]:
+    lines = head(["model", *tasks])
     for method, rows in found.items():
-        means = [statistics.fmean(mean(row, [task]) for row in rows) for task in TASKS]
+        means = [statistics.fmean(mean(row, [task]) for row in rows) for task in tasks]
         lines.append(line([f"`{method}`", *(f"{one:.1f}" for one in means)]))
     return lines
 
 
 def sweep_table(rows: Sequence[Row]) -> list[str]:
     """Settings from the best to the worst on the tuned tasks."""
-    ranked = sorted(by_method(rows).items(), key=lambda one: -mean(one[1][0], TUNED))
-    body = [line([f"`{method}`", spread([mean(row, TUNED) for row in several])]) for method, several in ranked]
-    return [*head(["model", "average of six tuned, validation, %"]), *body]
+    name, tasks = list(groups(rows).items())[1]
+    ranked = sorted(by_method(rows).items(), key=lambda one: -mean(one[1][0], tasks))
+    body = [line([f"`{method}`", spread([mean(row, tasks) for row in several])]) for method, several in ranked]
+    return [*head(["model", f"average of {name}, validation, %"]), *body]
 
 
 def budget_table(rows: Sequence[Row]) -> list[str]:
@@ -131,9 +143,10 @@ def budget_table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         found[str(row.point.at.get("samples", "–"))][row.method].append(row)
     methods = [one for one in by_method(rows) if one != EXPERT]
+    every, _, untuned = groups(rows).values()
     lines = head(["samples", *(f"`{one}`, {name}" for name in ("all", "untuned") for one in methods)])
     for samples, several in found.items():
-        cells = [spread([mean(r, tasks) for r in several[one]]) for tasks in (TASKS, UNTUNED) for one in methods]
+        cells = [spread([mean(r, tasks) for r in several[one]]) for tasks in (every, untuned) for one in methods]
         lines.append(line([samples, *cells]))
     return lines
 
