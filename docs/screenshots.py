@@ -1,4 +1,4 @@
-"""Photograph every page of the app, for each embedded suite, in both themes: `python docs/screenshots.py [--out DIR]`.
+"""Photograph every page of the app in both themes: `python docs/screenshots.py [--suite SUITE --out DIR]`.
 
 A page is ready when streamlit has finished running, every chart is drawn and nothing on it changes any more.
 """
@@ -6,7 +6,6 @@ A page is ready when streamlit has finished running, every chart is drawn and no
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -19,8 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import browser
 
-SUITES = {"clip-mini": "", "t5-mini": "-t5"}
-"""Suite → what the names of its pictures have between page and theme."""
 THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
@@ -63,19 +60,19 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
         if name == "features":
             page.get_by_text("Trustworthiness of this map").wait_for(timeout=90_000)
         browser.settle(page, steady=STEADY)
-        photograph(page, out / f"{name}{SUITES[suite]}-{theme}.png")
+        photograph(page, out / f"{name}-{theme}.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
-    parser.add_argument("--suite", choices=[*SUITES], action="append", help="default: every embedded suite")
+    parser.add_argument("--suite", default="clip-mini")
     browser.arguments(parser)
     options = parser.parse_args()
     with browser.running_app() as app, browser.chromium(options.chromium) as chromium:
-        for suite, theme in itertools.product(options.suite or SUITES, THEMES):
+        for theme in THEMES:
             page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=theme)
-            tour(page, app.address, suite, theme, options.out)
+            tour(page, app.address, options.suite, theme, options.out)
             page.close()
     print(f"pictures in {options.out}")
 
