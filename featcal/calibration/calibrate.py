@@ -74,9 +74,10 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative drift
-    by block and of the final features, warnings where that rose (not where expert passes were used again), what
-    prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record has the peak after writing."""
+    """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
+    drift by block and of the final features, warnings where that rose (not where expert passes were used again), what
+    prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
+    has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.

@@ -68,8 +68,7 @@ def write_model(
 
     Returns:
         The content of `featcal.json`: the record, its notes and those on what transformers 4 cannot be told, how the
-        folder was verified ("reloaded" or "streamed"), the names of all files, and what tells every written tensor
-        from others (`tensors`: `tensor_digests`).
+        folder was verified ("reloaded" or "streamed"), the names of all files and `tensor_digests` of the weights.
 
     Raises:
         NumericalError: the written model is not the one in memory.
