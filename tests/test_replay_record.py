@@ -231,7 +231,6 @@ def test_there_are_records() -> None:
     assert [file.stem for file in RECORDS] == ["clip-mini-n16", "lm-mini-n16", "t5-mini-n16"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", RECORDS, ids=lambda file: str(file.stem))
 def test_records_of_the_docs(file: Path, tmp_path: Path) -> None:
     """Inputs and samples are what they were anywhere; the bits are on the versions and the processor of the record."""
