@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from featcal.calibration.calibrate import input_hashes
 from featcal.calibration.memory import can_reload
 from featcal.card import model_card
 from featcal.errors import InputError
@@ -16,9 +17,12 @@ from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
+from featcal.machine import machine_facts
 from featcal.mergers import breadcrumbs, by_matrix, dare, task_arithmetic, ties, ties_per_tensor
+from featcal.origin import suite_facts
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.suite import Suite
+from featcal.versions import all_versions
 from featcal.words import did_you_mean
 
 DEFAULT_SCALES = {
@@ -46,13 +50,27 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
             base, or an output that cannot be written.
     """
     family = as_family(suite, "cpu")
-    recipe = recipe_for(family.suite, method, **({} if scale is None else {"scale": scale}))
+    return write_merge(family, recipe_for(family.suite, method, **({} if scale is None else {"scale": scale})), out)
+
+
+def write_merge(family: Family, recipe: MergeRecipe, out: str | Path) -> dict[str, Any]:
+    """The same by a recipe with all its options; returns and raises as `merge_to_folder`."""
     merged = family.merge(recipe)
     settings = {**recipe.model_dump(exclude_none=True)}
     if recipe.method in DEFAULT_SCALES:
         settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
     notes = [*recipe.notes, *check_lineage(family), *left_out(family).values()]
-    record = {"suite": family.suite.name, **settings, "notes": notes}
+    record = {
+        "command": "merge",
+        "suite": family.suite.name,
+        "suite_file": suite_facts(family.suite),
+        **settings,
+        "recipe": recipe.model_dump(mode="json", exclude_none=True),
+        "inputs": input_hashes(family),
+        "versions": all_versions(),
+        "machine": machine_facts(family.compute.device),
+        "notes": notes,
+    }
     with OutputFolder(out) as folder:
         card = model_card(
             family.suite, f"{family.suite.name}, merged", "A merge of task experts.", settings, family.adapter.library

@@ -15,7 +15,7 @@ import featcal
 
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
-    ("errors", "locks", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
+    ("errors", "locks", "machine", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("jsons", "paths", "views"),
     ("schema",),
     ("reproduce",),
@@ -24,7 +24,7 @@ FLOORS = (
     ("models",),
     ("export", "importers", "mergers", "tasks"),
     ("family",),
-    ("canary", "card", "draft", "left_out", "lineage"),
+    ("canary", "card", "draft", "left_out", "lineage", "origin"),
     ("beginning",),
     ("calibration", "evaluation"),
     ("baselines",),
@@ -33,7 +33,7 @@ FLOORS = (
     ("suite_files",),
     ("model_ids",),
     ("session",),
-    ("measure",),
+    ("measure", "replay"),
     ("testing",),
     ("runs",),
     ("recording",),

@@ -26,9 +26,11 @@ from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Overlay, Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
+from featcal.machine import machine_facts
 from featcal.models.activations import ActivationStore
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
+from featcal.origin import suite_facts
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.recipe import MergeRecipe
 from featcal.stamps import FileStamp, sha256, stamps
@@ -72,9 +74,10 @@ class CalibrationResult:
     weights: Weights
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
-    """config, tasks (samples, tokens, truncated, indices), seconds by stage, relative drift by block and of the final
-    features, warnings where that rose (not where expert passes were used again), what prepared the samples, versions,
-    and the process's peak memory when the calibration ended; a saved record has the peak after writing."""
+    """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
+    drift by block and of the final features, warnings where that rose (not where expert passes were used again), what
+    prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
+    has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -120,10 +123,10 @@ def calibrate(
     passes = expert_passes(family, config) if experts is None else taking_part(config, experts)
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
-    run, blocks = family.run(progress), InMemoryBlocks()
+    run, blocks, digests = family.run(progress), InMemoryBlocks(), _digests(passes)
     account = calibrate_blocks(run, passes, config, blocks, first if again else None, not again, watch)
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
-    record = {**_record(family, config, passes, account, run), "seconds": seconds}
+    record = {**_record(family, config, passes, digests, account, run), "seconds": seconds}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
 
 
@@ -158,12 +161,13 @@ def calibrate_to_folder(
     passes = expert_passes(family, config)
     run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
     loaded = time.perf_counter() - started
-    with OutputFolder(out, _identity(family, config, passes, origin["inputs"]), resume) as folder:
+    digests = _digests(passes)
+    with OutputFolder(out, _identity(family, config, digests, origin["inputs"]), resume) as folder:
         account = calibrate_blocks(run, passes, config, folder)
         if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):
             folder.forget()
             raise InputError(*(f"{file}: changed while it was read; run again" for file in changed))
-        record = _record(family, config, passes, account, run)
+        record = _record(family, config, passes, digests, account, run)
         del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()
 
@@ -246,7 +250,7 @@ def _store(
 def _identity(
     family: Family,
     config: CalibrationConfig,
-    passes: Mapping[str, ExpertPass],
+    samples: Mapping[str, str],
     hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
     """What tells one run to a folder from another: only the same is resumed."""
@@ -255,19 +259,32 @@ def _identity(
         "suite": family.suite.model_dump(mode="json"),
         "of": _of(family),
         "inputs": hashes,
-        "samples": {task: one.digest() for task, one in passes.items()},
+        "samples": samples,
         "versions": all_versions(),
     }
 
 
+def _digests(passes: Mapping[str, ExpertPass]) -> dict[str, str]:
+    """What tells the samples of every task from others; asked for before a walk, which lets inputs go."""
+    return {task: one.digest for task, one in passes.items()}
+
+
 def _record(
-    family: Family, config: CalibrationConfig, passes: Mapping[str, ExpertPass], account: Account, run: Run
+    family: Family,
+    config: CalibrationConfig,
+    passes: Mapping[str, ExpertPass],
+    digests: Mapping[str, str],
+    account: Account,
+    run: Run,
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
     merged = family.suite.merged
     own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
     return {
+        "command": "calibrate",
         "suite": family.suite.name,
+        "suite_file": suite_facts(family.suite),
+        "model": family.merged_name,
         "merged": own if family.merged_name == "merged" else family.merged_name,
         "config": asdict(config),
         "tasks": {
@@ -276,6 +293,7 @@ def _record(
                 "tokens": account.tokens[task],
                 "truncated": one.truncated,
                 "indices": list(one.indices),
+                "sha256": digests[task],
                 **_written(family.suite, task),
             }
             for task, one in passes.items()
@@ -288,6 +306,7 @@ def _record(
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
         "versions": all_versions(),
+        "machine": machine_facts(family.compute.device),
     }
 
 
@@ -299,12 +318,12 @@ def _written(suite: Suite, task: str) -> dict[str, str]:
 
 
 def _origin(family: Family) -> dict[str, Any]:
-    """What a saved record says of the models that were read, asked for before the work: `inputs` and `notes`.
+    """What a saved record says of the models that were read, asked for before the work: `of`, `inputs` and `notes`.
 
     Raises:
         InputError: a model that does not come from the base.
     """
-    return {"inputs": input_hashes(family), "notes": _notes(family)}
+    return {"of": _of(family), "inputs": input_hashes(family), "notes": _notes(family)}
 
 
 def _write(

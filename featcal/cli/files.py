@@ -9,6 +9,7 @@ import click
 from featcal.cli import opening
 from featcal.cli.options import JSON, OUT, SUITE, file_to_write
 from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.progress import keep_memory
 from featcal.schema.model_name import FITTED, model_name
 from featcal.schema.recipe import METHODS
 
@@ -94,4 +95,41 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
         say(f"written to {document['out']}")
 
 
-COMMANDS = (merge, export, import_, export_pool)
+@click.command()
+@click.argument("record", type=click.Path(path_type=Path))
+@click.option("--suite", help="The suite, where it does not come with featcal.  [the record's]")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep what is made in this folder; must not exist.")
+@click.option("--device", help="cpu or cuda.  [the record's]")
+@JSON
+def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
+    """Run what wrote a featcal.json again and compare every tensor, bit for bit.
+
+    RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is held against the
+    weight files beside it, else against the hashes in it. Exit status 1 where anything differs, with the inputs,
+    samples, versions and tensors that do. A model that was calibrated by its path is looked for from where this runs.
+    """
+    from featcal.replay.again import replay as run_again
+
+    keep_memory()
+    found = run_again(record, suite, out, device=device, progress=bar())
+    around = [(kind, line) for kind, lines in found.surroundings.items() for line in lines]
+    causes = [("input", line) for line in found.inputs] + [("samples", line) for line in found.samples] + around
+    if found.same:
+        for kind, line in causes:
+            say(f"note: {kind}: {line}", err=True)
+        show(found.to_json(), as_json, [(f"same {found.tensors} tensors, bit for bit",)], ("",))
+        return
+    rows = [
+        *causes,
+        *(("file beside the record", f"{name} is missing there or not as it was written") for name in found.damaged),
+    ]
+    rows += [("tensor", f"{one.tensor}: {one.why}{_relative(one.relative)}") for one in found.different]
+    show(found.to_json(), as_json, rows, ("differs", ""))
+    raise SystemExit(1)
+
+
+def _relative(difference: float | None) -> str:
+    return "" if difference is None else f", relative difference {difference:.1e}"
+
+
+COMMANDS = (merge, export, import_, export_pool, replay)

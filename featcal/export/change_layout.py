@@ -58,6 +58,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         parity = _parity(located, folder.model, layout)
         save_text(text, folder.model / CARD_FILE)
         written = sorted([*written, CARD_FILE, RECORD_FILE])
+        record.pop("tensors", None)  # those of the other layout
         record |= {"converted": {"from": other, "parity": parity, "notes": notes}, "written": written}
         save_text(json.dumps(record, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
         folder.commit()

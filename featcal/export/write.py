@@ -14,6 +14,7 @@ import torch
 from featcal.errors import InputError, NumericalError
 from featcal.export.config_files import say_model, say_processor, say_tokenizer
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
+from featcal.formats.contents import tensor_digests
 from featcal.formats.locate import locate
 from featcal.formats.located import Located
 from featcal.formats.open_clip import WEIGHT_FILE
@@ -67,7 +68,7 @@ def write_model(
 
     Returns:
         The content of `featcal.json`: the record, its notes and those on what transformers 4 cannot be told, how the
-        folder was verified ("reloaded" or "streamed") and the names of all files.
+        folder was verified ("reloaded" or "streamed"), the names of all files and `tensor_digests` of the weights.
 
     Raises:
         NumericalError: the written model is not the one in memory.
@@ -92,12 +93,14 @@ def write_model(
         verify_reload(folder.model, own, model)
     else:
         verify_streamed(back.open(own.canonical, own.aliases), own, _written_info(adapter, source, model), model)
+    hashes = tensor_digests(folder.model / name for name in sorted(written) if name.endswith(".safetensors"))
     content = dict(record())
     content["notes"] = list(dict.fromkeys([*content.get("notes", ()), *notes]))
     save_text(with_notes(card, content["notes"]), folder.model / CARD_FILE)
     content |= {
         "verified": "reloaded" if whole else "streamed",
         "written": sorted({*written, CARD_FILE, RECORD_FILE}),
+        "tensors": hashes,
     }
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
     folder.commit()
@@ -128,6 +131,8 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
     model = container.open(adapter.canonical, adapter.aliases)
     layout = container.layout
     text, record = carried_text(container, layout)
+    if record:
+        record["exported"] = layout
     with OutputFolder(out) as folder:
         content = write_model(folder, adapter, container, model, lambda: record, text)
     return {

@@ -298,8 +298,9 @@ class ExpertPass:
         if self.kept is None and stage.spent:
             self.batches[:] = [{n: t for n, t in batch.items() if n not in stage.spent} for batch in self.batches]
 
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs, in order."""
+        """SHA-256 of all inputs, in order: of what there was when it was first asked for."""
         digest = hashlib.sha256()
         for batch in self.batches:
             for name in sorted(batch):

@@ -215,7 +215,7 @@ def _identity(family: Family, asked: CalibrationConfig, drawn: Mapping[str, Samp
     said = {
         "options": {name: value for name, value in asdict(asked).items() if name not in (*CHOSEN, *IDLE)},
         "models": [_digest(model, family.adapter) for model in models],
-        "samples": {task: [one.digest(), held.measured[task].digest()] for task, one in held.fitted.items()},
+        "samples": {task: [one.digest, held.measured[task].digest] for task, one in held.fitted.items()},
         "classes": {task: [one.class_names, family.suite.tasks[task].templates] for task, one in drawn.items()},
         "criterion": held.criterion,
         "versions": all_versions(),

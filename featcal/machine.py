@@ -1,0 +1,38 @@
+"""What of a machine can move the last bits of a number."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+def machine_facts(device: torch.device) -> dict[str, str | int]:
+    """Device, kind of processor, which instructions torch uses there, and how many threads share a product.
+
+    Kernels are chosen by the processor and sums are cut by threads; nothing here names a person, a host or a folder.
+    """
+    import torch
+
+    graphics = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "device": f"{device.type}: {graphics}" if graphics else device.type,
+        "processor": _processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it, else its architecture."""
+    try:
+        lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+    return named[0] if named else platform.machine()

@@ -1,0 +1,1 @@
+"""Run what wrote a `featcal.json` again and compare, bit for bit."""
