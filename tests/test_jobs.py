@@ -354,7 +354,7 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     monkeypatch.setattr("featcal.session.calibrate", None)  # nobody calibrates again
     session = Session(tiny, budget=budget)
     found = session.once("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
-    assert nbytes(found, beside=vars(tiny).values()) < 20_000 < sum(one.nbytes for one in usual.values())
+    assert nbytes(found, beside=vars(tiny).values()) < sum(one.nbytes for one in usual.values())
     assert session.calibrated(config) is found
     read = session.weights(config).read(tiny.adapter.tower)
     assert all(torch.equal(read[name], usual[name]) for name in usual)
