@@ -29,6 +29,7 @@ TREATMENTS = {
     "Surgery": "surgery",
     "ProbSurgery": "probsurgery",
 }
+FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
 NUMBERS = {2: "two", 4: "four", 6: "six", 8: "eight"}
 
@@ -37,6 +38,13 @@ def grid() -> list[str]:
     """Every merger by itself and with everything that can be done to it."""
     own = [name for merger in MERGERS for name in (merger, *(f"{one}@{merger}" for one in TREATMENTS.values()))]
     return ["expert", "base", *own, "regmean", "regmean++"]
+
+
+def few() -> list[str]:
+    """Four mergers with what takes texts too: a vocabulary has no module per task."""
+    ways = [way for name, way in TREATMENTS.items() if "surgery" not in name.lower()]
+    own = [name for merger in FEW for name in (merger, *(f"{way}@{merger}" for way in ways))]
+    return ["expert", "base", *own]
 
 
 def sweep() -> list[str]:
@@ -101,8 +109,12 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
     expert, base = mean(found[EXPERT][0], tasks), mean(found["base"][0], tasks)
     lines = [f"Average over {name}, % (experts {expert:.1f}, base {base:.1f}):", ""]
     lines += head(["merger", "nothing", *TREATMENTS])
-    named = {merger: [merger, *treated(merger)] for merger in MERGERS}
-    for merger, models in {**named, "regmean": ["regmean"], "regmean++": ["regmean++"]}.items():
+    named = {merger: [merger, *treated(merger)] for merger in MERGERS} | {
+        one: [one] for one in ("regmean", "regmean++")
+    }
+    for merger, models in named.items():
+        if merger not in found:
+            continue
         cells = [spread([mean(row, tasks) for row in found.get(one, [])]) for one in models]
         lines.append(line([f"`{merger}`", *cells, *["–"] * (1 + len(TREATMENTS) - len(cells))]))
     return [*lines, ""]
@@ -111,7 +123,7 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
 def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
     expert = mean(found[EXPERT][0], tasks)
     lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *TREATMENTS])]
-    for merger in MERGERS:
+    for merger in (one for one in MERGERS if one in found):
         floor = mean(found[merger][0], tasks)
         shares = [
             [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(one, [])]
@@ -151,7 +163,7 @@ def budget_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-NAMES = {"grid": grid, "sweep": sweep}
+NAMES = {"grid": grid, "few": few, "sweep": sweep}
 TABLES = {"grid": grid_tables, "sweep": sweep_table, "budget": budget_table}
 
 
