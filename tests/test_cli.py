@@ -281,13 +281,13 @@ def test_interrupt_is_status_130_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
 def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
     """The process is told to stop once the first block is on disk."""
     out = tmp_path / "out"
     slow = (
-        "import time; from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's `&` ignores it
+        "from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
         "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
     )
     command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]
