@@ -43,8 +43,8 @@ def merge_to_folder(
 
     Args:
         method: the suite's own recipe, with all its options, where it is of this method, or where this is None.
-        max_memory: bytes of resident memory to stay within: what is written is then verified by blocks where the whole
-            model does not fit. None stands for what the machine has to spare.
+        max_memory: bytes of resident memory that a whole model must fit into to be verified whole; else it is written
+            and verified by blocks. None stands for what the machine has to spare.
 
     Returns:
         The document of `featcal merge --json`.

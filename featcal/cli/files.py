@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import JSON, MAX_MEMORY, OUT, SUITE, file_to_write
+from featcal.cli.options import JSON, OUT, SUITE, Size, file_to_write
 from featcal.cli.terminal import bar, say, say_notes, show
 from featcal.progress import keep_memory
 from featcal.schema.model_name import FITTED, model_name
@@ -22,7 +22,7 @@ from featcal.schema.recipe import METHODS
     "regmean:samples=64,reduce=0.9, regmean++, lot, fisher, adamerging:steps=200, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
-@MAX_MEMORY
+@click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
 @JSON
 def merge(
