@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from featcal.figures.study_tables import markdown
@@ -10,13 +11,20 @@ from featcal.studies.study import read_study
 
 PAGE = Path(__file__).with_name("results.md")
 ROOT = PAGE.parents[1]
-_TABLE = re.compile(r"(<!-- table of (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-"""Where a table stands, and the file under the repository's root that it is made of."""
+sys.path.append(str(ROOT / "benchmarks" / "real"))
+from tables import tables  # noqa: E402
+
+_TABLE = re.compile(r"(<!-- (\w+) of (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+"""Where a table stands, which one, and the file under the repository's root that it is made of."""
 
 
 def filled(text: str) -> str:
-    """The page with every table as its file has it."""
-    return _TABLE.sub(lambda found: f"{found[1]}{markdown(read_study(ROOT / found[2]).summaries())}{found[3]}", text)
+    """The page with every table as its file has it: `table` is the study's own, others are of the real suites."""
+    return _TABLE.sub(lambda found: f"{found[1]}{_table(found[2], ROOT / found[3])}{found[4]}", text)
+
+
+def _table(part: str, file: Path) -> str:
+    return markdown(read_study(file).summaries()) if part == "table" else f"\n{tables(part, file)}\n\n"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Methods of the real suites' studies, and tables by task group out of their documents.
 
 `python benchmarks/real/tables.py names grid` prints the list that `featcal compare --methods` takes;
-`python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote.
+`python benchmarks/real/tables.py grid DOCUMENT` the Markdown tables of what it wrote, which `python docs/results.py`
+puts into docs/results.md.
 """
 
 from __future__ import annotations
@@ -93,50 +94,55 @@ def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def treated(merger: str) -> list[str]:
-    return [f"{one}@{merger}" for one in TREATMENTS.values()]
+def treatments(found: Mapping[str, list[Row]]) -> dict[str, str]:
+    """Those that were measured."""
+    return {name: way for name, way in TREATMENTS.items() if any(f"{way}@{merger}" in found for merger in MERGERS)}
+
+
+def averages(rows: Sequence[Row]) -> list[str]:
+    """Averages by group of tasks."""
+    found = by_method(rows)
+    return [text for name, tasks in groups(rows).items() for text in average_table(found, name, tasks)][:-1]
 
 
 def grid_tables(rows: Sequence[Row]) -> list[str]:
-    """Averages by group of tasks, shares of the gap between merger and experts, and means by task."""
-    found, parts = by_method(rows), groups(rows)
-    lines = [text for name, tasks in parts.items() for text in average_table(found, name, tasks)]
-    lines += [text for name, tasks in parts.items() for text in gap_table(found, name, tasks)]
-    return [*lines, "By task, mean over seeds, %:", "", *task_table(found, next(iter(parts.values())))]
+    """The same, and shares of the gap between merger and experts."""
+    found = by_method(rows)
+    gaps = [text for name, tasks in groups(rows).items() for text in gap_table(found, name, tasks)]
+    return [*averages(rows), "", *gaps[:-1]]
 
 
 def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
     expert, base = mean(found[EXPERT][0], tasks), mean(found["base"][0], tasks)
     lines = [f"Average over {name}, % (experts {expert:.1f}, base {base:.1f}):", ""]
-    lines += head(["merger", "nothing", *TREATMENTS])
-    named = {merger: [merger, *treated(merger)] for merger in MERGERS} | {
-        one: [one] for one in ("regmean", "regmean++")
-    }
-    for merger, models in named.items():
-        if merger not in found:
-            continue
+    ways = treatments(found)
+    lines += head(["merger", "nothing", *ways])
+    for merger in (one for one in (*MERGERS, "regmean", "regmean++") if one in found):
+        models = [merger, *(f"{way}@{merger}" for way in ways.values())]
         cells = [spread([mean(row, tasks) for row in found.get(one, [])]) for one in models]
-        lines.append(line([f"`{merger}`", *cells, *["–"] * (1 + len(TREATMENTS) - len(cells))]))
+        lines.append(line([f"`{merger}`", *cells]))
     return [*lines, ""]
 
 
 def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
-    expert = mean(found[EXPERT][0], tasks)
-    lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *TREATMENTS])]
+    expert, ways = mean(found[EXPERT][0], tasks), treatments(found)
+    lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *ways])]
     for merger in (one for one in MERGERS if one in found):
         floor = mean(found[merger][0], tasks)
         shares = [
-            [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(one, [])]
-            for one in treated(merger)
+            [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(f"{way}@{merger}", [])]
+            for way in ways.values()
         ]
         lines.append(line([f"`{merger}`", *map(spread, shares)]))
     return [*lines, ""]
 
 
-def task_table(found: Mapping[str, list[Row]], tasks: Sequence[str]) -> list[str]:
+def task_table(rows: Sequence[Row]) -> list[str]:
+    """Every model on every task, mean over seeds."""
+    tasks = next(iter(groups(rows).values()))
     lines = head(["model", *tasks])
-    for method, rows in found.items():
-        means = [statistics.fmean(mean(row, [task]) for row in rows) for task in tasks]
+    for method, several in by_method(rows).items():
+        means = [statistics.fmean(mean(row, [task]) for row in several) for task in tasks]
         lines.append(line([f"`{method}`", *(f"{one:.1f}" for one in means)]))
     return lines
 
@@ -153,7 +159,7 @@ def budget_table(rows: Sequence[Row]) -> list[str]:
     """Averages by number of samples."""
     found: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        found[str(row.point.at.get("samples", "–"))][row.method].append(row)
+        found[str(row.point.at["n"])][row.method].append(row)
     methods = [one for one in by_method(rows) if one != EXPERT]
     every, _, untuned = groups(rows).values()
     lines = head(["samples", *(f"`{one}`, {name}" for name in ("all", "untuned") for one in methods)])
@@ -163,15 +169,37 @@ def budget_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def corrupt_table(rows: Sequence[Row]) -> list[str]:
+    """Averages over all tasks by what was done to the calibration pictures."""
+    tasks = next(iter(groups(rows).values()))
+    found: dict[str, dict[str, list[Row]]] = defaultdict(dict)
+    for row in rows:
+        how = "{corruption} {severity}".format(**row.point.at) if row.point.at["severity"] else "clean"
+        found[how].setdefault(row.method, []).append(row)
+    methods = [one for one in by_method(rows) if one not in (EXPERT, "merged")]
+    lines = head(["calibration pictures", *(f"`{one}`" for one in methods)])
+    for how, own in found.items():
+        lines.append(line([how, *(spread([mean(row, tasks) for row in own.get(one, [])]) for one in methods)]))
+    return lines
+
+
 NAMES = {"grid": grid, "few": few, "sweep": sweep}
-TABLES = {"grid": grid_tables, "sweep": sweep_table, "budget": budget_table}
+TABLES = {
+    "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
+    "corrupt": corrupt_table,
+}  # fmt: skip
+
+
+def tables(part: str, document: Path) -> str:
+    """One of `TABLES` of a document, in Markdown."""
+    return "\n".join(TABLES[part](read_study(document).rows))
 
 
 def main() -> None:
     if sys.argv[1] == "names":
         print(",".join(NAMES[sys.argv[2]]()))
     else:
-        print("\n".join(TABLES[sys.argv[1]](read_study(Path(sys.argv[2])).rows)))
+        print(tables(sys.argv[1], Path(sys.argv[2])))
 
 
 if __name__ == "__main__":
