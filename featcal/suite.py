@@ -41,6 +41,7 @@ class CalibrationDefaults(Strict):
     layernorms: bool | None = None
     rmsnorms: bool | None = None
     patch_weight: FiniteFloat | None = None
+    image_weight: FiniteFloat | None = None
     completion_only: bool | None = None
     eps: FiniteFloat | None = None
     batch_size: int | None = None

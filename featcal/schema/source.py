@@ -15,7 +15,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "arrays": ("split",),
     "imagefolder": ("label",),
     "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
-    "jsonl": ("split", "label", "input", "pair", "target", "targets"),
+    "jsonl": ("split", "image", "label", "input", "pair", "target", "targets"),
     "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
     "self_generated": (),
 }
@@ -62,7 +62,7 @@ class Source(Strict):
     """Where the samples of one split come from; exactly one of the eight kinds is given.
 
     Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
-    either).
+    either). Text with `image` comes with a picture each, for models that read both.
     """
 
     embedded: str | None = None
@@ -94,7 +94,8 @@ class Source(Strict):
     """Commit or tag of a Hub data set; without one the data may change under the suite."""
 
     image: str | None = None
-    """Column of pictures, "image" when left out."""
+    """Column of pictures, "image" when left out; beside `input` the pictures that texts come with. JSON Lines hold file
+    names, which start from the folder that the file is in."""
     label: str | None = None
     """Column of class indices or class names, "label" when left out. Of text it names the classes of a classifier, or
     what `targets` answer."""
@@ -151,8 +152,8 @@ class Source(Strict):
     def _pictures_or_text(self) -> Source:
         if self.input is None and (self.target is not None or self.targets is not None):
             raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
-        if self.input is not None and self.image is not None:
-            raise ValueError("'input' makes a source text and 'image' makes it pictures; give one of them")
+        if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
+            raise ValueError("a text with a picture has an answer in words; give 'target' or 'targets'")
         if self.target is not None and self.targets is not None:
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
         if self.target is not None and self.label is not None:
