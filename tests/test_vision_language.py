@@ -29,6 +29,7 @@ from featcal.models.adapter import Call, walking
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.lane import through
+from featcal.preflight import check
 from featcal.suite_files import suite_stamp
 from featcal.testing.reference import Options, Piece, every_token, refine
 
@@ -116,7 +117,7 @@ def changed(trial: PicturedTrial, tmp_path: Path, change: Mapping[str, Any]) -> 
         ({"image": None}, "the texts come with no pictures, the base takes one with every text"),
         (
             {"max_length": 18},
-            r"1 of 5 texts have more than 18 tokens with their pictures \(the largest picture has 12\)",
+            r"1 of 5 texts have more than 18 tokens with their pictures \(the largest has 12\)",
         ),
         ({"image": "question"}, "is not a readable picture"),
     ],
@@ -127,6 +128,14 @@ def test_samples_that_the_model_cannot_read_are_refused(
     family = changed(qwen, tmp_path, change)
     with pytest.raises(InputError, match=says):
         family.samples(TASKS[0], "calibration", None, 0)
+
+
+def test_preflight_counts_both_stages(qwen: PicturedTrial) -> None:
+    report = check(qwen.family.suite)
+    assert report.problems == ()
+    assert [stage.name for stage in qwen.family.adapter.stages] == ["vision", "decoder"]
+    drawn = qwen.family.samples(TASKS[0], "test", None, 0)
+    assert qwen.family.adapter.tokens(drawn.inputs) == 5 * 20 + 4 * (6 + 12 + 4 + 8 + 6)
 
 
 def test_a_picture_that_changes_is_a_changed_suite(qwen: PicturedTrial, tmp_path: Path) -> None:
@@ -355,6 +364,9 @@ def test_what_is_written_is_the_librarys_again(trial: PicturedTrial, tmp_path: P
     assert stored(out) == stored(trial.root / "merged")
     for name in ("preprocessor_config.json", "tokenizer.json", "generation_config.json"):
         assert (out / name).read_bytes() == (trial.root / "merged" / name).read_bytes(), name
+    said = json.loads((out / "config.json").read_text())["text_config"]  # as version 4 looks for it
+    assert said["rope_theta"] == 10000.0
+    assert said["rope_scaling"] == {"rope_type": "default", "mrope_section": [1, 1, 2]}
     model, report = load_pretrained(type(tiny_vision_language(trial.facts)), out)
     assert not [kind for kind, names in report.items() if names and "keys" in kind]
     (batch,) = batches_of(family.samples(TASKS[0], "test", None, 0), COUNT, family.compute.device)

@@ -317,13 +317,14 @@ class VisionLanguage(Decoder):
         return None
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """As in any decoder, of the language model's part, where there is one."""
+        """As in any decoder, of the language model's part, where there is one; version 4 looks for the sections of
+        positions along time, height and width in `rope_scaling`, whatever the kind."""
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
             return super().portable(config, model)
         said, notes = super().portable(inner, model)
         if said.get("rope_scaling") is None and "mrope_section" in (inner.get("rope_parameters") or {}):
-            said["rope_scaling"] = dict(inner["rope_parameters"])
+            said["rope_scaling"] = {name: one for name, one in inner["rope_parameters"].items() if name != "rope_theta"}
         return {**config, "text_config": said}, notes
 
 
