@@ -150,7 +150,13 @@ class Family:
         adapter = self.adapter
         pictures = self.origin.pictures()
         return Preparation(
-            self.base_folder, adapter.modality, adapter.image_processor, pictures, self.written, adapter.image_token
+            self.base_folder,
+            adapter.modality,
+            adapter.image_processor,
+            pictures,
+            self.written,
+            embeds=adapter.embeds,
+            image_token=adapter.image_token,
         )
 
     def preparation(self) -> dict[str, str]:

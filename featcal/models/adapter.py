@@ -267,6 +267,8 @@ class Adapter(ABC):
     one that the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
+    embeds = False
+    """Whether final features are embeddings of texts, whose cosines say how alike two texts are."""
     image_token: int | None = None
     """Of a language model that reads pictures: the token that stands for a part of one."""
     kept_float32: tuple[str, ...] = ()

@@ -103,7 +103,8 @@ class Source(Strict):
     """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
     pair: str | None = None
     """Template of the second text, where an encoder with a classifier reads two: `input: "{premise}"`,
-    `pair: "{hypothesis}"`."""
+    `pair: "{hypothesis}"`. With `target`, a number, it is a text of its own, whose embedding is compared with that of
+    `input` (folders of sentence-transformers)."""
     target: str | None = None
     """Template of the right answer."""
     targets: tuple[str, ...] | dict[int | str, str] | None = None
@@ -158,8 +159,11 @@ class Source(Strict):
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
         if self.target is not None and self.label is not None:
             raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
-        if self.pair is not None and (self.input is None or self.target is not None or self.targets is not None):
-            raise ValueError("'pair' is the second text of a classifier: it goes with 'input', and without answers")
+        if self.pair is not None and (self.input is None or self.targets is not None):
+            raise ValueError(
+                "'pair' is the second text of a classifier ('label'), or one to compare ('target', a number): it goes "
+                "with 'input' and without 'targets'"
+            )
         return self
 
     @model_validator(mode="after")
@@ -183,6 +187,11 @@ class Source(Strict):
     def classified(self) -> bool:
         """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
         return self.input is not None and self.label is not None and self.targets is None
+
+    @property
+    def compared(self) -> bool:
+        """Whether it holds pairs of texts with a number that says how alike they are."""
+        return self.pair is not None and self.target is not None
 
     @property
     def kind(self) -> str:

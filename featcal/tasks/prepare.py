@@ -53,6 +53,8 @@ class Preparation:
     """What makes pixels of pictures in its place."""
     written: Written | None = None
     """What the experts write, for sources that ask for it."""
+    embeds: bool = False
+    """Whether texts become embeddings that are compared in pairs."""
     image_token: int | None = None
     """What stands for a part of a picture among the tokens of a text, where a model reads both."""
 

@@ -69,6 +69,8 @@ class Samples:
     """What the model reads, before tokens are made of it."""
     targets: tuple[str, ...] | None = None
     """The right answers."""
+    second: Mapping[str, Tensor] | None = None
+    """Of pairs that are compared, the inputs of the second texts; `inputs` are those of the first."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
     total: int = 0
@@ -177,6 +179,7 @@ def _draw_text(
     if (pool.images is None) != (preparation.image_token is None):
         has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
         raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
+    examples, apart = _compared(examples, preparation)
     made: Prepared
     if pool.images is not None:
         made = prepare_pictured(examples, _Pictures(pool.images, indices), preparation, spec.max_length)
@@ -186,7 +189,30 @@ def _draw_text(
         made = prepare_text(examples, folder, spec.max_length)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
-    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, made.truncated)
+    if apart is not None:
+        second = prepare_text(apart, folder, spec.max_length)
+        cut = made.truncated + second.truncated
+        return Samples(*name, made.inputs, None, indices, None, None, texts, targets, second.inputs, cut)
+    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, truncated=made.truncated)
+
+
+def _compared(
+    examples: list[TextExample], preparation: Preparation
+) -> tuple[list[TextExample], list[TextExample] | None]:
+    """The first texts and the second ones, of pairs that are compared; None for other samples.
+
+    Raises:
+        InputError: such pairs, of a model that has no embeddings.
+    """
+    if not any(example.pair is not None and example.target is not None for example in examples):
+        return examples, None
+    if not preparation.embeds:
+        raise InputError(
+            "pairs with a number ('pair' and 'target') are compared by embeddings, for which the base must be a folder "
+            "of sentence-transformers"
+        )
+    first = [replace(example, pair=None) for example in examples]
+    return first, [replace(example, input=str(example.pair), pair=None) for example in examples]
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
