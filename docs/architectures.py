@@ -18,6 +18,7 @@ from featcal.errors import InputError
 from featcal.models.architectures import architecture_for
 from featcal.models.decoder_facts import FACTS
 from featcal.models.encoder_facts import ENCODERS
+from featcal.models.vision_language_facts import VISION_LANGUAGE
 
 PAGE = Path(__file__).parent / "architectures.md"
 START, END = "<!-- tables: python docs/architectures.py --write -->", "<!-- end of the tables -->"
@@ -32,6 +33,7 @@ OTHERS = {
     "bert": "BertForSequenceClassification", "roberta": "RobertaForSequenceClassification",
     "deberta-v2": "DebertaV2ForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
     "mpnet": "MPNetModel", "gemma3": "Gemma3ForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
 }  # fmt: skip
@@ -63,6 +65,8 @@ def verdict(kind: str) -> str:
         return "**accepted**; tests/test_decoders.py"
     if kind in {facts.model_type for facts in ENCODERS}:
         return "**accepted**; tests/test_encoders.py"
+    if kind in {facts.model_type for facts in VISION_LANGUAGE}:
+        return "**accepted**; tests/test_vision_language.py"
     return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else 'tests/test_architectures.py'}"
 
 

@@ -190,9 +190,10 @@ class _Pupil:
 
 
 def _asked(batch: Batch) -> Batch:
-    """Texts without answers, as experts write them from nothing, are gone on from their first half."""
+    """Texts without answers, as experts write them from nothing, are gone on from their first half; those with a
+    picture, which must stay whole, from their end."""
     kept = batch["attention_mask"]
-    if "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
+    if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
         return batch
     half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
     return {"input_ids": batch["input_ids"], "attention_mask": half}

@@ -149,7 +149,15 @@ class Family:
     def _preparation(self) -> Preparation:
         adapter = self.adapter
         pictures = self.origin.pictures()
-        return Preparation(self.base_folder, adapter.modality, adapter.image_processor, pictures, self.written)
+        return Preparation(
+            self.base_folder,
+            adapter.modality,
+            adapter.image_processor,
+            pictures,
+            self.written,
+            embeds=adapter.embeds,
+            image_token=adapter.image_token,
+        )
 
     def preparation(self) -> dict[str, str]:
         """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""

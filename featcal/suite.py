@@ -41,6 +41,7 @@ class CalibrationDefaults(Strict):
     layernorms: bool | None = None
     rmsnorms: bool | None = None
     patch_weight: FiniteFloat | None = None
+    image_weight: FiniteFloat | None = None
     completion_only: bool | None = None
     eps: FiniteFloat | None = None
     batch_size: int | None = None
@@ -68,7 +69,7 @@ class Task(Strict):
     templates: tuple[str, ...] = ("a photo of a {}.",)
     metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
     """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
-    with answers."""
+    with answers, `spearman` for pairs of texts with a number."""
     max_length: Annotated[int, Field(gt=1)] = 512
     """Most tokens of one input."""
     max_target_length: Annotated[int, Field(gt=1)] = 32
@@ -80,6 +81,8 @@ class Task(Strict):
         if isinstance(content, dict) and "metric" not in content:
             sources = [source for split in SPLITS if isinstance(source := content.get(split), dict)]
             classified = any("label" in source and "targets" not in source for source in sources)
+            if any({"pair", "target"} <= source.keys() for source in sources):
+                return {**content, "metric": "spearman"}
             if any({"input", "self_generated"} & source.keys() for source in sources) and not classified:
                 return {**content, "metric": "exact_match"}
         return content
@@ -105,6 +108,8 @@ class Task(Strict):
                 raise ValueError("texts with classes ('label' without 'targets') are scored by accuracy")
             if "templates" in self.model_fields_set:
                 raise ValueError("'templates' make prompts for pictures; remove them from a text task")
+        elif any(source.compared for source in sources) and self.metric != "spearman":
+            raise ValueError("pairs of texts with a number ('pair' and 'target') are scored by spearman")
         elif any(source.input is not None for source in sources):
             if self.metric == "accuracy":
                 raise ValueError("text with answers is scored by exact_match or spearman; 'accuracy' is for classes")

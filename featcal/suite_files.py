@@ -11,8 +11,10 @@ from pathlib import Path
 from featcal.errors import InputError
 from featcal.paths import local_path
 from featcal.preflight.models import references
+from featcal.schema.source import Source
 from featcal.stamps import FileStamp, stamps
 from featcal.suite import SPLITS, Suite
+from featcal.tasks.table import read_jsonl
 
 MOST = 1000
 """Files of a model's folder that are looked at."""
@@ -75,3 +77,13 @@ def _samples(suite: Suite) -> Iterator[str]:
             source = task.source(split)
             if source is not None and source.kind not in ("embedded", "self_generated"):
                 yield str(getattr(source, source.kind))
+                yield from _named_pictures(source, suite.root)
+
+
+def _named_pictures(source: Source, root: Path) -> Iterator[str]:
+    """Files that the rows of JSON Lines name."""
+    if source.jsonl is None or source.image is None:
+        return
+    with suppress(InputError, OSError):  # whoever draws samples says what is wrong
+        table = read_jsonl(local_path(source.jsonl, root, "jsonl"))
+        yield from (str(table.folder / str(row[source.image])) for row in table.content if source.image in row)

@@ -23,6 +23,8 @@ def outputs(folder: Path) -> dict[str, Any]:
     family = folder.name.split("-")[0]
     if family == "decoder":
         return logits(folder, (folder / "class.txt").read_text())
+    if family == "pictured":
+        return seen(folder, (folder / "class.txt").read_text())
     if family == "encoder":
         return classes(folder, (folder / "class.txt").read_text())
     found: dict[str, Any] = images(folder) if family == "clip" else logits(folder, family)
@@ -75,10 +77,21 @@ def classes(folder: Path, name: str) -> dict[str, Any]:
     return {"logits": found.logits if "logits" in found else found.pooler_output}
 
 
+def seen(folder: Path, name: str) -> dict[str, Any]:
+    """Scores on a text with a picture of two by four merged patches; version 4 finds its tokens by itself."""
+    model = complete(getattr(transformers, name), folder, torch.float32)
+    ids = torch.cat([torch.tensor([3]), torch.full((8,), 5), torch.arange(7, 20)])[None]
+    patches = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
+    kinds = {"mm_token_type_ids": (ids == 5).int()} if transformers.__version__.startswith("5") else {}
+    with torch.no_grad():
+        given = {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 8]]), **kinds}
+        return {"logits": model(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits}
+
+
 def complete(loader: Any, folder: Path, dtype: Any) -> Any:
     """The model; exits if a weight would be re-initialised."""
     plain = (
-        {"attn_implementation": "eager"} if folder.name.startswith(("decoder", "encoder")) else {}
+        {"attn_implementation": "eager"} if folder.name.startswith(("decoder", "encoder", "pictured")) else {}
     )  # of 4 only that has soft caps
     model, report = loader.from_pretrained(folder, output_loading_info=True, dtype=dtype, **plain)
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -118,6 +131,8 @@ def write_told(root: Path) -> Iterator[Path]:
     """A calibrated model of every architecture of the tables of facts, with the name of its class beside it."""
     from tiny_decoders import ROWS, tiny_decoder
     from tiny_encoders import VARIANTS, tiny_encoder
+    from tiny_vision_language import ROWS as PICTURED
+    from tiny_vision_language import write_pictured
 
     import featcal
     from featcal.testing.trial import write_trial
@@ -128,6 +143,11 @@ def write_told(root: Path) -> Iterator[Path]:
         trial, folder = write_trial(model, facts, root / "saved" / name), root / name
         featcal.calibrate(trial.family, trial.config()).save(folder)
         (folder / "class.txt").write_text(str(facts.model))
+        yield folder
+    for kind, pictured in PICTURED.items():
+        family, folder = write_pictured(pictured, root / "saved" / f"pictured-{kind}").family, root / f"pictured-{kind}"
+        featcal.calibrate(family).save(folder)
+        (folder / "class.txt").write_text(str(pictured.model))
         yield folder
 
 

@@ -366,6 +366,62 @@ def test_embeddings_of_sentences_are_means_over_tokens(sentence_folders: Path) -
         evaluate(family, "merged", split="test")
 
 
+def compared(suite: Path) -> Path:
+    """The suite with a number for every pair in place of its class."""
+    content = yaml.safe_load(suite.read_text())
+    for number, task in enumerate(content["tasks"].values()):
+        del task["classes"]
+        for split in ("calibration", "test"):
+            lines = [{**row, "like": f"{(7 * i + number) % 8 / 2}"} for i, row in enumerate(sentences(number))]
+            (suite.parent / f"alike-{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            task[split] = {"jsonl": f"alike-{number}.jsonl", "input": "{a}", "pair": "{b}", "target": "{like}"}
+    suite.write_text(yaml.safe_dump(content))
+    return suite
+
+
+def test_pairs_of_sentences_are_scored_by_their_cosines(sentence_folders: Path) -> None:
+    """Every text runs alone through the library, and is the mean of its states; ranks are counted by hand."""
+    family, root = open_family(load_suite(compared(sentence_folders)), "cpu"), sentence_folders.parent
+    assert family.suite.task("left").metric == "spearman"
+    tokenizer = transformers.BertTokenizer.from_pretrained(root / "base")
+    library = transformers.BertModel.from_pretrained(root / "experts" / "left", dtype=torch.float64).eval()
+
+    @torch.no_grad()
+    def embedded(text: str) -> torch.Tensor:
+        return library(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+
+    rows = sentences(0)
+    cosines = [torch.cosine_similarity(embedded(r["a"]), embedded(r["b"]), dim=0).item() for r in rows]
+    score = evaluate(family, "expert:left", split="test").tasks["left"]
+    torch.testing.assert_close([float(one) for one in score.predictions], cosines, rtol=0, atol=1e-5)
+    numbers = [7 * i % 8 / 2 for i in range(len(rows))]
+    ranks = np.stack([np.argsort(np.argsort(one)) for one in (cosines, numbers)])  # all numbers differ
+    assert score.value == pytest.approx(np.corrcoef(ranks)[0, 1], abs=1e-9)
+    assert (score.metric, score.n, score.right) == ("spearman", 8, None)
+    drawn = family.samples("left", "test", None, 0)
+    assert drawn.second is not None
+    assert drawn.texts == tuple(f"{row['a']}\n{row['b']}" for row in rows)
+    assert int(drawn.inputs["token_type_ids"].sum()) == 0
+    assert check(family.suite).problems == ()
+
+
+def test_pairs_to_compare_need_embeddings_and_numbers(hub: Path, sentence_folders: Path) -> None:
+    suite = compared(sentence_folders)
+    content = yaml.safe_load(suite.read_text())
+    content["tasks"]["left"]["test"]["target"] = "{a}"
+    suite.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError, match="spearman needs numbers as right answers"):
+        evaluate(open_family(load_suite(suite), "cpu"), "base", split="test")
+    for folder in ("base", "experts/left", "experts/right"):
+        (suite.parent / folder / "modules.json").unlink()
+    with pytest.raises(InputError, match="the base must be a folder of sentence-transformers"):
+        open_family(load_suite(suite), "cpu").samples("left", "test", None, 0)
+    content["tasks"]["left"]["metric"] = "exact_match"
+    suite.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError, match=r"pairs of texts with a number .* are scored by spearman"):
+        load_suite(suite)
+
+
 def test_sentence_folders_that_pool_otherwise_are_refused(sentence_folders: Path) -> None:
     root = sentence_folders.parent
     edited(root / "experts" / "left" / "1_Pooling" / "config.json",

@@ -93,18 +93,20 @@ WRONG = {
     "needs 'input'": pets(calibration={"jsonl": "x"}),
     "a 'hub' source needs 'split'": pets(calibration={"hub": "x", "input": "{a}"}),
     "'target' and 'targets' belong to text; give 'input'": pets(calibration={"parquet": "x", "target": "{a}"}),
-    "give one of them": pets(calibration={"parquet": "x", "input": "{a}", "image": "b"}),
+    "a text with a picture has an answer in words": pets(
+        calibration={"parquet": "x", "input": "{a}", "image": "b", "label": "c"}
+    ),
     "not both": pets(calibration=TEXT | {"targets": ["no"]}),
     "give 'target' (the answer as text) or 'label' (its class, for a classifier)": pets(
         calibration={"jsonl": "x", "input": "{a}", "label": "b", "target": "{c}"}
     ),
     "'pair' is the second text of a classifier": [
-        pets(calibration={"jsonl": "x", "input": "{a}", "pair": "{b}", "target": "{c}"}),
+        pets(calibration={"jsonl": "x", "input": "{a}", "pair": "{b}", "label": "c", "targets": ["d", "e"]}),
         pets(calibration={"parquet": "x", "pair": "{b}"}),
     ],
     "texts with classes ('label' without 'targets') are scored by accuracy": of_classes(metric="exact_match"),
     "'templates' make prompts for pictures": of_classes(templates=["a {}"]),
-    "config means nothing to a source of kind 'jsonl', which takes split, label": pets(
+    "config means nothing to a source of kind 'jsonl', which takes split, image, label": pets(
         calibration=TEXT | {"config": "sst2"}
     ),
     "is no field": [pets(calibration=TEXT | {"input": "{a.__class__}"}), pets(calibration=TEXT | {"target": "{b!r}"})],

@@ -32,6 +32,13 @@ _OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 5},
     "gpt2": {},
     "smollm3": {"no_rope_layers": [1, 0], "head_dim": 6},
+    "arcee": {"head_dim": 6, "mlp_bias": True},
+    "ernie4_5": {"head_dim": 6, "use_bias": True, "tie_word_embeddings": True},
+    "hunyuan_v1_dense": {
+        "head_dim": 6,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0},
+    },
+    "glm": {"head_dim": 8, "attention_bias": True},
     "glm4": {"head_dim": 8},
     "exaone4": {"sliding_window": 5, "layer_types": _KINDS},
     "seed_oss": {"head_dim": 6},

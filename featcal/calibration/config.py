@@ -53,6 +53,9 @@ class CalibrationConfig:
     patch_weight: float = 0.01
     """Weight of CLIP's patch tokens in the last block, in (0, 1]; the class token has 1, inputs of keys and
     values always 1. The paper's own code uses 0.01."""
+    image_weight: float = 1.0
+    """In language models that read pictures, weight of a picture's tokens, in (0, 1]; tokens of the text have 1. A
+    small one keeps thousands of tokens of a picture from outweighing a question of ten words."""
     eps: float = 1e-8
     """Numerical stabiliser of Eqs. (14), (17) and (59)."""
     recipe: str = PAPER
@@ -83,7 +86,7 @@ class CalibrationConfig:
                 object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
                 if not getattr(self, name):
                     raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
-        for name in ("lam", "rho", "alpha", "beta", "patch_weight", "eps"):
+        for name in ("lam", "rho", "alpha", "beta", "patch_weight", "image_weight", "eps"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
         if self.lam < 0:
@@ -98,8 +101,9 @@ class CalibrationConfig:
             raise InputError(f"beta is {self.beta:g}; it belongs to the recipe '{REFINED}'")
         if self.beta and not self.alpha:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
-        if not 0 < self.patch_weight <= 1:
-            raise InputError(f"patch_weight is {self.patch_weight:g}; it lies in (0, 1]")
+        for name in ("patch_weight", "image_weight"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name):g}; it lies in (0, 1]")
         if self.eps < 0:
             raise InputError(f"eps is {self.eps:g}; it is >= 0")
         if self.samples < 1:
@@ -130,6 +134,7 @@ class Options(TypedDict, total=False):
     rmsnorms: bool | None
     completion_only: bool | None
     patch_weight: float | None
+    image_weight: float | None
     eps: float | None
     batch_size: int | None
     precision: str | None
@@ -239,5 +244,6 @@ def idle_options(adapter: Adapter) -> set[str]:
         "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
         "completion_only": adapter.modality == "causal",
         "patch_weight": adapter.class_token,
+        "image_weight": adapter.image_token is not None,
     }
     return {name for name, does in applies.items() if not does}

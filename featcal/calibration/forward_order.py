@@ -145,7 +145,7 @@ def _enter(
 def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dict[str, int]:
     def counted(call: Call, batch: Batch) -> int:
         mask = batch.get("attention_mask")
-        return call.hidden.shape[:2].numel() if mask is None else int(mask.sum())
+        return call.hidden.shape[:-1].numel() if mask is None else int(mask.sum())
 
     return {task: sum(map(counted, lane.calls, experts[task].batches)) for task, lane in lanes.items()}
 

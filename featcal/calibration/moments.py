@@ -259,7 +259,7 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
         InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
     """
     block = stage.blocks[index]
-    for name, given in inputs.items():
+    for name, given in ((name, stage.by_token(given)) for name, given in inputs.items()):
         of_heads = given.ndim == 4 and stage.head_axis is not None and name not in block.linears
         if given.ndim != 3 and not of_heads:
             raise InputError(

@@ -241,6 +241,8 @@ def _part(name: str, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor],
 
 def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
     """Whether a map's output, unchanged, is what a part adds to the stream."""
+    if before.shape != after.shape:  # a merger of patches: what comes out is another stream
+        return False
     gap = (after.double() - before.double() - output.double()).norm()
     return bool(gap <= _SAME * output.double().norm() + _rounding(after))
 

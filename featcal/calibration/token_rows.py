@@ -106,7 +106,7 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
     }
 
     def rows(call: Call, batch: Batch) -> dict[str, TokenRows]:
-        tokens = call.hidden.shape[:2].numel()
+        tokens = call.hidden.shape[:-1].numel()
         return {one: TokenRows.of(stage.token_weights(one, call, batch, options), tokens) for one in sorted(used)}
 
     return TaskRows([rows(call, batch) for call, batch in zip(calls, batches, strict=True)])

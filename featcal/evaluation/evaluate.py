@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +119,8 @@ def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head |
 
 
 def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
+    if drawn.second is not None:
+        return likeness(family, model, drawn, drawn.second)
     if answers_of(family, model, drawn.task) == "classes":
         return accuracy(family, model, drawn, head_of(family, model, drawn.task, shared))
     task = family.suite.task(drawn.task)
@@ -147,6 +149,30 @@ def accuracy(family: Family, model: Weights, drawn: Samples, head: Head) -> Task
         predictions.append(head.scores(features).argmax(1))
     predicted = torch.cat(predictions)
     return TaskScore("accuracy", float((predicted == labels).double().mean()), predicted, labels)
+
+
+def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str, Tensor]) -> TaskScore:
+    """Rank correlation of the cosines between the embeddings of two texts with how alike they are said to be.
+
+    Args:
+        drawn: the first texts, with the numbers as answers.
+        second: inputs of the second texts.
+
+    Raises:
+        InputError: an answer that is no number, or all of them the same.
+        NumericalError: embeddings that are not finite.
+    """
+    assert drawn.targets is not None
+    device, found = family.compute.device, []
+    for one in (drawn, replace(drawn, inputs=second)):
+        batches = batches_of(one, BATCH_SIZE, device)
+        chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
+        found.append(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double())
+    cosines = torch.nn.functional.cosine_similarity(*found)
+    if not bool(torch.isfinite(cosines).all()):
+        raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
+    said = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
+    return TaskScore("spearman", METRICS["spearman"](said, drawn.targets), said, drawn.targets)
 
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:

@@ -51,6 +51,10 @@ class TokenOptions(Protocol):
     def completion_only(self) -> bool:
         """In causal language models, count the positions that predict the answer alone."""
 
+    @property
+    def image_weight(self) -> float:
+        """Weight of a picture's tokens among those of the text."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -263,6 +267,10 @@ class Adapter(ABC):
     one that the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
+    embeds = False
+    """Whether final features are embeddings of texts, whose cosines say how alike two texts are."""
+    image_token: int | None = None
+    """Of a language model that reads pictures: the token that stands for a part of one."""
     kept_float32: tuple[str, ...] = ()
     """Parts of the names of tensors that transformers keeps in float32 when it loads a float16 model."""
     defaults: Mapping[str, Any]

@@ -13,6 +13,7 @@ from featcal.errors import InputError
 from featcal.models.adapter import Adapter
 from featcal.models.decoder_facts import FACTS, DecoderFacts
 from featcal.models.encoder_facts import ENCODERS, EncoderFacts
+from featcal.models.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
 
 
 def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
@@ -97,6 +98,10 @@ def _adapter_of(facts: DecoderFacts | EncoderFacts) -> type[Adapter]:
         from featcal.models.encoder import encoder_of
 
         return encoder_of(facts)
+    if isinstance(facts, VisionLanguageFacts):
+        from featcal.models.vision_language import vision_language_of
+
+        return vision_language_of(facts)
     from featcal.models.decoder import adapter_of
 
     return adapter_of(facts)
@@ -120,7 +125,7 @@ _HOMES = {
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
 
-_OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS)
+_OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANGUAGE)
 _TOLD = {facts.model_type: facts for facts in _OWN}
 """`model_type` → facts of a decoder-only architecture or of an encoder."""
 

@@ -132,7 +132,7 @@ class Decoder(LanguageModel):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Normed state at the position that decides the first token of the answer."""
         rows = torch.arange(len(call.hidden), device=call.hidden.device)
-        own = {name[len(self._norm) + 1 :]: tensors[name] for name in self.closing}
+        own = {name.rpartition(".")[2]: tensors[name] for name in self.closing}
         deciding = call.hidden[rows, answer_position(inputs)]
         normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (deciding,), strict=True)
         return normed

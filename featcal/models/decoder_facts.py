@@ -137,6 +137,12 @@ FACTS = (
     DecoderFacts(
         model_type="smollm3", config="SmolLM3Config", model="SmolLM3ForCausalLM", settings=("no_rope_layers",)
     ),
+    DecoderFacts(model_type="arcee", config="ArceeConfig", model="ArceeForCausalLM", shared=(QKV,)),
+    DecoderFacts(model_type="ernie4_5", config="Ernie4_5Config", model="Ernie4_5ForCausalLM"),
+    DecoderFacts(
+        model_type="hunyuan_v1_dense", config="HunYuanDenseV1Config", model="HunYuanDenseV1ForCausalLM", head_axis=1
+    ),
+    DecoderFacts(model_type="glm", config="GlmConfig", model="GlmForCausalLM", shared=(QKV,)),
     DecoderFacts(
         model_type="glm4",
         config="Glm4Config",

@@ -177,6 +177,7 @@ class Encoder(Adapter):
         self.aliases = dict(facts.repeated)
         self.vocabulary = (f"{facts.stack}.{facts.table}.weight",) if facts.table else ()
         self.classifier, self.class_token = facts.classifier, reads_first(facts)
+        self.embeds = POOLING in config
         if facts.modality == "pixels":
             self._patch = checked.patch_size
             self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,11 @@ class Generator:
     """Whether the prompt goes to an encoder; otherwise the answer goes on from it."""
     positions: int | None = None
     """Tokens that prompt and answer may have together, where the model has a table of positions: answers end there."""
+    seen: Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]] | None = None
+    """Of a batch and of the token ids that are read: what the model is given of the pictures that come with them; None
+    where it reads none."""
+    unsaid: tuple[int, ...] = ()
+    """Tokens that no answer has: those that stand for pictures, which the library takes for more of them."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -43,7 +48,10 @@ class Generator:
         if self.positions is not None:  # the last token is not read any more
             room = self.positions - ids.shape[1] + 1
             options["max_new_tokens"] = min(options.get("max_new_tokens", room), room)
-        produced: Tensor = self.model.generate(ids, attention_mask=mask, **options)
+        pictures = self.seen(batch, ids) if self.seen is not None else {}
+        if self.unsaid:
+            options["suppress_tokens"] = [*self.unsaid]
+        produced: Tensor = self.model.generate(ids, attention_mask=mask, **pictures, **options)
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
     def sampled(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
@@ -104,7 +112,8 @@ class Generator:
             padded = pad_sequence(rows, batch_first=True)
             lengths = torch.tensor([len(row) for row in rows], device=padded.device)
             attended = (torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]).long()
-            given = {"input_ids": padded, "attention_mask": attended}
+            pictures = self.seen(batch, padded) if self.seen is not None else {}
+            given = {"input_ids": padded, "attention_mask": attended, **pictures}
             starts = [len(prompt) - 1 for prompt in own]
         logits = self.model(**given, use_cache=False).logits
         return [

@@ -68,7 +68,8 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
                     f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
                     "such as a mask or positions of its own; featcal cannot run this architecture block by block"
                 )
-        upstream = stage.advance(carried, output)
+        if stage is not adapter.stages[-1]:  # its last block may give states of another form
+            upstream = stage.advance(carried, _returned(stage.blocks[-1], carried.at(stage.blocks[-1].name), device))
 
 
 def _library_calls(

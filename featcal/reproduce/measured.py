@@ -93,7 +93,8 @@ _KINDS = {
         (),
         "points[]",
         "point.found",
-        "A run with an option that `featcal sweep` lacks (patch_weight, eps, precision) is in the Python lines alone.",
+        "A run with an option that `featcal sweep` lacks (patch_weight, image_weight, eps, precision) is in the Python "
+        "lines alone.",
     ),
 }
 KINDS = tuple(_KINDS)

@@ -15,7 +15,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "arrays": ("split",),
     "imagefolder": ("label",),
     "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
-    "jsonl": ("split", "label", "input", "pair", "target", "targets"),
+    "jsonl": ("split", "image", "label", "input", "pair", "target", "targets"),
     "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
     "self_generated": (),
 }
@@ -62,7 +62,7 @@ class Source(Strict):
     """Where the samples of one split come from; exactly one of the eight kinds is given.
 
     Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
-    either).
+    either). Text with `image` comes with a picture each, for models that read both.
     """
 
     embedded: str | None = None
@@ -94,7 +94,8 @@ class Source(Strict):
     """Commit or tag of a Hub data set; without one the data may change under the suite."""
 
     image: str | None = None
-    """Column of pictures, "image" when left out."""
+    """Column of pictures, "image" when left out; beside `input` the pictures that texts come with. JSON Lines hold file
+    names, which start from the folder that the file is in."""
     label: str | None = None
     """Column of class indices or class names, "label" when left out. Of text it names the classes of a classifier, or
     what `targets` answer."""
@@ -102,7 +103,8 @@ class Source(Strict):
     """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
     pair: str | None = None
     """Template of the second text, where an encoder with a classifier reads two: `input: "{premise}"`,
-    `pair: "{hypothesis}"`."""
+    `pair: "{hypothesis}"`. With `target`, a number, it is a text of its own, whose embedding is compared with that of
+    `input` (folders of sentence-transformers)."""
     target: str | None = None
     """Template of the right answer."""
     targets: tuple[str, ...] | dict[int | str, str] | None = None
@@ -151,14 +153,17 @@ class Source(Strict):
     def _pictures_or_text(self) -> Source:
         if self.input is None and (self.target is not None or self.targets is not None):
             raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
-        if self.input is not None and self.image is not None:
-            raise ValueError("'input' makes a source text and 'image' makes it pictures; give one of them")
+        if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
+            raise ValueError("a text with a picture has an answer in words; give 'target' or 'targets'")
         if self.target is not None and self.targets is not None:
             raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
         if self.target is not None and self.label is not None:
             raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
-        if self.pair is not None and (self.input is None or self.target is not None or self.targets is not None):
-            raise ValueError("'pair' is the second text of a classifier: it goes with 'input', and without answers")
+        if self.pair is not None and (self.input is None or self.targets is not None):
+            raise ValueError(
+                "'pair' is the second text of a classifier ('label'), or one to compare ('target', a number): it goes "
+                "with 'input' and without 'targets'"
+            )
         return self
 
     @model_validator(mode="after")
@@ -182,6 +187,11 @@ class Source(Strict):
     def classified(self) -> bool:
         """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
         return self.input is not None and self.label is not None and self.targets is None
+
+    @property
+    def compared(self) -> bool:
+        """Whether it holds pairs of texts with a number that says how alike they are."""
+        return self.pair is not None and self.target is not None
 
     @property
     def kind(self) -> str:

@@ -62,6 +62,10 @@ class ArrowTable:
     def place(self, row: int) -> str:
         return f"{self.where}, row {row}"
 
+    @property
+    def folder(self) -> Path:
+        return Path()
+
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
     """A parquet file or a folder of them, and whether the files themselves are those of `split`.

@@ -27,7 +27,8 @@ class TextExample:
 class Pool:
     """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
 
-    With `tokens` there may be `texts` too, which say in words what the ids are.
+    With `tokens` there may be `texts` too, which say in words what the ids are; with `texts` there may be `images`, one
+    that each text comes with.
     """
 
     size: int

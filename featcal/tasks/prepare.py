@@ -53,6 +53,10 @@ class Preparation:
     """What makes pixels of pictures in its place."""
     written: Written | None = None
     """What the experts write, for sources that ask for it."""
+    embeds: bool = False
+    """Whether texts become embeddings that are compared in pairs."""
+    image_token: int | None = None
+    """What stands for a part of a picture among the tokens of a text, where a model reads both."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
         """Pictures → `pixel_values` `[n, 3, H, W]` float32.
@@ -62,16 +66,32 @@ class Preparation:
         """
         if self.pictures is not None:
             return self.pictures.prepare(images)
+        pixels: Tensor = self._processed(images)["pixel_values"]
+        return pixels.float()
+
+    def patches(self, images: Sequence[Image]) -> tuple[list[Tensor], Tensor, int]:
+        """Pictures → the patches of each `[n, values]` float32, their numbers along time, height and width
+        `[pictures, 3]`, and how many of them are one token.
+
+        Raises:
+            InputError: as `pixels`.
+        """
+        made = self._processed(images)
+        grid = made["image_grid_thw"].long()
+        merged = int(self._processor().merge_size) ** 2
+        return list(torch.split(made["pixel_values"].float(), grid.prod(1).tolist())), grid, merged
+
+    def _processed(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         writable = [image.copy() for image in images]  # the processor wraps them as tensors
         options = {
             "return_tensors": "pt",
             "input_data_format": "channels_last",
         }  # else it guesses, wrongly at 1, 3 or 4 rows
         try:
-            pixels: Tensor = self._processor()(images=writable, **options)["pixel_values"]
+            made: Mapping[str, Tensor] = self._processor()(images=writable, **options)
         except ValueError as error:
             raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
-        return pixels.float()
+        return made
 
     def made_by(self) -> dict[str, str]:
         """Class and backend of image processor or tokenizer, for the record of a run.
@@ -80,9 +100,13 @@ class Preparation:
             InputError: as `pixels` and `tokenizer_of`.
         """
         if self.modality != "pixels":
-            return {"text": _class(tokenizer_of(self.folder))}
+            text = {"text": _class(tokenizer_of(self.folder))}
+            return text if self.image_token is None else text | self._made_pictures()
         if self.pictures is not None:
             return dict(self.pictures.made_by)
+        return self._made_pictures()
+
+    def _made_pictures(self) -> dict[str, str]:
         return {"pictures": _class(self._processor()), "backend": BACKEND}
 
     def _processor(self) -> Any:

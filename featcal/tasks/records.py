@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,8 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
         return examples
 
     labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
-    return Pool(len(rows), labels, names, texts=texts, counted_names=counted)
+    images = None if source.image is None else _images(table, source.image, rows)
+    return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
 
 
 def _answers(source: Source) -> Mapping[Any, str] | None:
@@ -113,18 +114,25 @@ def _not_empty(example: TextExample) -> TextExample:
 
 
 def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
-    column = source.image or "image"
-    _require(table, [column], "a source of pictures")
+    images = _images(table, source.image or "image", rows)
     labels, names, counted = None, None, False
     if source.label is not None or "label" in table.columns:
         labels, names, counted = _labels(table, source.label or "label", rows)
+    return Pool(len(rows), labels, names, images, counted_names=counted)
+
+
+def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
+    """The pictures of a column by index."""
+    _require(table, [column], "a source of pictures")
 
     def images(wanted: Sequence[int]) -> list[Image]:
         chosen = [int(rows[index]) for index in wanted]
         cells = table.rows(chosen, [column])
-        return [_decoded(row[column], table.place(place)) for place, row in zip(chosen, cells, strict=True)]
+        return [
+            _decoded(row[column], table.place(place), table.folder) for place, row in zip(chosen, cells, strict=True)
+        ]
 
-    return Pool(len(rows), labels, names, images, counted_names=counted)
+    return images
 
 
 def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
@@ -151,14 +159,15 @@ def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple
     raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
 
 
-def _decoded(cell: Any, place: str) -> Image:
-    """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves."""
+def _decoded(cell: Any, place: str, folder: Path) -> Image:
+    """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves; a file's name starts from the
+    folder."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, bytes):
         return read_image(io.BytesIO(cell), place)
     if isinstance(cell, str):
-        return read_image(Path(cell), f"{place}: {cell}")
+        return read_image(folder / cell, f"{place}: {cell}")
     raise InputError(f"{place}: holds a {type(cell).__name__}, expected a picture")
 
 

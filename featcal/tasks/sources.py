@@ -25,6 +25,7 @@ from featcal.suite import Suite, Task
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.corruptions import corrupted
 from featcal.tasks.hub import read_hub, refuse_saved_to_disk
+from featcal.tasks.pictured import prepare_pictured
 from featcal.tasks.pictures import arrays, imagefolder
 from featcal.tasks.pool import Image, Pool, TextExample
 from featcal.tasks.prepare import (
@@ -53,7 +54,8 @@ class Samples:
     task: str
     split: str
     inputs: Mapping[str, Tensor]
-    """Keyword inputs of the model. Pictures: `pixel_values` `[n, 3, H, W]` float32. Text: `input_ids`,
+    """Keyword inputs of the model. Pictures: `pixel_values` `[n, 3, H, W]` float32; of text with pictures `[n, patches,
+    values]`, and `image_grid_thw` `[n, 3]`. Text: `input_ids`,
     `attention_mask` `[n, T]` and, where they apply, `labels` `[n, U]`, `completion_mask` or `token_type_ids` `[n, T]`,
     int64."""
     labels: Tensor | None
@@ -67,6 +69,8 @@ class Samples:
     """What the model reads, before tokens are made of it."""
     targets: tuple[str, ...] | None = None
     """The right answers."""
+    second: Mapping[str, Tensor] | None = None
+    """Of pairs that are compared, the inputs of the second texts; `inputs` are those of the first."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
     total: int = 0
@@ -172,14 +176,43 @@ def _draw_text(
         inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
         return Samples(*name, inputs, labels, indices, names, None, texts, targets)
     assert examples is not None
+    if (pool.images is None) != (preparation.image_token is None):
+        has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
+        raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
+    examples, apart = _compared(examples, preparation)
     made: Prepared
-    if modality == "seq2seq":
+    if pool.images is not None:
+        made = prepare_pictured(examples, _Pictures(pool.images, indices), preparation, spec.max_length)
+    elif modality == "seq2seq":
         made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
     elif modality == "text":
         made = prepare_text(examples, folder, spec.max_length)
     else:
         made = prepare_causal(examples, folder, spec.max_length)
-    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, made.truncated)
+    if apart is not None:
+        second = prepare_text(apart, folder, spec.max_length)
+        cut = made.truncated + second.truncated
+        return Samples(*name, made.inputs, None, indices, None, None, texts, targets, second.inputs, cut)
+    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, truncated=made.truncated)
+
+
+def _compared(
+    examples: list[TextExample], preparation: Preparation
+) -> tuple[list[TextExample], list[TextExample] | None]:
+    """The first texts and the second ones, of pairs that are compared; None for other samples.
+
+    Raises:
+        InputError: such pairs, of a model that has no embeddings.
+    """
+    if not any(example.pair is not None and example.target is not None for example in examples):
+        return examples, None
+    if not preparation.embeds:
+        raise InputError(
+            "pairs with a number ('pair' and 'target') are compared by embeddings, for which the base must be a folder "
+            "of sentence-transformers"
+        )
+    first = [replace(example, pair=None) for example in examples]
+    return first, [replace(example, input=str(example.pair), pair=None) for example in examples]
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:

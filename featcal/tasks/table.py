@@ -41,6 +41,11 @@ class Table(Protocol):
         """Where a row is, for messages."""
         ...
 
+    @property
+    def folder(self) -> Path:
+        """Where the names of files start from that stand in it."""
+        ...
+
 
 @dataclass(frozen=True)
 class JsonTable:
@@ -74,6 +79,10 @@ class JsonTable:
 
     def place(self, row: int) -> str:
         return f"{self.file}, line {self.lines[row]}"
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
 
 
 def read_jsonl(file: Path) -> JsonTable:

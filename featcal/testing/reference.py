@@ -112,7 +112,7 @@ def inputs(
     rows: dict[str, list[Tensor]] = {}
     inside = {n: module for block in blocks for n, module in model.get_submodule(block).named_modules(prefix=block)}
     handles = [
-        module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(args[0][0]))
+        module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(_of_one(args[0])))
         for name, module in inside.items()
         if list(module.parameters(recurse=False))
     ]
@@ -127,6 +127,11 @@ def inputs(
         weights = torch.cat(counted).repeat_interleave(by_token[0].shape[1])
         found[name] = torch.cat([part.flatten(0, 1) for part in by_token]), weights / weights.sum()
     return found
+
+
+def _of_one(given: Tensor) -> Tensor:
+    """What a module is given of the only sample; a vision tower may have all its patches in one row."""
+    return given if given.ndim == 2 else given[0]
 
 
 def linear(
