@@ -223,8 +223,8 @@ class LinearGroup:
             InputError: a part of the task's tokens was not counted, nor merged.
             NumericalError: no token of it counts.
         """
-        current, self._task = self._task, None
-        if current is None or not current.moments.weight > 0:
+        current, self._task = self.current, None
+        if not current.moments.weight > 0:
             raise NumericalError(f"{self}: no token of a task counts; see its samples")
         if current.counted != current.tokens:
             raise InputError(
@@ -318,6 +318,21 @@ class LinearGroup:
         if self._sums is None:
             raise NumericalError(f"no task was counted for {self}")
         return self._sums
+
+    @property
+    def current(self) -> CurrentTask:
+        """What was counted of the task that is not finished.
+
+        Raises:
+            NumericalError: nothing was.
+        """
+        if self._task is None:
+            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+        return self._task
+
+    def let_go(self) -> None:
+        """Give up all statistics: another group has them."""
+        self._task = self._sums = None
 
     def toward(self, other: LinearGroup, share: float) -> None:
         """Take targets that are `share` of the way to those of another group of the same maps and tokens."""
