@@ -279,7 +279,9 @@ def joined(device: str) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=dist.PrefixStore("ranks", store), rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"the {launched()} processes do not find each other: {error}; start them with torchrun") from error
+        raise InputError(
+            f"the {launched()} processes do not find each other: {error}; start them with torchrun"
+        ) from error
     _here = Ranks(rank, size, torch.device(device if on_gpu else "cpu"))
     try:
         with _ends_on_sigterm():

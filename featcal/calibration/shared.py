@@ -85,7 +85,9 @@ def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> list[
         ]
         _collect(ranks, range(ranks.size), owners, givers, sums)
     own, base = anchors(run, block, merged)
-    solved = [group.solve(own, base, config) for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
+    solved = [
+        group.solve(own, base, config) for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank
+    ]
     if not ranks.several:
         return solved
     for group in groups:
