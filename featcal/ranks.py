@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import pairwise
 from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from featcal.errors import InputError
 
@@ -58,7 +58,7 @@ def parts(count: int, size: int) -> list[tuple[int, int]]:
     """
     short, longer = divmod(count, size)
     starts = [one * short + min(one, longer) for one in range(size + 1)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))
 
 
 def owners_of(costs: Sequence[float], size: int) -> list[int]:
@@ -88,7 +88,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where tensors have to be to be sent: CUDA with NCCL, the CPU with Gloo."""
     teams: Teams = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
@@ -270,6 +270,8 @@ def joined(device: str) -> Iterator[Ranks]:
     if launched() == 1:
         yield ALONE
         return
+    from torch.distributed.rendezvous import rendezvous  # not in every build of torch
+
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     on_gpu = device != "cpu" and not crowded
     if on_gpu:
@@ -277,7 +279,7 @@ def joined(device: str) -> Iterator[Ranks]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        dist.init_process_group(backend, store=dist.PrefixStore("ranks", store), rank=rank, world_size=size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"the {launched()} processes do not find each other: {error}; start them with torchrun"
@@ -295,7 +297,7 @@ def joined(device: str) -> Iterator[Ranks]:
         _here = ALONE
 
 
-def _first_to_end(store: dist.Store) -> bool:
+def _first_to_end(store: Any) -> bool:
     """Whether no other rank has failed before; true where nobody can be asked any more."""
     with suppress(RuntimeError):
         return bool(store.add("failed", 1) == 1)

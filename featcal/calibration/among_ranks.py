@@ -68,8 +68,9 @@ def metered(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
         return family, read
     experts = {task: Metered(expert, read) for task, expert in family.experts.items()}
     base, merged = Metered(family.base, read), family.merged
-    computed = isinstance(merged, RecipeWeights)
-    counted = replace(merged, base=base, experts=experts) if computed else Metered(merged, read)
+    counted: Weights = Metered(merged, read)
+    if isinstance(merged, RecipeWeights):
+        counted = replace(merged, base=base, experts=experts)
     return replace(family, base=base, merged=counted, experts=experts), read
 
 

@@ -170,7 +170,7 @@ def calibrate_to_folder(
     run = together(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
-        blocks = SharedBlocks(ranks, folder) if ranks.several else folder
+        blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
         account = calibrate_blocks(run, passes, config, blocks)
         record = _record(family, config, drawn, account, run) | shares(ranks, run, passes, read)
         if folder is None:

@@ -365,7 +365,8 @@ def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dty
 
 
 def solved_in(products: torch.dtype) -> torch.dtype:
-    """The dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products, whose own rounding is far above float32's.
+    """The dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products, whose
+    own rounding is far above float32's.
 
     They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
     """
