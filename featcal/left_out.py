@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 from featcal.family import Family
 from featcal.formats.weights import Weights
+from featcal.ranks import ALONE, Ranks
 from featcal.words import some
 
 
-def left_out(family: Family) -> dict[str, str]:
+def left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     """A sentence for every expert, by task, that differs from the base in tensors which a merge leaves out.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
-    left out: it scores every model on that task.
+    left out: it scores every model on that task. Of several ranks each reads the experts whose tasks it leads.
     """
     notes, maps = {}, family.adapter.classifier
-    for task, expert in family.experts.items():
+    for task, expert in ranks.led(family.experts).items():
         known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
         names = changed_outside(family.base, expert, known)
         if names:
@@ -25,7 +26,7 @@ def left_out(family: Family) -> dict[str, str]:
                 f"expert '{task}': it changed {count} outside the tower that is merged ({some(names, 3)}); they are "
                 "left out, and the written model has the base's"
             )
-    return notes
+    return ranks.union(notes)
 
 
 def changed_outside(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:

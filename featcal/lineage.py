@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from featcal.errors import InputError
 from featcal.family import Family
 from featcal.formats.weights import Weights
+from featcal.ranks import ALONE, Ranks
 
 UNRELATED = 0.5
 """Cosine of a layer's weights to the base's below which they are not its descendants. Noise of relative size d gives
@@ -94,14 +95,17 @@ def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Line
     return Lineages(tuple(layers), found, whole), problems
 
 
-def check_lineage(family: Family, merged: Weights | None = None) -> list[str]:
+def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = ALONE) -> list[str]:
     """Notes on where the experts of a family, and a merged model, come from: what `featcal check` says of it too.
+
+    Of several ranks each reads the experts whose tasks it leads, and rank 0 the merged model.
 
     Raises:
         InputError: a model does not descend from the base in any layer, or has values that no training gives.
     """
-    models = {f"expert '{task}'": expert for task, expert in family.experts.items()}
-    lineages, damaged = measure_lineage(family, models if merged is None else {"merged": merged, **models})
+    own = {f"expert '{task}'": expert for task, expert in ranks.led(family.experts).items()}
+    found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
+    lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
     problems, notes = judge(lineages)
     wrong = [problem for found in (damaged, problems) for own in found.values() for problem in own]
     if wrong:

@@ -16,7 +16,7 @@ import featcal
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "locks", "machine", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
-    ("jsons", "paths", "views"),
+    ("jsons", "paths", "ranks", "views"),
     ("schema",),
     ("reproduce",),
     ("suite",),

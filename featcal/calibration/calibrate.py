@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import torch
 
+from featcal.calibration.among_ranks import SharedBlocks, metered, shares, together
 from featcal.calibration.config import OF_A_RECIPE, PAPER, CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.memory import can_reload, state_budget
@@ -32,6 +34,7 @@ from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
 from featcal.origin import suite_facts
 from featcal.progress import Progress, peak_rss_bytes, silent
+from featcal.ranks import ALONE, Ranks, here
 from featcal.schema.recipe import MergeRecipe
 from featcal.stamps import FileStamp, sha256, stamps
 from featcal.suite import Suite
@@ -123,10 +126,10 @@ def calibrate(
     passes = expert_passes(family, config) if experts is None else taking_part(config, experts)
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
-    run, blocks, digests = family.run(progress), InMemoryBlocks(), _digests(passes)
+    run, blocks, drawn = family.run(progress), InMemoryBlocks(), drawn_of(passes)
     account = calibrate_blocks(run, passes, config, blocks, first if again else None, not again, watch)
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
-    record = {**_record(family, config, passes, digests, account, run), "seconds": seconds}
+    record = {**_record(family, config, drawn, account, run), "seconds": seconds}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
 
 
@@ -146,28 +149,35 @@ def calibrate_to_folder(
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
             written model is verified block by block where the whole does not fit.
 
+    Among several ranks (`ranks.joined`) each calls this alike; every expert is read by those that have its task, and
+    rank 0 writes.
+
     Returns:
-        The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder.
+        The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder. Empty on other
+        ranks than 0.
 
     Raises:
         InputError, NumericalError: as `calibrate`, what `check_lineage` says of the models and `OutputFolder` of the
             folder.
     """
     started = time.perf_counter()
-    family = as_family(suite, device, config.precision)
+    family, read = metered(as_family(suite, device, config.precision), here())
     config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
-    before, origin = _input_stamps(family), _origin(family)
-    passes = expert_passes(family, config)
-    run = family.run(progress, _store(family, config, passes, max_memory, Path(out)))
+    ranks = here().sharing(taking_part(config, family.suite.tasks))
+    before, origin = _input_stamps(family), _origin(family, ranks)
+    passes, drawn = own_passes(family, config, ranks)
+    run = together(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
     loaded = time.perf_counter() - started
-    digests = _digests(passes)
-    with OutputFolder(out, _identity(family, config, digests, origin["inputs"]), resume) as folder:
-        account = calibrate_blocks(run, passes, config, folder)
+    with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
+        blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
+        account = calibrate_blocks(run, passes, config, blocks)
+        record = _record(family, config, drawn, account, run) | shares(ranks, run, passes, read)
+        if folder is None:
+            return {}
         if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):
             folder.forget()
             raise InputError(*(f"{file}: changed while it was read; run again" for file in changed))
-        record = _record(family, config, passes, digests, account, run)
         del passes  # their samples would be in the way of what is written and verified
         solved = time.perf_counter()
 
@@ -179,6 +189,13 @@ def calibrate_to_folder(
         made = CalibrationResult(family, config, Overlay("calibrated model", family.merged, done), record)
         content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, max_memory))
     return {"out": str(folder.out), **content}
+
+
+def _folder(
+    out: str | Path, identity: Mapping[str, Any], resume: bool, ranks: Ranks
+) -> AbstractContextManager[OutputFolder | None]:
+    """Where rank 0 writes; nothing for the others."""
+    return nullcontext() if ranks.rank else OutputFolder(out, identity, resume)
 
 
 def expert_passes(
@@ -198,14 +215,39 @@ def expert_passes(
     return {task: one(task) for task in taking_part(config, family.suite.tasks)}
 
 
+def own_passes(
+    family: Family, config: CalibrationConfig, ranks: Ranks
+) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
+    """The expert passes of this rank's tasks, or of its part of one task, and `drawn_of` all tasks of the run.
+
+    Samples of a task that ranks share are drawn whole by each of them: what tells them from others is of the whole.
+    """
+    own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), taking_part(config, family.suite.tasks)
+    for task in ranks.mine(tasks):
+        samples = family.samples(task, "calibration", config.samples, config.seed)
+        own[task] = family.expert_pass(samples, config.batch_size)
+        drawn |= drawn_of({task: own[task]})
+        part = ranks.part(task, len(samples))
+        if len(samples.indices[part]) < len(samples):
+            inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
+            shared = replace(samples, inputs=inputs, indices=samples.indices[part])
+            own[task] = family.expert_pass(shared, config.batch_size)
+    found = ranks.union(ranks.led(drawn))
+    return own, {task: found[task] for task in tasks}
+
+
 def taking_part(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
     """Of what there is of every task, what the options calibrate on, in the order of the tasks."""
     return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
 
 
-def input_hashes(family: Family) -> dict[str, dict[str, str]]:
-    """SHA-256 of every weight file that a run reads, by model and file name."""
-    return {name: {file.name: sha256(file) for file in own} for name, own in _input_files(family).items() if own}
+def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
+    """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank."""
+    files = {name: own for name, own in _input_files(family).items() if own}
+    elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.led(family.experts).keys()}
+    mine = [name for name in files if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
+    found = ranks.union({name: {file.name: sha256(file) for file in files[name]} for name in mine})
+    return {name: found[name] for name in files}
 
 
 def _input_files(family: Family) -> dict[str, Sequence[Path]]:
@@ -250,7 +292,7 @@ def _store(
 def _identity(
     family: Family,
     config: CalibrationConfig,
-    samples: Mapping[str, str],
+    drawn: Mapping[str, Mapping[str, Any]],
     hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
     """What tells one run to a folder from another: only the same is resumed."""
@@ -259,21 +301,29 @@ def _identity(
         "suite": family.suite.model_dump(mode="json"),
         "of": _of(family),
         "inputs": hashes,
-        "samples": samples,
+        "samples": {task: one["sha256"] for task, one in drawn.items()},
         "versions": all_versions(),
     }
 
 
-def _digests(passes: Mapping[str, ExpertPass]) -> dict[str, str]:
-    """What tells the samples of every task from others; asked for before a walk, which lets inputs go."""
-    return {task: one.digest for task, one in passes.items()}
+def drawn_of(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
+    """What a record says of the samples of every task, in its order, but for their tokens; asked for before a walk,
+    which lets inputs go."""
+    return {
+        task: {
+            "samples": len(one.indices),
+            "truncated": one.truncated,
+            "indices": list(one.indices),
+            "sha256": one.digest,
+        }
+        for task, one in passes.items()
+    }
 
 
 def _record(
     family: Family,
     config: CalibrationConfig,
-    passes: Mapping[str, ExpertPass],
-    digests: Mapping[str, str],
+    drawn: Mapping[str, Mapping[str, Any]],
     account: Account,
     run: Run,
 ) -> dict[str, Any]:
@@ -289,14 +339,12 @@ def _record(
         "config": asdict(config),
         "tasks": {
             task: {
-                "samples": len(one.indices),
+                "samples": one["samples"],
                 "tokens": account.tokens[task],
-                "truncated": one.truncated,
-                "indices": list(one.indices),
-                "sha256": digests[task],
+                **one,
                 **_written(family.suite, task),
             }
-            for task, one in passes.items()
+            for task, one in drawn.items()
         },
         "seconds": dict(run.seconds),
         "peak_rss_bytes": peak_rss_bytes(),
@@ -317,13 +365,13 @@ def _written(suite: Suite, task: str) -> dict[str, str]:
     return {} if asked is None else {"text": asked.said}
 
 
-def _origin(family: Family) -> dict[str, Any]:
+def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
     """What a saved record says of the models that were read, asked for before the work: `of`, `inputs` and `notes`.
 
     Raises:
         InputError: a model that does not come from the base.
     """
-    return {"of": _of(family), "inputs": input_hashes(family), "notes": _notes(family)}
+    return {"of": _of(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
 
 
 def _write(
@@ -360,7 +408,7 @@ def broken(record: Mapping[str, Any]) -> list[str]:
     return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
 
-def _notes(family: Family) -> list[str]:
+def _notes(family: Family, ranks: Ranks) -> list[str]:
     """What should be known of the models: doubts about their origin, and what a recipe left out of the experts.
 
     Raises:
@@ -368,10 +416,10 @@ def _notes(family: Family) -> list[str]:
     """
     merged = family.suite.merged
     if family.merged_name != "merged":
-        return [*check_lineage(family, family.merged), *left_out(family).values()]
+        return [*check_lineage(family, family.merged, ranks), *left_out(family, ranks).values()]
     if not isinstance(merged, MergeRecipe):
-        return check_lineage(family, family.merged)
-    return [*merged.notes, *check_lineage(family), *left_out(family).values()]
+        return check_lineage(family, family.merged, ranks)
+    return [*merged.notes, *check_lineage(family, ranks=ranks), *left_out(family, ranks).values()]
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_bl
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.pieces import Pieces
-from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named, unwatched
+from featcal.calibration.shared import end_task, shared_rows, solve
+from featcal.calibration.solving import STUDENT, Watch, as_stored, named, unwatched
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -24,6 +25,8 @@ from featcal.models.walk import Walk
 from featcal.progress import Seconds
 
 T = TypeVar("T")
+Gap = tuple[float, float]
+"""Sums over samples and tokens of ||h_cal - h_exp||^2 and of ||h_exp||^2."""
 
 
 @runtime_checkable
@@ -92,7 +95,7 @@ def calibrate_blocks(
         NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
             that cannot be run block by block; names the block.
     """
-    drift: dict[str, dict[str, float]] = {}
+    gaps: dict[str, dict[str, Gap]] = {}
     tokens, chosen = dict[str, int](), calibrated_blocks(run.adapter, config)
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
@@ -115,14 +118,30 @@ def calibrate_blocks(
                     first = None if moments.groups else first
                     watch(moments)
                     with run.seconds("solve"), named(block.name):
-                        own, base = anchors(run, block, merged)
-                        solved = [group.solve(own, base, config) for group in moments.groups]
-                        deployed = merged | as_stored(block, merged, solved)
+                        deployed = merged | as_stored(block, merged, solve(run, block, merged, moments))
                     blocks.put(block, deployed)
-                drift[block.name] = _deploy(run, walk, stage, block, deployed, experts)
+                gaps[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
-    return Account(tokens, drift, final)
+    return _account(run, tokens, gaps, final)
+
+
+def _account(
+    run: Run, tokens: Mapping[str, int], gaps: Mapping[str, Mapping[str, Gap]], final: Mapping[str, FinalDrift]
+) -> Account:
+    """The account of all tasks, of those that several ranks share from all their parts."""
+    found = run.ranks.gathered((tokens, gaps, run.ranks.led(final)))
+    tasks = [*dict.fromkeys(task for own, _, _ in found for task in own)]
+
+    def whole(block: str, task: str) -> float:
+        own = [gap[block][task] for _, gap, _ in found if task in gap[block]]
+        return math.sqrt(sum(gap for gap, _ in own) / sum(scale for _, scale in own))
+
+    return Account(
+        {task: sum(own.get(task, 0) for own, _, _ in found) for task in tasks},
+        {block: {task: whole(block, task) for task in tasks} for block in gaps},
+        {task: one for _, _, own in found for task, one in own.items()},
+    )
 
 
 def _read(run: Run, block: Block) -> dict[str, Tensor]:
@@ -132,14 +151,14 @@ def _read(run: Run, block: Block) -> dict[str, Tensor]:
 
 def _enter(
     run: Run, walk: Walk, stage: Stage, experts: Mapping[str, ExpertPass], config: CalibrationConfig, outset: Outset
-) -> dict[str, TaskRows]:
+) -> Mapping[str, TaskRows]:
     """First calls of a stage on all lanes; which tokens count in it."""
     with run.seconds("first calls"):
         fronts = walk.enter(stage)
         outset.enter(fronts[STUDENT])
-    return {
-        task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in walk.lanes[STUDENT].items()
-    }
+    lanes = walk.lanes[STUDENT].items()
+    rows = {task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in lanes}
+    return shared_rows(run.ranks, rows)
 
 
 def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dict[str, int]:
@@ -200,7 +219,7 @@ def count_block(
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
         with run.seconds("moments"), named(f"{block.name}, task '{task}'"):
             for one in moments:
-                one.end_task(tensors)
+                end_task(run.ranks, one, tensors)
         run.store.settle()
 
 
@@ -248,18 +267,18 @@ def _deploy(
     block: Block,
     stored: Mapping[str, Tensor] | None,
     experts: Mapping[str, ExpertPass],
-) -> dict[str, float]:
+) -> dict[str, Gap]:
     """Run every task's deployed stream through the finished block; None for one that all streams are behind already.
 
     Returns:
-        By task ||h_cal - h_exp|| / ||h_exp|| over all samples and the stage's own tokens after the block.
+        By task how far the calibrated stream is from the expert's, over the stage's own tokens after the block.
 
     Raises:
         NumericalError: it is not finite.
     """
     run.store.settle()
     deployed = None if stored is None else block.local(run.compute.place(stored))
-    found: dict[str, float] = {}
+    found: dict[str, Gap] = {}
     for task, lane in walk.lanes[STUDENT].items():
         drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
         passed = lane.calls if deployed is None else (step.after for step in lane.walk(stage, block, deployed))
@@ -268,9 +287,9 @@ def _deploy(
             target = stage.own_state(own, batch)
             drift += (stage.own_state(call, batch) - target).double().square().sum()
             scale += target.double().square().sum()
-        found[task] = float((drift / scale) ** 0.5)
-        if not math.isfinite(found[task]):
+        found[task] = float(drift), float(scale)
+        if not math.isfinite(float(drift / scale)):
             raise NumericalError(
-                f"{block.name}: relative drift is {found[task]}: the calibrated features are not finite"
+                f"{block.name}: relative drift is {float(drift / scale)}: the calibrated features are not finite"
             )
     return found

@@ -44,9 +44,9 @@ class Gram:
             add_product(strip, x[:, start:], x[:, start : start + STRIP])
 
     def add(self, other: Gram, factor: Float[Tensor, ""]) -> None:
-        """Add `factor` times another matrix of this size."""
+        """Add `factor` times another matrix of this size, in the dtype of this one."""
         for mine, theirs in zip(self.strips, other.strips, strict=True):
-            mine.addcmul_(theirs, factor)
+            mine.addcmul_(theirs.to(mine.dtype), factor.to(mine.dtype))
 
     def merge(self, other: Gram) -> None:
         """Add what was counted elsewhere; InputError if it is of another size or dtype."""

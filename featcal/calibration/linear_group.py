@@ -84,18 +84,18 @@ class LinearSums:
     """Tokens that count, of all tasks."""
 
     @classmethod
-    def zeros(cls, target: Float[Tensor, "m d"]) -> LinearSums:
-        """Empty sums for targets like this one; means are summed in float64."""
+    def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
+        """Empty sums for targets like this one, in the dtype of the solve; means are summed in float64."""
         zero = partial(torch.zeros, dtype=torch.float64, device=target.device)
         m, d = target.shape
-        return cls(zero(()), Gram.zeros(d, target.device, target.dtype), torch.zeros_like(target), zero(d), zero(m))
+        return cls(zero(()), Gram.zeros(d, target.device, dtype), target.new_zeros(m, d, dtype=dtype), zero(d), zero(m))
 
     def add(self, omega: Float[Tensor, ""], task: LinearMoments, target: Tensor, target_mean: Tensor) -> None:
         """One task: its sums become means and count omega times."""
         factor = omega / task.weight
         self.omega += omega
-        self.gram.add(task.gram, factor.to(target.dtype))
-        self.target.addcmul_(target, factor.to(target.dtype))
+        self.gram.add(task.gram, factor)
+        self.target.addcmul_(target.to(self.target.dtype), factor.to(self.target.dtype))
         self.mean.addcmul_(task.mean.double(), factor)
         self.target_mean.addcmul_(target_mean.double(), factor)
 
@@ -223,8 +223,8 @@ class LinearGroup:
             InputError: a part of the task's tokens was not counted, nor merged.
             NumericalError: no token of it counts.
         """
-        current, self._task = self._task, None
-        if current is None or not current.moments.weight > 0:
+        current, self._task = self.current, None
+        if not current.moments.weight > 0:
             raise NumericalError(f"{self}: no token of a task counts; see its samples")
         if current.counted != current.tokens:
             raise InputError(
@@ -243,7 +243,7 @@ class LinearGroup:
         if self._biased:
             target_mean = target_mean + task.weight * self.stack(expert, "bias")
         if self._sums is None:
-            self._sums = LinearSums.zeros(target)
+            self._sums = LinearSums.zeros(target, solved_in(self._products))
         omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
         self._sums.add(omega, task, target, target_mean)
         self._sums.tokens += current.tokens
@@ -319,6 +319,21 @@ class LinearGroup:
             raise NumericalError(f"no task was counted for {self}")
         return self._sums
 
+    @property
+    def current(self) -> CurrentTask:
+        """What was counted of the task that is not finished.
+
+        Raises:
+            NumericalError: nothing was.
+        """
+        if self._task is None:
+            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+        return self._task
+
+    def let_go(self) -> None:
+        """Give up all statistics: another group has them."""
+        self._task = self._sums = None
+
     def toward(self, other: LinearGroup, share: float) -> None:
         """Take targets that are `share` of the way to those of another group of the same maps and tokens."""
         self._sums = self.sums.toward(other.sums, share)
@@ -350,7 +365,8 @@ def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dty
 
 
 def solved_in(products: torch.dtype) -> torch.dtype:
-    """The dtype of the solve: float64, but for bfloat16 products, whose own rounding is far above float32's.
+    """The dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products, whose
+    own rounding is far above float32's.
 
     They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
     """
@@ -358,5 +374,5 @@ def solved_in(products: torch.dtype) -> torch.dtype:
 
 
 def accumulated_in(products: torch.dtype) -> torch.dtype:
-    """The dtype in which products are summed."""
+    """The dtype in which products are summed over the tokens of a task."""
     return torch.promote_types(products, torch.float32)

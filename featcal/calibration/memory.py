@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import accumulated_in, multiplied_in
+from featcal.calibration.linear_group import accumulated_in, multiplied_in, solved_in
 from featcal.calibration.moments import likely_groups
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
@@ -60,14 +60,15 @@ def working_bytes(
 ) -> int:
     """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
     features, block = 4, stage.blocks[index]
-    accumulator = accumulated_in(multiplied_in(torch.float32, config)).itemsize
+    products = multiplied_in(torch.float32, config)
+    accumulator, summed = accumulated_in(products).itemsize, solved_in(products).itemsize
     modules = block.linears
     squares = [group.inputs**2 for group in likely_groups(stage, index)]
     rectangles = [m.weight.numel() for m in modules.values()]
     parameters = sum(m.weight.numel() for m in modules.values())
     stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)
     weights = int(parameters * (3 * stored + 3 * features))
-    sums = accumulator * (sum(squares) + parameters)
+    sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
     in_flight = features * tokens * sum(inputs + 2 * outputs for inputs, outputs in map(widths, modules.values()))

@@ -110,17 +110,21 @@ class BlockMoments:
         for norm in self._norms:
             norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 
-    def end_task(self, expert: Named) -> None:
+    def end_task(self, expert: Named, only: Collection[int] | None = None) -> None:
         """Fold the task's statistics into the sums over tasks.
+
+        Args:
+            only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
             InputError: as `LinearGroup.end_task`.
             NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
         """
-        for group in self.groups:
+        ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
+        for group in ended:
             group.end_task(expert, self.config)
-        finite = torch.stack([group.finite() for group in self.groups]).tolist() if self.groups else []
-        bad = [str(group) for group, fine in zip(self.groups, finite, strict=True) if not fine]
+        finite = torch.stack([group.finite() for group in ended]).tolist() if ended else []
+        bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]
         if bad:
             raise NumericalError(f"{', '.join(bad)}: features are not finite")
         self._task = None

@@ -132,6 +132,15 @@ class NormGroup:
         """The sums over all finished tasks."""
         return self._sums
 
+    @property
+    def current(self) -> NormMoments:
+        """What was counted of the task that is not finished."""
+        return self._task
+
+    def let_go(self) -> None:
+        """Give up all statistics: another group has them."""
+        self._start()
+
     def _affine(self, tensors: Named) -> closed_form.Affine:
         """Scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double() + self._offset

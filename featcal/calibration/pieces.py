@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
-from featcal.calibration.solving import STUDENT, Watch, anchors, as_stored, named
+from featcal.calibration.shared import end_task, solve
+from featcal.calibration.solving import STUDENT, Watch, as_stored, named
 from featcal.calibration.token_rows import TaskRows
 from featcal.errors import InputError
 from featcal.models.activations import CallList
@@ -97,9 +98,7 @@ class Pieces:
                 self._count(part, moments, placed, traces, rows)
                 self._watch(moments)
                 with run.seconds("solve"), named(block.name):
-                    own, base = anchors(run, block, merged)
-                    solved = [group.solve(own, base, self._config) for group in moments.groups]
-                    stored = stored | as_stored(block, merged, solved)
+                    stored = stored | as_stored(block, merged, solve(run, block, merged, moments))
                 placed = block.local(run.compute.place(stored))
             with run.seconds("student forward"):
                 self._pass(stage.sublayers(block, placed)[part.name])
@@ -184,7 +183,7 @@ class Pieces:
                     given = dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
-                moments.end_task(tensors)
+                end_task(self._run.ranks, moments, tensors)
             self._run.store.settle()
 
     def _sought(self, part: Part, call: Call, trace: Call) -> Step:

@@ -12,7 +12,7 @@ from featcal.cli import opening
 from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, MODEL, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
 from featcal.cli.terminal import bar, say, say_notes, say_problems, show
 from featcal.errors import InputError
-from featcal.progress import keep_memory
+from featcal.progress import keep_memory, silent
 
 if TYPE_CHECKING:
     from featcal.calibration.config import Options
@@ -57,18 +57,30 @@ def calibrate(
     recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer.
     The table gives, per block and task, how far the calibrated features on the calibration samples are from the
     expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
+    Started by torchrun (docs/scale.md), several processes share the tasks; one of them writes and prints.
+
     A model that generates text is then held against the merged one, as `featcal canary` does; a repair that breaks
     generation is written all the same, with warnings.
     """
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
+    from featcal.ranks import joined, own_device
 
     if max_memory is None:
         keep_memory()
-    family = opening.session(suite, device).on(model)
-    if require_canary and not family.adapter.generates:
-        raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
-    config = config_for(family, **chosen)
-    document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=bar())
+    device = own_device(device)
+    with joined(device) as ranks:
+        if ranks.several and model != "merged" and not Path(model).exists():
+            raise InputError(
+                f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
+                "one to a folder first, and name that"
+            )
+        family = opening.session(suite, device).on(model)
+        if require_canary and not family.adapter.generates:
+            raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
+        config, said = config_for(family, **chosen), silent if ranks.rank else bar()
+        document = calibrate_to_folder(family, config, out, resume=resume, max_memory=max_memory, progress=said)
+    if not document:  # rank 0 says it
+        return
     say_notes(document)
     rows = [
         (block, *(f"{value:.4f}" for value in drift.values())) for block, drift in document["relative_drift"].items()

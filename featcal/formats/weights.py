@@ -140,6 +140,25 @@ class Overlay(Over):
         return {name: self.replaced[name] if name in self.replaced else below[name] for name in wanted}
 
 
+@dataclass(frozen=True)
+class Metered(Over):
+    """A model, and the bytes of it that were read."""
+
+    under: Weights
+    read_bytes: dict[str, int]
+    """By label; several models may share it."""
+
+    @property
+    def label(self) -> str:
+        return self.under.label
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        tensors = self.under.read(names)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        self.read_bytes[self.label] = self.read_bytes.get(self.label, 0) + size
+        return tensors
+
+
 class OnDemand(Mapping[str, Tensor]):
     """Some tensors of a model by name, each read when it is looked up."""
 

@@ -12,6 +12,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.compute import Compute
 from featcal.progress import Progress, Seconds, silent
+from featcal.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,5 @@ class Run:
     """Holds token states between two blocks; its budget is what they may take in memory."""
     seconds: Seconds = field(default_factory=Seconds)
     """Adds up where the time goes."""
+    ranks: Ranks = ALONE
+    """The processes that share the tasks."""
