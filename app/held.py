@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from featcal.errors import InputError
@@ -76,12 +76,8 @@ class Held:
             return
         with self._lock:
             late = self._clock() - self._rules.idle
-            idle = [key for key, one in self._open.items() if one.used < late]
-            for key in idle:
-                del self._open[key]
-        if idle:
-            gc.collect()  # a session and its results refer to each other
-            release_memory()
+            idle = [self._open.pop(key) for key, one in list(self._open.items()) if one.used < late]
+        _release(idle)
 
     def _found(self, key: Hashable) -> Session | None:
         with self._lock:
@@ -99,12 +95,23 @@ class Held:
                 f"this suite needs about {readable(wanted)} of memory, and this server gives suites {readable(limit)}; "
                 "use it on a machine of your own (pip install featcal)"
             )
+        out: list[_Open] = []
         with self._lock:
             while self._open and (
                 len(self._open) >= MOST
                 or (limit is not None and sum(one.needs for one in self._open.values()) + wanted > limit)
             ):
-                self._open.popitem(last=False)
+                out.append(self._open.popitem(last=False)[1])
+        _release(out)
+
+
+def _release(suites: Sequence[_Open]) -> None:
+    """A page that is open in a browser still refers to its session, so dropping it would not do."""
+    for one in suites:
+        one.session.release()
+    if suites:
+        gc.collect()  # results refer to each other
+        release_memory()
 
 
 def _look(held: weakref.ref[Held], seconds: float) -> None:

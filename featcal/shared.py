@@ -104,24 +104,19 @@ def without_places(text: str) -> str:
     rules = shared()
     if rules is None:
         return text
-    first, *others = rules.roots
-    known = {**dict.fromkeys(_own_places(), "…"), **{root: Path(root).name for root in others}, first: ""}
-    for place, shown in sorted(known.items(), key=lambda one: -len(one[0])):
-        below, itself = f"{shown}/" if shown else "", shown or "."
-        found = re.compile(rf"(?<![\w.-]){re.escape(place)}(?:([/\\])|(?!\.?[\w-]))")
-        text = found.sub(lambda one, below=below, itself=itself: below if one[1] else itself, text)
+    for place, shown in _places(rules, cache_folder()):
+        whole = rf"(?<![\w.-]){re.escape(place)}"
+        text = re.sub(rf"{whole}[/\\]", f"{shown}/" if shown else "", text)
+        text = re.sub(rf"{whole}(?!\.?[\w-])", shown or ".", text)
     return text
 
 
-def _own_places() -> list[str]:
-    """Folders of this machine that messages may name, as written and resolved; the root of a disk is none of them."""
-    named: list[str | Path] = [
-        bundle_root(),
-        cache_folder(),
-        tempfile.gettempdir(),
-        sys.prefix,
-        sys.base_prefix,
-        Path.home(),
-    ]
-    both = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
-    return [one for one in dict.fromkeys(both) if one != Path(one).anchor]
+@cache
+def _places(rules: Shared, kept: Path) -> list[tuple[str, str]]:
+    """Folders of this machine that messages may name, as written and resolved, and what is said instead; those inside
+    others first, and never the root of a disk."""
+    named: list[str | Path] = [bundle_root(), kept, tempfile.gettempdir(), sys.prefix, sys.base_prefix, Path.home()]
+    own = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
+    first, *others = rules.roots
+    shown = {**dict.fromkeys(own, "…"), **{root: Path(root).name.replace("\\", "") for root in others}, first: ""}
+    return sorted(((one, said) for one, said in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))

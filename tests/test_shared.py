@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +19,18 @@ from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
 from app import jobs as app_jobs
+from app import state
 from app.held import MOST, Held
 from app.opening import bytes_needed
 from conftest import TASKS, write_suite
 from featcal import launch, progress, shared
+from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands as main
 from featcal.errors import InputError
 from featcal.export.write import RECORD_FILE
 from featcal.family import open_family
 from featcal.formats.output import OutputFolder
+from featcal.formats.weights import in_memory
 from featcal.importers import import_recipe
 from featcal.importers.common import write_new
 from featcal.jobs.queue import Queue
@@ -35,9 +38,9 @@ from featcal.jsons import read_json
 from featcal.model_ids import recorded_config
 from featcal.paths import local_path
 from featcal.resources import bundle_root, cache_folder
-from featcal.session import open_session
+from featcal.session import Session, open_session
 from featcal.shared import Shared, require_inside, without_places
-from featcal.suite import load_suite
+from featcal.suite import Suite, load_suite
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 REFUSED = "outside the folders that this server shares"
@@ -356,7 +359,7 @@ class Clock:
 def holding(rules: Shared | None) -> tuple[Held, Clock, Callable[[str, int], Any]]:
     clock = Clock()
     held = Held(rules, clock)
-    return held, clock, lambda key, needs: held.get(key, lambda: SimpleNamespace(key=key), lambda: needs)  # type: ignore[arg-type, return-value]
+    return held, clock, lambda key, needs: held.get(key, lambda: SimpleNamespace(release=lambda: None), lambda: needs)  # type: ignore[arg-type, return-value]
 
 
 def test_the_suite_that_nobody_looked_at_for_longest_makes_room() -> None:
@@ -399,20 +402,40 @@ def test_an_idle_suite_leaves_the_memory() -> None:
 
 
 def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the app itself: the session is gone once the last visitor has been away for long enough."""
-    import weakref
+    """Of the app itself, whose page is still open: the session gives back what it holds."""
+    serve(idle=0.4)
+    sessions: list[Session] = []
+    read_models = state.open_resident
 
-    root = serve(idle=0.4)
+    def noted(suite: Suite) -> Session:
+        sessions.append(read_models(suite))
+        return sessions[-1]
+
+    monkeypatch.setattr(state, "open_resident", noted)
     app = opened("tiny/suite.yaml")
     assert healthy(app)
-    session = weakref.ref(open_session(load_suite(root / "tiny" / "suite.yaml"), resident=True))
-    gone = threading.Event()
-    for _ in range(100):
-        if session() is None:
+    session = sessions[0]
+    for _ in range(1000):
+        if session.released:
             break
-        gone.wait(0.05)
-    assert session() is None
+        time.sleep(0.01)
+    assert session.released
+    assert not list(session._results)
+    names = session.family.adapter.tower
+    assert not in_memory(session.family.base, names)
     assert healthy(app.run())  # and comes back when somebody looks
+    assert len({*map(id, sessions)}) == len(sessions) > 1
+
+
+def test_a_released_session_gives_the_same_numbers(tiny_suite_file: Path) -> None:
+    session = open_session(load_suite(tiny_suite_file), resident=True)
+    config = CalibrationConfig(samples=8)
+    drift = [session.ledger(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
+    session.release()
+    assert session.scores("merged").average == open_session(tiny_suite_file, resident=True).scores("merged").average
+    again = [session.ledger(model).tasks[TASKS[0]].layers[-1].relative_drift for model in ("merged", config)]
+    assert drift == again
+    assert drift[0] != drift[1]
 
 
 @pytest.fixture
