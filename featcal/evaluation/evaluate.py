@@ -168,7 +168,7 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
         batches = batches_of(one, BATCH_SIZE, device)
         chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
         found.append(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double())
-    cosines = torch.nn.functional.cosine_similarity(*found)
+    cosines = torch.nn.functional.cosine_similarity(found[0], found[1])
     if not bool(torch.isfinite(cosines).all()):
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
     said = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
