@@ -200,7 +200,7 @@ def test_a_picture_that_a_table_names_is_refused_elsewhere(root: Path) -> None:
     from featcal.tasks.records import _decoded
 
     with pytest.raises(InputError, match=REFUSED):
-        _decoded({"path": "/etc/passwd"}, "row 1")
+        _decoded({"path": "/etc/passwd"}, "row 1", root)
 
 
 @pytest.mark.parametrize("hub", ["openai/clip-vit-base-patch32", "hf-hub:someone/model", "owner/name@main"])
