@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,13 @@ from featcal.draft import written
 from featcal.errors import InputError
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
+from featcal.formats.sentences import MODULES_FILE
 from featcal.importers.common import comments, samples_missing
+from featcal.jsons import read_json
+from featcal.models.encoder_facts import ENCODERS
 from featcal.paths import from_folder, local_path, neighbours
 from featcal.schema.recipe import METHODS
+from featcal.tasks.columns import Reads
 from featcal.tasks.guess import guess
 from featcal.words import did_you_mean
 
@@ -67,14 +71,17 @@ def begin(parts: Parts, out: Path) -> Beginning:
     with _collected(problems):
         content["merged"], more = _merged(parts.merged, out.parent)
         assumed += more
+    reads = _reads(parts.base)
     for task, expert in parts.experts.items():
         content["tasks"][task] = {}
         with _collected(problems):
             content["tasks"][task] = {"expert": _model(expert, out.parent, f"expert '{task}'")}
         if task in parts.data:
             with _collected(problems, f"task '{task}': "):
-                found = guess(parts.data[task], out.parent)
-                content["tasks"][task] |= found.task
+                found = guess(parts.data[task], out.parent, reads)
+                classes = _classes(expert) if reads == "classes" else {}
+                content["tasks"][task] |= {**classes, **found.task}
+                assumed += [f"task '{task}': classes are named as in the expert's config.json"] * bool(classes)
                 assumed += (f"task '{task}': {line}" for line in found.assumed)
                 missing += (f"task '{task}': {line}" for line in found.missing)
     if problems:
@@ -82,6 +89,30 @@ def begin(parts: Parts, out: Path) -> Beginning:
     missing += samples_missing(task for task in parts.experts if task not in parts.data)
     head = comments({"To be filled in:": missing, "Taken for granted:": assumed})
     return Beginning(head + written(content), tuple(assumed), tuple(missing))
+
+
+def _reads(base: str) -> Reads:
+    """What the models make of texts, as far as the files of a base that is here say: encoders of text tell classes
+    apart, folders of sentence-transformers how alike two texts are."""
+    with suppress(InputError):  # whoever opens the base says what is wrong
+        folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
+        if (folder / MODULES_FILE).is_file():
+            return "likeness"
+        kind = read_json(folder / "config.json").get("model_type")
+        if kind in {facts.model_type for facts in ENCODERS if facts.modality == "text"}:
+            return "classes"
+    return "answers"
+
+
+def _classes(expert: str) -> dict[str, list[str]]:
+    """The names that an expert's own files give its classes, as a key of its task; none of an expert on the Hub."""
+    from featcal.family import named_classes
+
+    with suppress(InputError):
+        base, adapter = split_lora(expert, Path.cwd())
+        names = named_classes(read_json(local_path(adapter or base, Path.cwd(), "expert") / "config.json"))
+        return {"classes": [*names]} if names else {}
+    return {}
 
 
 def _merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:

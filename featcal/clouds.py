@@ -81,7 +81,7 @@ class Clouds:
 
     def cloud(self, task: str, layer: str, alone: bool = False) -> tuple[list[int], Points]:
         """Ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model by model,
-        sample by sample.
+        sample by sample; zeros behind those of layers that are narrower than others.
 
         Args:
             alone: the map is of this layer alone, one of many small ones, a task each.
@@ -93,7 +93,8 @@ class Clouds:
             ids = drawn(len(self.session.seen(task, self.on)), together)
             found = self.features(task, layer)
             parts = [tables.pooled({name: one[ids] for name, one in found[behind].items()}) for behind in layers]
-            return ids, np.concatenate(parts)
+            width = max(part.shape[1] for part in parts)  # a vision tower's states are narrower than the decoder's
+            return ids, np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
         return self.session.once("cloud", self._key_of_map(task, layer, alone), make)
 

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    FiniteFloat,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from featcal.errors import InputError
 from featcal.paths import as_named, local_path
@@ -52,6 +61,12 @@ class CalibrationDefaults(Strict):
     blocks: tuple[str, ...] | None = None
     maps: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
+        said: dict[str, Any] = write(self)
+        return {name: value for name, value in said.items() if value is not None or name != "image_weight"}
 
     def given(self) -> dict[str, Any]:
         """The options that the suite sets, by name."""

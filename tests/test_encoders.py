@@ -29,6 +29,7 @@ from featcal import (
     open_family,
     register_encoder,
 )
+from featcal.beginning import Parts, begin
 from featcal.calibration.moments import likely_groups
 from featcal.errors import NoScores
 from featcal.evaluation.evaluate import task_features
@@ -648,3 +649,49 @@ def test_pages_show_texts_with_classes(page: str, hub: Path, tmp_path: Path, mon
         assert any("class names" in frame and "prompts" not in frame for frame in shown)
         (texts,) = [frame for frame in shown if "answer" in frame]
         assert set(texts["answer"]) == {"no", "yes", "maybe"}
+
+
+def test_a_suite_file_is_begun_with_the_classes_of_the_heads(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels in words, pairs of texts: what `init` writes is scored as the suite that was written by hand."""
+    root = hub.parent
+    monkeypatch.chdir(root)
+    for task in TASKS:
+        rows = {split: (root / f"{task}-{split}.jsonl").read_text() for split in ("calibration", "test")}
+        lines = [{**json.loads(line), "split": split} for split, text in rows.items() for line in text.splitlines()]
+        renamed = [{"sentence1": r["a"], "sentence2": r["b"], "label": r["label"], "split": r["split"]} for r in lines]
+        (root / f"{task}.jsonl").write_text("\n".join(map(json.dumps, renamed)))
+    parts = Parts("base", {t: f"experts/{t}" for t in TASKS}, {t: f"{t}.jsonl" for t in TASKS})
+    begun = begin(parts, root / "begun.yaml")
+    assert begun.missing == ()
+    assert any(
+        "classes are in column 'label', counted as the experts' heads count them" in one for one in begun.assumed
+    )
+    (root / "begun.yaml").write_text(begun.text)
+    suite = load_suite(root / "begun.yaml")
+    source = suite.task("left").test
+    assert source is not None
+    assert (source.input, source.pair, source.label) == ("{sentence1}", "{sentence2}", "label")
+    assert source.targets is None
+    ours = evaluate(open_family(suite, "cpu"), "expert:left", split="test").tasks["left"]
+    by_hand = evaluate(open_family(load_suite(hub), "cpu"), "expert:left", split="test").tasks["left"]
+    assert ours.predictions.equal(by_hand.predictions)
+    assert ours.labels.equal(by_hand.labels)
+
+
+def test_a_suite_file_of_sentences_is_begun_with_numbers(
+    sentence_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = sentence_folders.parent
+    monkeypatch.chdir(root)
+    rows = [{"sentence1": r["a"], "sentence2": r["b"], "score": i / 2} for i, r in enumerate(sentences(0))]
+    (root / "alike.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    begun = begin(Parts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml")
+    (root / "begun.yaml").write_text(begun.text)
+    task = load_suite(root / "begun.yaml").task("left")
+    assert task.metric == "spearman"
+    assert task.calibration is not None
+    assert (task.calibration.pair, task.calibration.target) == ("{sentence2}", "{score}")
+    (root / "alike.jsonl").write_text(json.dumps({"text": "a", "id": 1}))
+    asked = begin(Parts("base", {"left": "experts/left"}, {"left": "alike.jsonl"}), root / "begun.yaml").missing
+    assert any("which columns are the two texts" in one for one in asked)
+    assert any("which column holds the number that says how alike" in one for one in asked)

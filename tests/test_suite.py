@@ -142,6 +142,12 @@ def test_what_is_not_said_is_not_in_a_suites_hash(edit_suite: Edit) -> None:
     assert paired is not None
     assert plain.model_dump().keys().isdisjoint({"corruption", "pair"})
     assert paired.model_dump()["pair"] == "{b}"
+    without, with_it = (
+        load_suite(edit_suite(lambda suite, own=own: suite.update(calibration=own)))
+        for own in ({"lam": 1}, {"image_weight": 0.5})
+    )
+    assert "image_weight" not in without.model_dump()["calibration"]
+    assert with_it.model_dump()["calibration"]["image_weight"] == 0.5
 
 
 def test_texts_with_classes(edit_suite: Edit) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.canary import canary
+from featcal.clouds import Clouds
 from featcal.family import batches_of
 from featcal.formats.pretrained import load_pretrained
 from featcal.formats.weights import InMemory, Weights
@@ -30,8 +31,10 @@ from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.lane import through
 from featcal.preflight import check
+from featcal.session import Session
 from featcal.suite_files import suite_stamp
 from featcal.testing.reference import Options, Piece, every_token, refine
+from featcal.views import View
 
 IMAGE = 5
 MERGER = "model.visual.merger"
@@ -457,6 +460,21 @@ def test_the_canary_reads_pictures(qwen: PicturedTrial) -> None:
         }
         logits = library(**whole, use_cache=False).logits[0, -3:-1]
         assert apart(ours[row], torch.log_softmax(logits, dim=-1)) < 1e-5
+
+
+def test_layers_of_two_widths_are_on_one_map(qwen: PicturedTrial) -> None:
+    """Cosines and distances are those of the features themselves: zeros behind narrower ones change none."""
+    shown = Clouds.named(Session(qwen.family), ["merged"], View(4, "calibration"))
+    frame = shown.to_frame([TASKS[0]])
+    assert [*dict.fromkeys(frame["layer"])] == qwen.family.adapter.layers()
+    assert not frame[["x", "y", "cosine", "distance"]].isna().any().any()
+    features = shown.features(TASKS[0], "vision block 0")
+    for layer, width in {"vision block 1": 12, "vision block 2": 16}.items():
+        own = features[layer]
+        assert own["merged"].shape == (4, width)
+        cosines = torch.cosine_similarity(own["merged"].double(), own["expert"].double())
+        told = frame[(frame["layer"] == layer) & (frame["model"] == "merged")]["cosine"]
+        torch.testing.assert_close(torch.tensor([*told], dtype=torch.float64), cosines, rtol=0, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------- refusals

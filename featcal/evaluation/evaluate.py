@@ -163,12 +163,14 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
         NumericalError: embeddings that are not finite.
     """
     assert drawn.targets is not None
-    device, found = family.compute.device, []
-    for one in (drawn, replace(drawn, inputs=second)):
-        batches = batches_of(one, BATCH_SIZE, device)
+
+    def embedded(one: Samples) -> Tensor:
+        batches = batches_of(one, BATCH_SIZE, family.compute.device)
         chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
-        found.append(torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double())
-    cosines = torch.nn.functional.cosine_similarity(found[0], found[1])
+        return torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double()
+
+    apart = embedded(drawn), embedded(replace(drawn, inputs=second))
+    cosines = torch.nn.functional.cosine_similarity(apart[0], apart[1])
     if not bool(torch.isfinite(cosines).all()):
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
     said = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from featcal.errors import InputError
 from featcal.tasks.table import Table
@@ -31,6 +31,8 @@ INPUTS = (
 ANSWERS = ("target", "answer", "completion", "response", "output", "label")
 PICTURES = ("image", "img", "picture")
 LABELS = ("label", "labels", "fine_label", "class")
+ALIKE = ("score", "similarity_score", "similarity", "label", "target")
+"""Columns of numbers that say how alike two texts are."""
 _NO_INPUT = ("split", "id", "idx")
 
 
@@ -44,6 +46,8 @@ class Column:
 
 Told = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
 """Options of a source, what was assumed, what is missing."""
+Reads = Literal["answers", "classes", "likeness"]
+"""What a model makes of texts: answers in words, one of its head's classes, or how alike two of them are."""
 
 
 def columns_of_table(table: Table) -> dict[str, Column]:
@@ -108,15 +112,20 @@ def _is_picture(value: Any) -> bool:
     return stored or type(value).__module__.startswith("PIL.")
 
 
-def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> Told:
+def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers") -> Told:
     """Options of a source of these columns: those that are given, and the others found.
 
-    >>> options_of({"text": Column("text"), "label": Column("number", ("no", "yes"))}, {}, "a.parquet")[0]
+    >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
+    >>> options_of(columns, {}, "a.parquet")[0]
     {'input': '{text}\\n', 'targets': ['no', 'yes']}
+    >>> options_of(columns, {}, "a.parquet", "classes")[0]
+    {'input': '{text}', 'label': 'label'}
     """
     pictures = [name for name, column in columns.items() if column.kind == "picture"]
     if "input" not in given and pictures:
         return _of_pictures(columns, pictures, given, where)
+    if reads != "answers" and not {"target", "targets"} & given.keys():
+        return _of_texts(columns, given, where, reads)
     return _of_text(columns, given, where)
 
 
@@ -163,6 +172,37 @@ def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str
                 f"{where}: the words that the numbers in column '{answer}' stand for; say them as {{…, targets: [no, "
                 f"yes]}}, or write {{…, target: '{{{answer}}}'}} where the number is the answer"
             )
+    return found, tuple(told), tuple(missing)
+
+
+def _of_texts(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
+    """One text or two with a class, or two texts with a number."""
+    classes, found, told, missing = reads == "classes", dict(given), [], []
+    kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)
+    right = next((name for name in asked if name in columns and columns[name].kind in kinds), None)
+    right = str(given["label"]) if classes and "label" in given else right
+    texts = [name for name, column in columns.items() if column.kind == "text"]
+    read = _read(texts, right)
+    if "input" not in given and read and (classes or len(read) == 2):
+        found |= {option: f"{{{name}}}" for option, name in zip(("input", "pair"), read, strict=False)}
+        told.append(f"{where}: the model reads {some(read)}")
+    elif "input" not in given:
+        found["input"] = "{COLUMN}"
+        missing.append(
+            f"{where}: which columns are the {'text or texts' if classes else 'two texts'} (columns: "
+            f"{some(list(columns), 12)}); say it as {{…, input: '{{COLUMN}}', pair: '{{COLUMN}}'}}"
+        )
+    if right is None:
+        what = "class of every text; say it as {…, label: COLUMN}" if classes else (
+            "number that says how alike the texts are; say it as {…, target: '{COLUMN}'}"
+        )  # fmt: skip
+        missing.append(f"{where}: which column holds the {what}")
+    elif classes:
+        found["label"] = right
+        told.append(f"{where}: classes are in column '{right}', counted as the experts' heads count them")
+    else:
+        found["target"] = f"{{{right}}}"
+        told.append(f"{where}: how alike two texts are is in column '{right}'")
     return found, tuple(told), tuple(missing)
 
 

@@ -13,7 +13,7 @@ from featcal.paths import from_folder, local_path, neighbours
 from featcal.schema.source import SOURCE_KINDS
 from featcal.suite import SPLITS, parse_yaml, task_catalogue
 from featcal.tasks.arrow import read_parquet
-from featcal.tasks.columns import columns_of_hub, columns_of_table, options_of
+from featcal.tasks.columns import Reads, columns_of_hub, columns_of_table, options_of
 from featcal.tasks.hub import refuse_saved_to_disk
 from featcal.tasks.pictures import imagefolder
 from featcal.tasks.table import Table, read_jsonl
@@ -46,7 +46,7 @@ class Guess:
     missing: tuple[str, ...] = ()
 
 
-def guess(given: str, root: Path) -> Guess:
+def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
     """The sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
 
     YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
@@ -54,20 +54,21 @@ def guess(given: str, root: Path) -> Guess:
 
     Args:
         root: folder of the suite file, from which the paths in it start. `given` starts from where the command runs.
+        reads: what the models make of texts.
 
     Raises:
         InputError: nothing is there, or it cannot be read.
     """
     if given.lstrip().startswith("{"):
-        return _written_out(given, root)
+        return _written_out(given, root, reads)
     path = local_path(given, Path(), "samples")
     if path.exists():
-        return _of_path(path, root, {})
+        return _of_path(path, root, {}, reads)
     catalogue = task_catalogue()
     if given in catalogue:
         return Guess({"use": given}, (f"samples of '{given}' in the catalogue of published benchmarks",))
     if given.count("/") == 1 and not given.startswith((".", "/", "~")):
-        return _of_hub(given, {})
+        return _of_hub(given, {}, reads)
     raise InputError(
         f"no samples '{given}': neither a path here, nor an id OWNER/NAME on the Hub, nor a task of the catalogue; "
         "give a folder of pictures with one sub-folder per class, or a .jsonl, .parquet or .npz file."
@@ -75,7 +76,7 @@ def guess(given: str, root: Path) -> Guess:
     )
 
 
-def _written_out(given: str, root: Path) -> Guess:
+def _written_out(given: str, root: Path, reads: Reads) -> Guess:
     content = parse_yaml(given, "samples")
     if content.keys() <= set(SPLITS):
         return Guess({split: _anchored(source, root) for split, source in content.items()})
@@ -93,10 +94,10 @@ def _written_out(given: str, root: Path) -> Guess:
     options = {name: value for name, value in content.items() if name != kind}
     path = local_path(str(content[kind]), Path(), "samples")
     if kind == "hub" and not path.exists():
-        return _of_hub(str(content[kind]), options)
+        return _of_hub(str(content[kind]), options, reads)
     if not path.exists():
         raise InputError(f"samples: {path} does not exist; paths start from where the command runs")
-    return _of_path(path, root, options)
+    return _of_path(path, root, options, reads)
 
 
 def _anchored(source: Any, root: Path) -> Any:
@@ -114,16 +115,16 @@ def _anchored(source: Any, root: Path) -> Any:
 # ------------------------------------------------------------------------------------------ files and folders
 
 
-def _of_path(path: Path, root: Path, given: Mapping[str, Any]) -> Guess:
+def _of_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     refuse_saved_to_disk(path)
     if path.is_dir():
-        return _of_folder(path, root, given)
+        return _of_folder(path, root, given, reads)
     if path.name.endswith(".npz"):
         told = f"{path}: of its training samples every tenth is for validation, the others for calibration"
         return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (told,))
     if path.name.endswith((*_JSON, ".parquet")):
         kind, table = _table(path)
-        return _of_table({kind: from_folder(path, root)}, table, given, str(path))
+        return _of_table({kind: from_folder(path, root)}, table, given, str(path), reads)
     raise InputError(
         f"samples: {path} is of no kind that can be told from its name ({', '.join(_FILES)}, or a folder of pictures); "
         "say it out: '{tensors: FILE, key: NAME}', for example"
@@ -134,9 +135,9 @@ def _table(file: Path) -> tuple[str, Table]:
     return ("parquet", read_parquet(file, None)[0]) if file.suffix == ".parquet" else ("jsonl", read_jsonl(file))
 
 
-def _of_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str) -> Guess:
+def _of_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
     """A file of rows: its column "split" tells splits apart, else all of it is for calibration."""
-    options, assumed, missing = options_of(columns_of_table(table), given, where)
+    options, assumed, missing = options_of(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
     values = set(table.column("split"))
@@ -145,10 +146,10 @@ def _of_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any],
     return _with_warning(task, (*_renamed(found, where), *assumed), missing, where)
 
 
-def _of_folder(folder: Path, root: Path, given: Mapping[str, Any]) -> Guess:
+def _of_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     """Splits are sub-folders or files of that name; a folder without them is one of pictures, for calibration."""
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
-        return _of_parquet(folder, root, given)
+        return _of_parquet(folder, root, given, reads)
     found = _named(lambda name: _below(folder, name))
     if not found:
         if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
@@ -169,7 +170,7 @@ def _of_folder(folder: Path, root: Path, given: Mapping[str, Any]) -> Guess:
             continue
         kind, table = _table(place)
         if options is None:
-            options, more, missing = options_of(columns_of_table(table), given, str(place))
+            options, more, missing = options_of(columns_of_table(table), given, str(place), reads)
             assumed += more
         task[split] = {kind: from_folder(place, root), **options}
     return _with_warning(task, assumed, missing, str(folder))
@@ -184,14 +185,14 @@ def _below(folder: Path, name: str) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def _of_parquet(folder: Path, root: Path, given: Mapping[str, Any]) -> Guess:
+def _of_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     """A folder in the Hub's layout: files or their folders have the names of splits."""
     found = _named(lambda name: name if read_parquet(folder, name)[1] else None)
     table, _ = read_parquet(folder, next(iter(found.values()), None))
     source = {"parquet": from_folder(folder, root)}
     if not found:
-        return _of_table(source, table, given, str(folder))
-    options, assumed, missing = options_of(columns_of_table(table), given, str(folder))
+        return _of_table(source, table, given, str(folder), reads)
+    options, assumed, missing = options_of(columns_of_table(table), given, str(folder), reads)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
     return _with_warning(task, (*_renamed(found, str(folder)), *assumed), missing, str(folder))
 
@@ -199,7 +200,7 @@ def _of_parquet(folder: Path, root: Path, given: Mapping[str, Any]) -> Guess:
 # ---------------------------------------------------------------------------------------------------- the Hub
 
 
-def _of_hub(name: str, given: Mapping[str, Any]) -> Guess:
+def _of_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     """A data set on the Hub, of which names of splits and columns are asked for and nothing else is kept.
 
     Raises:
@@ -211,7 +212,7 @@ def _of_hub(name: str, given: Mapping[str, Any]) -> Guess:
     splits, columns = columns_of_hub(repo, **{"revision": revision or None, **place})
     found = _named(lambda one: one if one in splits else None)
     rest = {option: value for option, value in given.items() if option not in place}
-    options, assumed, missing = options_of(columns, rest, name)
+    options, assumed, missing = options_of(columns, rest, name, reads)
     task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
     return _with_warning(task, (*_renamed(found, name), *assumed), missing, name)
 
