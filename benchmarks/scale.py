@@ -96,7 +96,8 @@ def need(model: Decoder, tasks: int, size: int, rates: Rates = GPU) -> Need:
     held = max(sum(rank in team for team in teams.values()) for rank in range(size))
     rows = TOKENS * share
     forward = 2 * rows * model.block * 3  # the expert once, the student twice
-    moments = sum(roofline._moments(int(rows), d, m) for d, m in model.groups)
+    of_task = int(TOKENS * min(1.0, share))
+    moments = rows / of_task * sum(roofline._moments(of_task, d, m) for d, m in model.groups)
     costs = [roofline._solve(d, m) for d, m in model.groups]
     owners = owners_of(costs, size)
     own = max(sum(c for c, owner in zip(costs, owners, strict=True) if owner == rank) for rank in set(owners))
