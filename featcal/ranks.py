@@ -279,7 +279,7 @@ def joined(device: str) -> Iterator[Ranks]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        dist.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"the {launched()} processes do not find each other: {error}; start them with torchrun"

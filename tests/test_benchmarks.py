@@ -29,6 +29,7 @@ import families
 import measure
 import reference
 import roofline
+import scale
 import sessions
 
 SHAPE = families.ClipShape(width=8, hidden=16, blocks=2, heads=2, patch=4, image=8)
@@ -207,3 +208,35 @@ def test_packed_heights_of_a_trace_are_read() -> None:
     assert sessions.heights({"dtype": "f8", "bdata": packed}) == [0.5, -2.0]
     assert sessions.heights([1, 2.5]) == [1.0, 2.5]
     assert sessions.heights(None) == []
+
+
+def test_the_model_of_costs_holds_on_runs_it_was_not_fitted_on() -> None:
+    runs = scale.measured()
+    constants = scale.fitted([run for run in runs if run["fitted"]])
+    held_out = [run for run in runs if not run["fitted"]]
+    assert len(held_out) >= 3
+    assert min(constants) >= 0
+    for run in held_out:
+        assert scale.predicted(constants, run) == pytest.approx(run["core_seconds"], rel=0.25)
+
+
+def test_the_page_of_scale_has_what_the_script_makes() -> None:
+    page = scale.PAGE.read_text(encoding="utf-8")
+    assert scale.filled(page, scale.measured()) == page
+
+
+def test_sizes_of_the_large_models() -> None:
+    assert scale.MODELS["8B"].parameters == pytest.approx(8.03e9, rel=0.01)
+    assert scale.MODELS["70B"].parameters == pytest.approx(70.6e9, rel=0.01)
+
+
+def test_what_more_processes_change() -> None:
+    """Counting is shared, solving by at most four, and nobody reads more experts than it has tasks."""
+    model = scale.MODELS["8B"]
+    one, five, ten = (scale.need(model, 5, size) for size in (1, 5, 10))
+    assert one.exchange == 0
+    assert one.counting == pytest.approx(5 * five.counting, rel=0.01)
+    assert five.counting == pytest.approx(2 * ten.counting, rel=0.05)
+    assert five.read_bytes == ten.read_bytes == 2 * model.parameters * 4
+    assert one.solving / five.solving < 4
+    assert five.solving == ten.solving

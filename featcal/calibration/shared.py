@@ -84,10 +84,9 @@ def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> list[
             for group, given in zip(groups, givers, strict=True)
         ]
         _collect(ranks, range(ranks.size), owners, givers, sums)
-    own, base = anchors(run, block, merged)
-    solved = [
-        group.solve(own, base, config) for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank
-    ]
+    mine = [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
+    own, base = anchors(run, block, merged) if mine else ({}, {})
+    solved = [group.solve(own, base, config) for group in mine]
     if not ranks.several:
         return solved
     for group in groups:

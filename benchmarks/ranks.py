@@ -1,0 +1,74 @@
+"""What several processes cost: `python benchmarks/ranks.py --processes 1 2 4 --tasks 8 --samples 32`.
+
+`featcal calibrate` as a whole, started by torchrun where there are several, one thread each, on a random CLIP tower.
+Prints JSON: for every run its seconds, those of all cores (imports, hashes and verification included), the longest
+calibration stage of a rank, and bytes that every rank read of the models, sent and received.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import families
+import measure
+
+SHAPES = {
+    "small": families.SMALL,
+    "middle": families.ClipShape(width=512, hidden=2048, blocks=6, heads=8),
+    "b32": families.B32,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=32, help="per task")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="b32")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
+    runs = [run(suite, processes, options) for processes in options.processes]
+    asked = {"shape": options.shape, "tasks": options.tasks, "samples": options.samples}
+    measure.show({"runs": [asked | one for one in runs], "sizes": asdict(shape), "machine": measure.machine()})
+
+
+def run(suite: Path, processes: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One calibration by so many processes, from start to exit; what it wrote is thrown away."""
+    before = _core_seconds()
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [*(start if processes > 1 else []), "-m", "featcal", "calibrate", str(suite), "--json"]
+        command += ["--out", str(Path(folder) / "out"), "--samples", str(options.samples), "--device", options.device]
+        done = measure.run([sys.executable, *command], threads=1)
+    ranks = done.document.get("ranks", [])
+    found = {
+        "processes": processes,
+        "seconds": done.seconds,
+        "core_seconds": _core_seconds() - before,
+        "calibration_seconds": max(own["seconds"]["calibration"] for own in ranks or [done.document]),
+        "peak_rss_bytes": [own["peak_rss_bytes"] for own in ranks or [done.document]],
+        "read_bytes": [own["read_bytes"] for own in ranks],
+        "sent_bytes": [own["sent_bytes"] for own in ranks],
+        "received_bytes": [own["received_bytes"] for own in ranks],
+    }
+    measure.say(f"{processes} processes: {done.seconds:.1f} s, {found['core_seconds']:.1f} s of all cores")
+    return found
+
+
+def _core_seconds() -> float:
+    """Of all processes that have ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What a calibration takes, predicted: `python benchmarks/scale.py` writes the tables of docs/scale.md anew.
+
+The model of core-seconds has four constants, fitted by least squares of relative errors on runs of docs/scale.json
+(`benchmarks/ranks.py`) and held against those that it was not fitted on. The figures for GPUs use the same counts with
+rates that are assumed (`GPU`), since none was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ranks
+import roofline
+from scipy.optimize import nnls
+
+from featcal.ranks import owners_of, teams_of
+
+RUNS = Path(__file__).resolve().parents[1] / "docs" / "scale.json"
+PAGE = RUNS.with_suffix(".md")
+TOKENS = 256 * 512
+"""Of a task in the tables: samples times tokens of each."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A Llama by its sizes."""
+
+    width: int
+    hidden: int
+    blocks: int
+    keys: int
+    """Width of keys and of values."""
+    vocabulary: int = 128256
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of linear maps that share a Gram matrix, in a block."""
+        d = self.width
+        return [(d, d + 2 * self.keys), (d, d), (d, 2 * self.hidden), (self.hidden, d)]
+
+    @property
+    def block(self) -> int:
+        """Parameters of the linear maps of a block."""
+        return sum(d * m for d, m in self.groups)
+
+    @property
+    def parameters(self) -> int:
+        return self.blocks * self.block + 2 * self.vocabulary * self.width
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one GPU does in a second, as assumed."""
+
+    forward: float = 45e12
+    """float32 operations, two thirds of an H100's peak."""
+    solve: float = 30e12
+    """float64 operations, half of its peak."""
+    disk: float = 5e9
+    """Bytes from the disk, of every node of eight."""
+    network: float = 25e9
+    """Bytes into a rank."""
+
+
+GPU = Rates()
+MODELS = {"8B": Decoder(4096, 14336, 32, 1024), "70B": Decoder(8192, 28672, 80, 1024)}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Of the rank that needs most: seconds by what takes them, bytes of memory and of files that it reads."""
+
+    counting: float
+    solving: float
+    exchange: float
+    reading: float
+    working_bytes: float
+    state_bytes: float
+    read_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """One after the other; where memory is not limited the next expert is read meanwhile."""
+        return self.counting + self.solving + self.exchange + self.reading
+
+
+def need(model: Decoder, tasks: int, size: int, rates: Rates = GPU) -> Need:
+    """`exact` with lam >= 1e-3, models in bfloat16 in folders."""
+    teams = teams_of(map(str, range(tasks)), size)
+    share = max(sum(1 / len(team) for team in teams.values() if rank in team) for rank in range(size))
+    held = max(sum(rank in team for team in teams.values()) for rank in range(size))
+    rows = TOKENS * share
+    forward = 2 * rows * model.block * 3  # the expert once, the student twice
+    of_task = int(TOKENS * min(1.0, share))
+    moments = rows / of_task * sum(roofline._moments(of_task, d, m) for d, m in model.groups)
+    costs = [roofline._solve(d, m) for d, m in model.groups]
+    owners = owners_of(costs, size)
+    own = max(sum(c for c, owner in zip(costs, owners, strict=True) if owner == rank) for rank in set(owners))
+    sums = [8 * (d * d / 2 + d * m) for d, m in model.groups]
+    others = len(set(teams.values())) - 1
+    into = max(sum(s for s, owner in zip(sums, owners, strict=True) if owner == rank) for rank in set(owners)) * others
+    sent = into + (2 * model.block if size > 1 else 0)
+    read = 2 * model.parameters * (2 * held + 2)  # every expert twice, once for its hash; base and merged
+    solving = 8 * max(3 * d * d + 5 * d * m for d, m in model.groups)
+    return Need(
+        counting=model.blocks * (forward + moments) / rates.forward,
+        solving=model.blocks * own / rates.solve,
+        exchange=model.blocks * sent / rates.network,
+        reading=read * min(size, 8) / rates.disk,
+        working_bytes=sum(sums) + max(sum(sums) / 2, solving) + 18 * model.block,
+        state_bytes=2 * 4 * rows * model.width,
+        read_bytes=read,
+    )
+
+
+def measured() -> list[dict[str, Any]]:
+    """The runs of docs/scale.json; each says whether constants are fitted on it."""
+    found: list[dict[str, Any]] = json.loads(RUNS.read_text(encoding="utf-8"))["runs"]
+    return found
+
+
+def counts(run: Mapping[str, Any]) -> list[float]:
+    """What core-seconds are made of: processes, float32 operations, float64 operations, bytes of models."""
+    shape, tasks, size = ranks.SHAPES[run["shape"]], run["tasks"], run["processes"]
+    flops = roofline.clip_flops(shape, tasks, run["samples"])
+    expert, student, moments, solve = astuple(flops)
+    bytes_of_one = 4 * shape.blocks * (4 * shape.width**2 + 2 * shape.width * shape.hidden)
+    return [size, expert + student + moments, solve, bytes_of_one * (2 * tasks + 2 * size + 2)]
+
+
+def fitted(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The four constants, none below 0, by which relative errors are least."""
+    rows = np.array([counts(run) for run in runs])
+    seconds = np.array([run["core_seconds"] for run in runs])
+    scale = rows.max(0)
+    found, _ = nnls(rows / scale / seconds[:, None], np.ones(len(runs)))
+    return [float(one) for one in found / scale]
+
+
+def predicted(constants: Sequence[float], run: Mapping[str, Any]) -> float:
+    """Core-seconds."""
+    return float(np.dot(constants, counts(run)))
+
+
+def checked(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Every run beside its prediction."""
+    constants = fitted([run for run in runs if run["fitted"]])
+    lines = ["| run | processes | core-seconds | predicted | error | |", "|---|---|---|---|---|---|"]
+    for run in runs:
+        guess = predicted(constants, run)
+        error = guess / run["core_seconds"] - 1
+        name = f"{run['shape']}, {run['tasks']} tasks x {run['samples']}"
+        kind = "fitted" if run["fitted"] else "held out"
+        lines.append(
+            f"| {name} | {run['processes']} | {run['core_seconds']:.1f} | {guess:.1f} | {error:+.0%} | {kind} |"
+        )
+    said = "process {:.1f} s, {:.3g} s per 1e12 float32 operations, {:.3g} s per 1e12 float64 ones, {:.3g} s per GB"
+    scaled = [constants[0], constants[1] * 1e12, constants[2] * 1e12, constants[3] * 1e9]
+    return "\n".join(["Constants: " + said.format(*scaled) + ".", "", *lines])
+
+
+def table() -> str:
+    """What 8B and 70B take."""
+    lines = [
+        "| model | experts | GPUs | minutes | counting | solving | exchange | reading | working GiB | states GiB "
+        "| read GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, model in MODELS.items():
+        for tasks in (5, 20):
+            for size in (1, 8, 64):
+                one = need(model, tasks, size)
+                parts = (one.counting, one.solving, one.exchange, one.reading)
+                shares = " | ".join(f"{part / one.seconds:.0%}" for part in parts)
+                memory = f"{one.working_bytes / 2**30:.0f} | {one.state_bytes / 2**30:.1f} | {one.read_bytes / 1e9:.0f}"
+                lines.append(f"| {name} | {tasks} | {size} | {one.seconds / 60:.1f} | {shares} | {memory} |")
+    return "\n".join(lines)
+
+
+def filled(text: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """The page with its tables as they are now."""
+    for name, content in (("runs", checked(runs)), ("models", table())):
+        start, end = f"<!-- table of {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = f"{before}{start}{content}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured()), encoding="utf-8")
