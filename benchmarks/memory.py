@@ -3,8 +3,8 @@
 `python benchmarks/memory.py experts` compares runs with few and with many B/32 experts;
 `python benchmarks/memory.py budget` calibrates a Llama-shaped model in four shards that is larger than the limit it is
 given; `python benchmarks/memory.py drift --shape l14|llama` takes the drift of a large model apart, with attribution,
-within its limit. All print JSON. RSS counts the pages of mapped weight files until they are unmapped, `anonymous` does
-not.
+within its limit; `python benchmarks/memory.py mergers` merges eight B/32 experts with every method. All print JSON. RSS
+counts the pages of mapped weight files until they are unmapped, `anonymous` does not.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import families
 import measure
 
+from featcal.schema.recipe import METHODS
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["experts", "budget", "drift"])
+    parser.add_argument("what", choices=["experts", "budget", "drift", "mergers"])
     parser.add_argument("--shape", choices=["l14", "llama"], default="l14", help="of the drift run")
     parser.add_argument("--experts", type=int, nargs="+", default=[2, 20])
-    parser.add_argument("--max-memory", default="2GB", help="limit of the budget and the drift run")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="of the run of mergers")
+    parser.add_argument("--blocks", type=int, default=families.B32.blocks, help="of the models that are merged")
+    parser.add_argument("--max-memory", default="2GB", help="limit of the budget, the drift and the mergers' run")
     parser.add_argument("--samples", type=int, default=16, help="per task")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row of text")
     parser.add_argument("--threads", type=int, default=1)
@@ -38,6 +42,9 @@ def main() -> None:
         found = within_budget(
             options.work, families.LlamaShape(), options.max_memory, options.samples, options.length, options.threads
         )
+    elif options.what == "mergers":
+        shape = replace(families.B32, blocks=options.blocks)
+        found = by_merger(options.work, shape, 8, options.methods, options.max_memory, options.threads)
     else:
         shape = families.L14 if options.shape == "l14" else families.LLAMA_1B
         found = drift_within(options.work, shape, options.max_memory, options.samples, options.length, options.threads)
@@ -105,6 +112,34 @@ def drift_within(
         "seconds": run.seconds,
         "memory": run.peak(),
     }
+
+
+def by_merger(
+    work: Path, shape: families.ClipShape, tasks: int, methods: Sequence[str], limit: str, threads: int
+) -> dict[str, Any]:
+    """`featcal merge` with every method, beside the bytes of a block of the base and of each expert."""
+    suite = families.clip_suite(work, shape, tasks, 1)
+    block = 4 * shape.width * (4 * shape.width + 2 * shape.hidden)
+    found = {}
+    for method in methods:
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            command = [
+                sys.executable,
+                "-m",
+                "featcal",
+                "merge",
+                str(suite),
+                "--method",
+                method,
+                "--json",
+                "--max-memory",
+                limit,
+            ]
+            run = measure.run([*command, "--out", str(Path(folder) / "out")], threads)
+        found[method] = {"seconds": run.seconds, "memory": run.peak()}
+        measure.say(f"{method}: {found[method]}")
+    models = {"model_bytes": families.weight_bytes(suite.parent / "base"), "blocks_bytes": (tasks + 1) * block}
+    return {"shape": asdict(shape), "tasks": tasks, "max_memory": limit, "threads": threads, **models, "methods": found}
 
 
 def calibrate(work: Path, suite: Path, samples: int, threads: int, *more: str) -> measure.Run:

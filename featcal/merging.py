@@ -36,11 +36,15 @@ DEFAULT_SCALES = {
 }
 
 
-def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | None, out: str | Path) -> dict[str, Any]:
+def merge_to_folder(
+    suite: Suite | Family, method: str | None, scale: float | None, out: str | Path, *, max_memory: int | None = None
+) -> dict[str, Any]:
     """Write the experts of a suite merged; everything outside the tower is the base's.
 
     Args:
         method: the suite's own recipe, with all its options, where it is of this method, or where this is None.
+        max_memory: bytes of resident memory that a whole model must fit into to be verified whole; else it is written
+            and verified by blocks. None stands for what the machine has to spare.
 
     Returns:
         The document of `featcal merge --json`.
@@ -50,10 +54,12 @@ def merge_to_folder(suite: Suite | Family, method: str | None, scale: float | No
             base, or an output that cannot be written.
     """
     family = as_family(suite, "cpu")
-    return write_merge(family, recipe_for(family.suite, method, **({} if scale is None else {"scale": scale})), out)
+    return write_merge(
+        family, recipe_for(family.suite, method, **({} if scale is None else {"scale": scale})), out, max_memory
+    )
 
 
-def write_merge(family: Family, recipe: MergeRecipe, out: str | Path) -> dict[str, Any]:
+def write_merge(family: Family, recipe: MergeRecipe, out: str | Path, max_memory: int | None = None) -> dict[str, Any]:
     """The same by a recipe with all its options; returns and raises as `merge_to_folder`."""
     merged = family.merge(recipe)
     settings = {**recipe.model_dump(exclude_none=True)}
@@ -82,7 +88,7 @@ def write_merge(family: Family, recipe: MergeRecipe, out: str | Path) -> dict[st
             merged,
             lambda: record,
             card,
-            whole=can_reload(merged.info, None),
+            whole=can_reload(merged.info, max_memory),
         )
     return {"out": str(folder.out), **content}
 

@@ -89,6 +89,19 @@ def test_merge(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
     assert (out / "model.safetensors").is_file()
 
 
+def test_a_merge_that_does_not_fit_whole_is_verified_by_blocks(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    """The same tensors, whichever way they are verified."""
+    found = {}
+    for how, limit in (("reloaded", "1000GiB"), ("streamed", "1MiB")):
+        out = tmp_path / how
+        code, _, err = run("merge", tiny_suite_file, "--method", "ties", "--max-memory", limit, "--out", out)
+        assert code == 0, err
+        assert json.loads((out / "featcal.json").read_text())["verified"] == how
+        found[how] = {name: t for file in out.glob("*.safetensors") for name, t in load_file(file).items()}
+    assert found["reloaded"].keys() == found["streamed"].keys()
+    assert all(tensor.equal(found["streamed"][name]) for name, tensor in found["reloaded"].items())
+
+
 def test_drift(run: Run, tiny_suite_file: Path) -> None:
     ledger = document(run("drift", tiny_suite_file, "--json", "--samples", 4, "--split", "calibration"))
     assert ledger["split"] == "calibration"
@@ -281,13 +294,13 @@ def test_interrupt_is_status_130_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
 def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
     """The process is told to stop once the first block is on disk."""
     out = tmp_path / "out"
     slow = (
-        "import time; from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's `&` ignores it
+        "from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
         "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
     )
     command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import JSON, OUT, SUITE, file_to_write
+from featcal.cli.options import JSON, OUT, SUITE, Size, file_to_write
 from featcal.cli.terminal import bar, say, say_notes, show
 from featcal.progress import keep_memory
 from featcal.schema.model_name import FITTED, model_name
@@ -22,21 +22,26 @@ from featcal.schema.recipe import METHODS
     "regmean:samples=64,reduce=0.9, regmean++, lot, fisher, adamerging:steps=200, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
+@click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
 @JSON
-def merge(suite: str, method: str | None, scale: float | None, out: Path, as_json: bool) -> None:
+def merge(
+    suite: str, method: str | None, scale: float | None, max_memory: int | None, out: Path, as_json: bool
+) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
     from featcal.merging import merge_to_folder
 
     if method is not None and model_name(method).kind in FITTED:
         if scale is not None:
             raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+        if max_memory is not None:
+            raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         session = opening.session(suite, "auto")
         document = session.fitted(method, bar()).save(out)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
-    document = merge_to_folder(opening.loaded(suite), method, scale, out)
+    document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 

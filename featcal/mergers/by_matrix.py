@@ -1,4 +1,8 @@
-"""Mergers that take a task matrix as a whole: one of every expert is in memory, in float64."""
+"""Mergers that take a task matrix as a whole: one of every expert is in memory, in float64, with what its decomposition
+takes: more than a block of each model where an expert's matrices are a third of a block. Of eight B/32 experts Iso-C
+takes 0.24 GB, TSV-M 0.5, Iso-CTS 0.6 and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32.
+None of it grows with the number of blocks.
+"""
 
 from __future__ import annotations
 
