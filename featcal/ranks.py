@@ -222,7 +222,7 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch has no narrower class for a peer that is gone
-        raise InputError(f"{LOST} ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{LOST} ({str(error).splitlines()[0].rpartition('] ')[2].partition('. ')[0]})") from error
 
 
 ALONE = Ranks()
@@ -306,7 +306,8 @@ def _first_to_end(store: Any) -> bool:
 
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Inside the `with`, SIGTERM is an error with a message; only a main thread may ask for that."""
+    """Inside the `with`, SIGTERM is an error with a message; only a main thread may ask for that. A process that ends by
+    an error is not to be interrupted by a SIGTERM while it says so."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise InputError(f"stopped by SIGTERM: the run was cancelled, or {LOST}")
@@ -317,5 +318,7 @@ def _ends_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except BaseException:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    signal.signal(signal.SIGTERM, before)
