@@ -103,14 +103,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def running_app(folder: Path | None = None, program: Sequence[str] = ("-m", "featcal")) -> Iterator[Server]:
-    """The app of this clone on a free port, started in a folder (here); `program` is what Python is told to run."""
+def running_app(
+    folder: Path | None = None, program: Sequence[str] = ("-m", "featcal"), options: Sequence[str] = ()
+) -> Iterator[Server]:
+    """The app of this clone on a free port, started in a folder (here); `program` is what Python is told to run,
+    `options` are further ones of `featcal app`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, *program, "app", "--port", str(port)],
+        [sys.executable, *program, "app", "--port", str(port), *options],
         stdout=sys.__stderr__,  # the programs print JSON; what went wrong in the app is said there too
         cwd=folder,
         env={**os.environ, "PYTHONPATH": places},

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import b32
 import families
+import load
 import measure
 import reference
 import roofline
@@ -207,3 +208,35 @@ def test_packed_heights_of_a_trace_are_read() -> None:
     assert sessions.heights({"dtype": "f8", "bdata": packed}) == [0.5, -2.0]
     assert sessions.heights([1, 2.5]) == [1.0, 2.5]
     assert sessions.heights(None) == []
+
+
+def test_visitors_of_the_load_test_have_options_of_their_own() -> None:
+    everyone = load.visitors(60)
+    assert len({who.query.partition("b=calibrated")[2] for who in everyone}) == 60
+    assert {who.query.split("&")[0] for who in everyone} == {f"suite={name}" for name in load.SUITES}
+    with pytest.raises(ValueError, match="for 60 visitors, not for 61"):
+        load.visitors(61)
+
+
+def test_cross_talk_is_a_page_that_a_visitor_alone_sees_otherwise() -> None:
+    def saw(query: str, **pages: list[float]) -> load.Visitor:
+        return load.Visitor(query, {(page,): {"chart": numbers} for page, numbers in pages.items()})
+
+    many = [saw("suite=a&1", p=[1.0, 2.0], q=[3.0]), saw("suite=a&2", p=[5.0, 2.0]), saw("suite=b&3", p=[1.0, 2.0])]
+    assert load.against(many, [saw("suite=a&1", p=[1.0, 2.0]), saw("suite=a&2", p=[5.0, 2.0]), saw("", q=[0.0])]) == (
+        2,
+        [],
+    )
+    assert load.against(many[:1], [saw("suite=a&1", p=[5.0, 2.0], q=[3.0])]) == (2, ["chart: suite=a&1"])
+    assert load.alike(many) == 0.0  # the third is of another suite
+    assert load.alike([saw("suite=a&1", p=[1.0]), saw("suite=a&2", p=[1.0])]) == 1.0
+    changed = saw("suite=a&1", p=[1.0])
+    changed.look(sessions.Shown(("p",), {"chart": [1.0]}))
+    assert changed.changed == []
+    changed.look(sessions.Shown(("p",), {"chart": [2.0]}))
+    assert changed.changed == ["chart"]
+
+
+def test_memory_of_a_server_is_followed_by_its_second_half() -> None:
+    climbing = [(0.0, 0), (10.0, 500), (20.0, 100), (30.0, 110), (40.0, 120)]
+    assert load.bounded(climbing) == {"first": 0, "most": 500, "last": 120, "growth_per_hour": pytest.approx(3600)}
