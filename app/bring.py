@@ -17,10 +17,13 @@ from featcal.draft import KINDS, DraftTask, draft, read_draft, taken_over, write
 from featcal.errors import FeatcalError, InputError
 from featcal.figures.names import plain, plain_lines
 from featcal.merging import DEFAULT_SCALES
+from featcal.paths import from_folder
 from featcal.preflight import Preflight, check
 from featcal.schema.recipe import METHODS, OPTIONS
+from featcal.shared import shared, without_places
 from featcal.suite import Suite, task_catalogue
 from featcal.suite_files import Stamp, suite_stamp
+from featcal.words import readable
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
 _WRITTEN = "draft written"
@@ -106,9 +109,17 @@ def suite_text() -> str:
     return str(st.session_state[_TEXT])
 
 
+def _require_short(text: str) -> None:
+    """Raises InputError: a text that visitors of a shared server may not have it read."""
+    rules = shared()
+    if rules is not None and len(text.encode(errors="replace")) > rules.text:
+        raise InputError(f"draft: longer than the {readable(rules.text)} that this server reads; shorten it")
+
+
 def place(text: str) -> Path | None:
     """The file that a draft is to become, from whose folder its relative paths start; None for no possible name."""
     try:
+        _require_short(text)
         name = read_draft(text, Path()).name
     except InputError:  # which `verdict` says
         name = "my-suite"
@@ -123,6 +134,7 @@ def place(text: str) -> Path | None:
 def verdict(text: str, file: Path) -> Suite | None:
     """What is wrong with the draft and what it would take, written to a file; the suite where it can be opened."""
     try:
+        _require_short(text)
         suite = read_draft(text, file)
         with st.spinner("Checking models and samples …"):
             found = _checked(suite_stamp(suite), suite)
@@ -147,13 +159,14 @@ def write(text: str, file: Path) -> None:
         except FeatcalError as error:
             view.problem(error)
             return
-        state.select(suite=str(file))
-        st.session_state[_WRITTEN] = str(file)
+        named = from_folder(file, Path.cwd()) if shared() else str(file)
+        state.select(suite=named)
+        st.session_state[_WRITTEN] = named
         st.rerun()  # the sidebar was drawn with the suite before
     if st.session_state.get(_WRITTEN) == state.reference():
         said = f"Written: {state.reference()}. It is the suite of every page now."
         st.success(plain_lines(said), icon=":material/check_circle:")
-    quoted = shlex.quote(str(file))
+    quoted = shlex.quote(without_places(str(file)))
     st.code(f"featcal check {quoted}\nfeatcal calibrate {quoted} --out calibrated", language="bash")
 
 

@@ -16,6 +16,7 @@ from featcal.preflight import Preflight, check
 from featcal.resources import embedded_suites
 from featcal.schema.recipe import MergeRecipe
 from featcal.session import Session
+from featcal.shared import without_places
 from featcal.suite import SPLITS, Suite, Task
 from featcal.suite_files import Stamp
 from featcal.tasks.sources import Samples
@@ -35,7 +36,7 @@ def models(suite: Suite) -> pd.DataFrame:
         merged = f"merged here: {', '.join([given.pop('method'), *(f'{name} {given[name]}' for name in given)])}"
     rows = [("base", suite.base), ("merged", merged)]
     rows += [(f"expert, {task}", spec.expert) for task, spec in suite.tasks.items()]
-    return pd.DataFrame(rows, columns=["role", "where"])
+    return pd.DataFrame([(role, without_places(where)) for role, where in rows], columns=["role", "where"])
 
 
 def preflight() -> Preflight:

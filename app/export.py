@@ -16,7 +16,9 @@ from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
 from featcal.jsons import read_json
 from featcal.model_ids import calibrate_command
+from featcal.paths import as_named
 from featcal.session import Session
+from featcal.shared import require_inside, without_places
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 
@@ -59,14 +61,16 @@ def output_folder(name: str) -> Path:
     """The folder that a name typed by hand stands for.
 
     Raises:
-        InputError: nothing that a folder can be called.
+        InputError: nothing that a folder can be called, or on a shared server one outside its folders.
     """
     if not name:
         raise InputError("the folder has no name; type one")
     if not name.isprintable():
         raise InputError("the folder's name holds a control character; type another")
     try:
-        return Path(name).expanduser().resolve()
+        place = as_named(name)
+        require_inside(place, "folder to write", to_write=True)
+        return place.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
 
@@ -76,4 +80,4 @@ def _show_written(folder: Path, files: list[str], ws: Session) -> None:
     for warning in read_json(folder / RECORD_FILE)["warnings"]:
         st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
-    st.code(ws.family.adapter.loading(folder, ws.family.container.config))
+    st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))

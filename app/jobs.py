@@ -26,6 +26,7 @@ from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, J
 from featcal.model_ids import ModelId, label_of, model_key, spelled
 from featcal.progress import Progress
 from featcal.session import Session
+from featcal.shared import shared, without_places
 from featcal.views import View
 from featcal.words import duration, shortened
 
@@ -71,7 +72,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
             _said(job)
         if (again or not at_once) and not _asked(wanted, seconds, again):
             return None
-        job = queue.submit(wanted, visitor())
+        job = _submitted(queue, wanted)
     _followed(job.id)
     return None
 
@@ -87,11 +88,28 @@ def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
         InputError: jobs cannot be kept on this machine.
     """
     queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
-    job = queue.submit(wanted, visitor()) if start else queue.find(wanted)
+    job = _submitted(queue, wanted) if start else queue.find(wanted)
     if job is not None and not job.over:
         _followed(job.id)
     elif job is not None and job.state != DONE:
         _said(job)
+
+
+def _submitted(queue: Queue, wanted: Order) -> Job:
+    """The job that will do an order.
+
+    Raises:
+        InputError: on a shared server, one more than a visitor, or all of them, may have in line.
+    """
+    rules, own = shared(), visitor()
+    known = queue.find(wanted)
+    if rules is not None and (known is None or known.over):
+        waiting = [job.visitor for job in queue.jobs() if not job.over]
+        if waiting.count(own) >= rules.jobs:
+            raise InputError(f"you have {rules.jobs} unfinished jobs, which is all that this server takes of a visitor")
+        if len(waiting) >= rules.all_jobs:
+            raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
+    return queue.submit(wanted, own)
 
 
 def _asked(wanted: Order, seconds: float, again: bool) -> bool:
@@ -144,7 +162,7 @@ def report(session: Session, models: Iterable[ModelId], on: View, seconds: float
     """A report as a job has written it; None until it has."""
     args = {"models": [_named(session, model) for model in models], **asdict(on), "split": on.split or session.split}
     document = ensure("report", args, seconds)
-    return None if document is None else Path(document["out"]).read_bytes()
+    return None if document is None else without_places(Path(document["out"]).read_bytes().decode()).encode()
 
 
 def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
@@ -202,7 +220,10 @@ def _card(queue: Queue, job: Job) -> None:
         share = job.done / job.total if job.total else 0.0
         st.progress(share, text=progress_line(job, time.time(), queue))
         left, right = st.columns([1, 4], vertical_alignment="top")
-        left.button("Cancel", key=f"cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,))
+        if shared() is None or job.visitor == visitor():
+            left.button(
+                "Cancel", key=f"cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,)
+            )
         with right:
             _log(job)
 
@@ -255,7 +276,7 @@ def _tail(job: Job) -> None:
     if not job.log.is_file():
         st.caption("Nothing yet.")
         return
-    lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = without_places(job.log.read_text(encoding="utf-8", errors="replace")).splitlines()
     st.code("\n".join(lines[-LINES:]), language=None, wrap_lines=True)
 
 
@@ -268,7 +289,7 @@ def listing() -> None:
 def _listing(busy: bool) -> None:
     queue = Queue()
     ensure_manager(queue)
-    jobs = queue.jobs()
+    jobs = [job for job in queue.jobs() if shared() is None or job.visitor == visitor()]
     if busy and all(job.over for job in jobs):
         st.rerun()  # nothing will change any more: no drawing every second
     for job in jobs:
@@ -283,8 +304,9 @@ def _listing(busy: bool) -> None:
         took = "" if job.started is None else f" · {duration((job.ended or job.started) - job.started)}"
         with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):
             if job.message:
-                st.text(job.message)
-            st.caption(plain(f"Asked for {when(job.asked)}; files in {job.folder}"))
+                st.text(without_places(job.message))
+            files = "" if shared() else f"; files in {job.folder}"
+            st.caption(plain(f"Asked for {when(job.asked)}{files}"))
             _tail(job)
             st.button("Remove with its result", key=f"remove-{job.id}", on_click=queue.forget, args=(job.id,))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
+
+import torch
 
 from app import preview
 from app.preview import HOME_SUITE, SAMPLES
@@ -10,10 +13,13 @@ from app.selection import TURNED
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig, idle_options
 from featcal.errors import FeatcalError
+from featcal.family import open_family
 from featcal.figures import tables
+from featcal.jobs.lengths import drawn
+from featcal.preflight.estimates import LIBRARIES, estimate
 from featcal.session import Session, open_session
 from featcal.suite import Suite
-from featcal.views import DriftOptions
+from featcal.views import DriftOptions, View
 
 
 def open_resident(suite: Suite | str) -> Session:
@@ -21,6 +27,24 @@ def open_resident(suite: Suite | str) -> Session:
     session = open_session(suite, resident=True)
     _prepared.clear()
     return session
+
+
+def bytes_needed(suite: Suite) -> int:
+    """Memory that a suite takes beside the libraries: every model as `open_resident` holds it, and a calibration with
+    the suite's own options; from headers and the first samples.
+
+    Raises:
+        FeatcalError: the suite cannot be used.
+    """
+    session = Session(open_family(suite))
+    family = session.family
+    config = defaults(session)
+    info = family.merged.info
+    tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
+    sizes = drawn(session, View(config.samples, "calibration", config.seed))
+    models = 2 + len(family.experts)
+    needed = estimate(family.adapter, info, sizes, config, models, Path.cwd())
+    return models * tower + needed.memory_bytes - LIBRARIES
 
 
 def prepare(reference: str) -> None:

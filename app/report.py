@@ -15,6 +15,7 @@ from featcal.jobs.lengths import is_long, seconds_to_report
 from featcal.model_ids import spelled
 from featcal.report.write import report_command, write_report
 from featcal.session import Session
+from featcal.shared import without_places
 from featcal.views import View
 
 _WRITTEN = "report"
@@ -71,4 +72,4 @@ def _written(session: Session, names: tuple[str, ...], on: View) -> bytes:
     with tempfile.TemporaryDirectory(prefix="featcal-report-") as folder, state.progress() as progress:
         out = Path(folder) / "report.html"
         write_report(session, state.reference(), out, models=names, on=on, progress=progress)
-        return out.read_bytes()
+        return without_places(out.read_bytes().decode()).encode()

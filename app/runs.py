@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
@@ -21,6 +22,7 @@ from featcal.model_ids import ModelId
 from featcal.recording import hash_of, record
 from featcal.runs import History, Mark, Run
 from featcal.session import Session
+from featcal.shared import shared
 from featcal.views import View
 
 _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
@@ -172,7 +174,8 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
     rest = [_NOTHING, *(one for one in known if one != first)]
     state.control(right.selectbox, "against", second, _NOTHING, "Hold it against", rest, format_func=called)
     run = known[first]
-    _marks(run)
+    if not shared():  # the history is everybody's: whoever looks changes nothing of it
+        _marks(run)
     buttons = st.columns(3)
     buttons[0].button(
         "Show it on every page",
@@ -181,18 +184,8 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
         icon=":material/open_in_full:",
         width="stretch",
     )
-    pin = "Unpin" if run.pinned else "Pin"
-    buttons[1].button(
-        pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch"
-    )
-    buttons[2].button(
-        "Delete",
-        on_click=_delete,
-        args=(run.id,),
-        disabled=run.pinned,
-        icon=":material/delete:",
-        width="stretch",
-    )
+    if not shared():
+        _kept(run, *buttons[1:])
     if second != _NOTHING:
         st.button(
             "Both on every page, as A and B",
@@ -201,6 +194,20 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
             icon=":material/compare_arrows:",
         )
         _against(session, run, known[second])
+
+
+def _kept(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None:
+    """Buttons that keep a run from being deleted, and delete it."""
+    pin = "Unpin" if run.pinned else "Pin"
+    left.button(pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch")
+    right.button(
+        "Delete",
+        on_click=_delete,
+        args=(run.id,),
+        disabled=run.pinned,
+        icon=":material/delete:",
+        width="stretch",
+    )
 
 
 def _marks(run: Run) -> None:

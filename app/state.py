@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from app.held import Held
 from app.maps import MapWorker
-from app.opening import open_resident
+from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores
 from featcal.model_ids import ModelId
 from featcal.progress import Progress
 from featcal.session import Session
+from featcal.shared import shared
 from featcal.suite import Suite, load_suite
 from featcal.suite_files import Stamp, suite_stamp
 from featcal.views import View
@@ -150,7 +152,8 @@ def session() -> Session:
         FeatcalError: the suite cannot be used.
     """
     suite, files = opened_files()
-    return _session(files, suite)
+    with st.spinner("Reading the models …"):
+        return _held().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
 
 
 def opened_files() -> tuple[Suite, Stamp]:
@@ -166,9 +169,9 @@ def opened_files() -> tuple[Suite, Stamp]:
     return found
 
 
-@st.cache_resource(max_entries=4, show_spinner="Reading the models …")
-def _session(files: Stamp, _suite: Suite) -> Session:
-    return open_resident(_suite)
+@st.cache_resource(show_spinner=False)
+def _held() -> Held:
+    return Held(shared())
 
 
 def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:

@@ -206,6 +206,15 @@ class Family:
             experts={task: load(expert) for task, expert in self.experts.items()},
         )
 
+    def stored(self) -> Family:
+        """The opposite of `resident`: the same family with every tensor read from its file when it is needed."""
+
+        def under(weights: Weights) -> Weights:
+            return weights.under if isinstance(weights, Overlay) else weights
+
+        experts = {task: under(expert) for task, expert in self.experts.items()}
+        return replace(self, base=under(self.base), merged=under(self.merged), experts=experts)
+
 
 def _recipe_weights(
     recipe: MergeRecipe, base: Weights, experts: Mapping[str, Weights], adapter: Adapter

@@ -14,23 +14,38 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from featcal.shared import Shared
+
 FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.clip", "app.opening")
 # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
 # time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
+SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
+"""Of streamlit, where others use the server too: who may reach it, and the most MB of one message either way."""
 _warming: list[threading.Thread] = []
 
 
-def start_app(main: Path, port: int, extra: Sequence[str] = ()) -> int:
-    """Run the app until it is stopped; returns the exit status. `extra` are further options of `streamlit run`."""
+def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | None = None) -> int:
+    """Run the app until it is stopped; returns the exit status.
+
+    Args:
+        extra: further options of `streamlit run`.
+        rules: of a server that others use too, which listens on every address and works in its first folder.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    address = "127.0.0.1"
+    if rules is not None:
+        rules.to_environment()
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.chdir(rules.roots[0])
+        address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
     from streamlit.web import cli
 
     sys.path.insert(0, str(main.parents[1]))
     _warming.append(threading.Thread(target=_warm_up, daemon=True))
     _warming[0].start()
-    print(f"featcal app on http://127.0.0.1:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
+    print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
     return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
 

@@ -31,6 +31,7 @@ from featcal.schema.model_name import (
     value_of,
 )
 from featcal.schema.recipe import OPTIONS
+from featcal.shared import require_inside
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -256,6 +257,7 @@ def recorded_config(folder: Path) -> CalibrationConfig:
     Raises:
         InputError: it holds no record of one.
     """
+    require_inside(folder / "featcal.json", "record")
     missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
     try:
         return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from featcal.errors import InputError
+from featcal.shared import require_inside, shared
 from featcal.words import printable
 
 
@@ -12,10 +13,11 @@ def local_path(named: str, root: Path, label: str) -> Path:
     """A path relative to `root` or to a home (`~`), whether or not something is there.
 
     Raises:
-        InputError: nothing can be there, or it may not be looked at.
+        InputError: nothing can be there, or it may not be looked at; on a shared server, what lies elsewhere.
     """
     try:
-        path = root / Path(named).expanduser()
+        path = root / as_named(named)
+        require_inside(path, label)
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
@@ -23,6 +25,15 @@ def local_path(named: str, root: Path, label: str) -> Path:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{label}: no path '{printable(named, 80)}' ({why})") from error
     return path
+
+
+def as_named(named: str | Path) -> Path:
+    """A path with the home that `~` stands for; on a shared server, which tells nobody who has one, as it is.
+
+    Raises:
+        RuntimeError: an unknown user's home.
+    """
+    return Path(named) if shared() is not None else Path(named).expanduser()
 
 
 def from_folder(path: Path, folder: Path) -> str:

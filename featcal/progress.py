@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
 """Called with a label, steps done and steps in all. It may raise to stop the work: nothing is left half-done."""
@@ -45,12 +46,30 @@ def rss_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that this machine can still give away; None where it does not say."""
+    """Memory that this machine, or the container that this runs in, can still give away; None where none says."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":") for line in file)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
+        free = int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
+        return None
+    left = _left_in_group(CONTROL_GROUP)
+    return free if left is None else min(free, left)
+
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where Linux keeps the limits of a container, as the container sees it (version 2)."""
+
+
+def _left_in_group(group: Path) -> int | None:
+    """Bytes below the limit of a control group, what can be dropped from its cache of files counted as free; None where
+    there is no limit."""
+    try:
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        kinds = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return max(0, limit - used + int(kinds["inactive_file"]))
+    except (OSError, KeyError, ValueError):  # "max" among them
         return None
 
 

@@ -54,6 +54,11 @@ class Results:
         """Keep it no longer, if it is kept."""
         self.taken -= self._kept.pop(key, (None, 0))[1]
 
+    def clear(self) -> None:
+        """Keep nothing longer."""
+        self._kept.clear()
+        self.taken = 0
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
 

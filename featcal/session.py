@@ -106,6 +106,7 @@ class Session:
         self._passes = Results(0 if self._one_shot else PASSES, lambda _: 1)
         self._first_block = None if self._one_shot else FirstBlock()
         self._previewed: Hashable = None
+        self.released = False
         self._lock = threading.RLock()
 
     @property
@@ -479,6 +480,18 @@ class Session:
         with self._lock:
             self._results.drop((kind, key))
 
+    def release(self) -> None:
+        """Give back the memory of everything that is kept, tensors of models included, once nothing is being computed,
+        and keep nothing from now on. Whoever still holds the session gets the same numbers from it, from the files;
+        `open_session` opens another."""
+        with self._lock:
+            self.released = True
+            self.family = self.family.stored()
+            for kept in (self._results, self._passes):
+                kept.clear()
+                kept.budget = 0
+            self._first_block = None
+
     def _run(self, model: Weights, progress: Progress) -> Run:
         """For a measurement of a model, once its samples are there: they count as well.
 
@@ -562,7 +575,7 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
         turn = _turns.setdefault(key, threading.Lock())
     with turn:  # who wants the same suite waits; others need not
         session = _open.get(key)
-        if session is None:
+        if session is None or session.released:
             family = open_family(loaded, device)
             session = _open[key] = Session(family.resident() if resident else family)
         return session

@@ -15,11 +15,12 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError, model_validator
 
 from featcal.errors import InputError
-from featcal.paths import local_path
+from featcal.paths import as_named, local_path
 from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.schema.recipe import MergeRecipe
 from featcal.schema.source import Source
 from featcal.schema.strict import Strict
+from featcal.shared import require_inside
 from featcal.words import did_you_mean, shortened
 
 ModelRef = Annotated[str, Field(min_length=1)]
@@ -187,11 +188,14 @@ def suite_file(reference: str | Path) -> Path:
     """The file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
 
     Raises:
-        InputError: there is none, whatever the text is.
+        InputError: there is none, whatever the text is; on a shared server, what lies elsewhere.
     """
     embedded, ready = embedded_suites(), ready_suites()
+    known = {**ready, **embedded}.get(str(reference))
     try:
-        file = {**ready, **embedded}.get(str(reference)) or Path(reference).expanduser()
+        file = known or as_named(reference)
+        if known is None:
+            require_inside(file, "suite")
         file = file / "suite.yaml" if file.is_dir() else file
         if file.is_file():
             return file

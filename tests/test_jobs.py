@@ -509,7 +509,7 @@ def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatc
     whole, (one, *_) = seconds(), TASKS
     assert seconds(tasks=[one]) < whole
     # whatever is calibrated, the expert and the student go through every block
-    walked = estimates.scoring_seconds(tiny.adapter, lengths._drawn(session, View(8, "calibration")), 64, {})
+    walked = estimates.scoring_seconds(tiny.adapter, lengths.drawn(session, View(8, "calibration")), 64, {})
     blocks = [seconds(blocks=[layer]) for layer in layers]
     assert all(2 * walked < block < whole for block in blocks)
     assert sum(block - 2 * walked for block in blocks) == pytest.approx(whole - 2 * walked)

@@ -16,6 +16,7 @@ import featcal
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "locks", "machine", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
+    ("shared",),
     ("jsons", "paths", "views"),
     ("schema",),
     ("reproduce",),

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, JSON, SUITE, file_to_write, looked_at
+from featcal.cli.options import DRAWN, JSON, SUITE, Size, file_to_write, looked_at
 from featcal.cli.terminal import bar, say_notes, say_problems, show
-from featcal.progress import keep_memory
+from featcal.progress import available_bytes, keep_memory
 from featcal.resources import bundle_root
 from featcal.schema.model_name import GRAMMAR
 from featcal.words import readable
@@ -108,12 +108,34 @@ def report(
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True)
+@click.option("--shared", is_flag=True, help="For others too: on every address, within the folders of --root.")
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="With --shared: a folder whose suites, models and samples visitors may read and write. Repeatable.",
+)
+@click.option(
+    "--max-memory", type=Size(), help="With --shared: what suites may need together. Default: half of what is free."
+)
 @click.pass_context
-def app(context: click.Context, port: int) -> int:
-    """Start the app on 127.0.0.1; further options go to streamlit."""
-    from featcal.launch import start_app
+def app(context: click.Context, port: int, shared: bool, roots: tuple[str, ...], max_memory: int | None) -> int:
+    """Start the app on 127.0.0.1; further options go to streamlit.
 
-    return start_app(bundle_root() / "app" / "main.py", port, context.args)
+    A shared server has no accounts: put one that asks for passwords in front of it. docs/serving.md has recipes.
+    """
+    from featcal.launch import start_app
+    from featcal.shared import Shared
+
+    if shared != bool(roots):
+        raise click.UsageError("--shared and --root DIR belong together")
+    if max_memory is not None and not shared:
+        raise click.UsageError("--max-memory is for --shared")
+    main = bundle_root() / "app" / "main.py"
+    if not shared:
+        return start_app(main, port, context.args)
+    return start_app(main, port, context.args, Shared(roots, max_memory or (available_bytes() or 2**33) // 2))
 
 
 COMMANDS = (runs, report, app)

@@ -1,12 +1,14 @@
 """Names and messages that others wrote, shown as the text they are: suites, tasks, classes, answers, paths.
 
 Streamlit draws headings, captions and messages as Markdown, plotly draws labels as a little HTML. A name must neither
-be drawn nor make the browser fetch anything.
+be drawn nor make the browser fetch anything; nor does a shared server say where its files are.
 """
 
 from __future__ import annotations
 
 import re
+
+from featcal.shared import without_places
 
 _ACTIVE = re.compile(r"([\\`*_\[\]<>$&~|]|^[#+=-]|^\d+(?=[.)])(?=.))")
 _JOINER = "\u2060"
@@ -31,7 +33,7 @@ def plain(text: str) -> str:
     >>> plain("digits")
     'digits'
     """
-    joined = _AFTER_PARSING.sub(lambda found: found[0] + _JOINER, " ".join(text.split()))
+    joined = _AFTER_PARSING.sub(lambda found: found[0] + _JOINER, " ".join(without_places(text).split()))
     return _ACTIVE.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", joined)
 
 

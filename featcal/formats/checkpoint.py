@@ -17,6 +17,7 @@ from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
 from featcal.paths import local_path
+from featcal.shared import require_links_inside, require_no_hub
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -105,10 +106,12 @@ def resolve(ref: str, root: Path, label: str) -> Path:
     """
     folder = local_path(ref, root, label).resolve()
     if folder.is_dir():
+        require_links_inside(folder, label)
         return folder
     inside_known_folder = (root / ref.split("/")[0]).is_dir()
     if inside_known_folder or not HUB_ID.fullmatch(ref):
         raise InputError(f"{label}: no folder {folder}; give an existing folder or a Hub id such as 'owner/name'")
+    require_no_hub(label)
     return _download(ref, folder, label)
 
 

@@ -22,6 +22,7 @@ from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups
 from featcal.locks import locked
+from featcal.shared import require_inside
 from featcal.stamps import sha256
 from featcal.whole_files import put
 
@@ -63,6 +64,7 @@ class OutputFolder:
 
     def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
         self.out = Path(out).expanduser().absolute()
+        require_inside(self.out, "output", to_write=True)
         self.partial = self.out.with_name(self.out.name + ".partial")
         self.model = self.partial / "model"
         self._blocks = self.partial / "blocks"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.shared import require_inside, shared
 from featcal.suite import read_yaml
 from featcal.whole_files import put_new
 
@@ -40,9 +41,10 @@ def read_recipe(file: Path) -> dict[str, Any]:
 def reference(path: str, revision: str | None, beside: Path) -> str:
     """A model reference for a suite file: a folder as an absolute path, anything else as it is, with its revision.
 
-    Relative folders are looked for where the command runs, as the other tools do, and then in `beside`.
+    Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
+    server, which tells nobody what lies where, leaves them as they are.
     """
-    folders = (start / Path(path).expanduser() for start in (Path.cwd(), beside))
+    folders = [] if shared() else [start / Path(path).expanduser() for start in (Path.cwd(), beside)]
     found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
     return found if revision is None else f"{found}@{revision}"
 
@@ -80,6 +82,7 @@ def write_new(out: Path, text: str) -> None:
     Raises:
         InputError: it is there, or cannot be written.
     """
+    require_inside(out, "file", to_write=True)
     try:
         put_new(out, text)
     except FileExistsError as error:

@@ -40,8 +40,8 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     """
 
     def make() -> float:
-        drawn = _drawn(session, View(config.samples, "calibration", config.seed))
-        return calibration_seconds(session.family.adapter, drawn, config)
+        sizes = drawn(session, View(config.samples, "calibration", config.seed))
+        return calibration_seconds(session.family.adapter, sizes, config)
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
     alike = config.samples, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
@@ -58,7 +58,7 @@ def seconds_to_score(session: Session, view: View) -> float:
     def make() -> float:
         family = session.family
         answers = {task: spec.max_target_length for task, spec in family.suite.tasks.items()} if session.is_text else {}
-        return scoring_seconds(family.adapter, _drawn(session, view), BATCH_SIZE, answers)
+        return scoring_seconds(family.adapter, drawn(session, view), BATCH_SIZE, answers)
 
     return session.once("seconds to score", (view.samples, view.split, view.seed), make)
 
@@ -70,7 +70,7 @@ def seconds_to_report(session: Session, models: int, on: View) -> float:
     return models * (seconds_to_score(session, View(None, "test")) + measured)
 
 
-def _drawn(session: Session, view: View) -> dict[str, Drawn]:
+def drawn(session: Session, view: View) -> dict[str, Drawn]:
     """The size of what a view draws of every task, told by its first samples."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)

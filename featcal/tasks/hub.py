@@ -8,6 +8,7 @@ from typing import Any
 
 from featcal.errors import InputError
 from featcal.paths import local_path
+from featcal.shared import require_links_inside, require_no_hub
 from featcal.stamps import FileStamp, stamps
 from featcal.tasks.arrow import ArrowTable
 
@@ -25,6 +26,10 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
             revision; or the Hub cannot be reached and its cache does not have it.
     """
     folder = local_path(name, root, "hub").resolve()
+    if folder.is_dir():
+        require_links_inside(folder, "hub")
+    else:
+        require_no_hub("hub")
     return _opened(name, folder, tuple(stamps(folder)), config, split, revision)
 
 

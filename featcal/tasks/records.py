@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from featcal.errors import InputError
 from featcal.schema.source import Source
 from featcal.schema.template import fill, template_fields
+from featcal.shared import require_inside
 from featcal.tasks.pool import Image, Pool, TextExample
 from featcal.tasks.table import Table
 from featcal.words import did_you_mean
@@ -158,6 +159,7 @@ def _decoded(cell: Any, place: str) -> Image:
     if isinstance(cell, bytes):
         return read_image(io.BytesIO(cell), place)
     if isinstance(cell, str):
+        require_inside(Path(cell), place)
         return read_image(Path(cell), f"{place}: {cell}")
     raise InputError(f"{place}: holds a {type(cell).__name__}, expected a picture")
 

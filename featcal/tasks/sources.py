@@ -21,6 +21,7 @@ from featcal.errors import InputError
 from featcal.formats.weights import check_finite
 from featcal.paths import local_path
 from featcal.schema.source import Source
+from featcal.shared import require_links_inside
 from featcal.suite import Suite, Task
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.corruptions import corrupted
@@ -288,6 +289,7 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     path = local_path(str(getattr(source, source.kind)), root, source.kind)
     if not path.exists():
         raise InputError(f"{path} does not exist")
+    require_links_inside(path, source.kind)
     refuse_saved_to_disk(path)
     if source.tensors is not None:
         return tensors(path, source)

@@ -1,0 +1,122 @@
+"""The sessions of suites that visitors share: few at a time, within what memory there is for them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from featcal.errors import InputError
+from featcal.progress import release_memory
+from featcal.session import Session
+from featcal.shared import Shared
+from featcal.words import readable
+
+MOST = 4
+"""Suites that are open at once."""
+
+
+@dataclass
+class _Open:
+    session: Session
+    needs: int
+    used: float
+
+
+class Held:
+    """Opened suites. The one that nobody has looked at for longest makes room for another.
+
+    Args:
+        rules: of a shared server, where suites may need so much memory together, and leave it when nobody has looked at
+            them for a while; None has neither limit.
+        clock: seconds.
+    """
+
+    def __init__(self, rules: Shared | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules, self._clock = rules, clock
+        self._open: OrderedDict[Hashable, _Open] = OrderedDict()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        if rules is not None:
+            threading.Thread(target=_look, args=(weakref.ref(self), rules.idle / 4), daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, key: Hashable, opened: Callable[[], Session], needs: Callable[[], int]) -> Session:
+        """The session of a suite, opened if it is not; one suite is opened at a time, and nobody waits who has his.
+
+        Args:
+            key: tells the suite from others, and from itself before its files changed.
+            needs: bytes that it will take, by its headers; asked for on a shared server alone, before it is opened.
+
+        Raises:
+            InputError: it needs more than all suites may together, or as `opened` and `needs`.
+        """
+        found = self._found(key)
+        if found is not None:
+            return found
+        with self._opening:
+            found = self._found(key)
+            if found is not None:
+                return found
+            wanted = 0 if self._rules is None else needs()
+            self._make_room(wanted)
+            session = opened()
+            with self._lock:
+                self._open[key] = _Open(session, wanted, self._clock())
+            return session
+
+    def let_go(self) -> None:
+        """Drop what nobody has looked at for too long."""
+        if self._rules is None:
+            return
+        with self._lock:
+            late = self._clock() - self._rules.idle
+            idle = [self._open.pop(key) for key, one in list(self._open.items()) if one.used < late]
+        _release(idle)
+
+    def _found(self, key: Hashable) -> Session | None:
+        with self._lock:
+            one = self._open.get(key)
+            if one is None:
+                return None
+            one.used = self._clock()
+            self._open.move_to_end(key)
+            return one.session
+
+    def _make_room(self, wanted: int) -> None:
+        limit = None if self._rules is None else self._rules.max_memory
+        if limit is not None and wanted > limit:
+            raise InputError(
+                f"this suite needs about {readable(wanted)} of memory, and this server gives suites {readable(limit)}; "
+                "use it on a machine of your own (pip install featcal)"
+            )
+        out: list[_Open] = []
+        with self._lock:
+            while self._open and (
+                len(self._open) >= MOST
+                or (limit is not None and sum(one.needs for one in self._open.values()) + wanted > limit)
+            ):
+                out.append(self._open.popitem(last=False)[1])
+        _release(out)
+
+
+def _release(suites: Sequence[_Open]) -> None:
+    """A page that is open in a browser still refers to its session, so dropping it would not do."""
+    for one in suites:
+        one.session.release()
+    if suites:
+        gc.collect()  # results refer to each other
+        release_memory()
+
+
+def _look(held: weakref.ref[Held], seconds: float) -> None:
+    """Let idle suites go, every now and then, for as long as there is somebody who holds them."""
+    while (one := held()) is not None:
+        one.let_go()
+        del one
+        time.sleep(seconds)
