@@ -22,9 +22,9 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_text import WORDS, write_lora, write_text_suite
 
 from conftest import CLASSES, SIDE, write_suite
-from tiny_text import WORDS, write_lora, write_text_suite
 
 SEED = 20261123
 HOMES = ("pictures", "text", "lora")
@@ -60,7 +60,7 @@ def write_home(root: Path, home: str) -> Path:
     if home == "pictures":
         _write_pictures(root)
     else:
-        rows = [{"text": f"{WORDS[5 + i]} {WORDS[6 + i]}", "answer": "yes no".split()[i % 2]} for i in range(8)]
+        rows = [{"text": f"{WORDS[5 + i]} {WORDS[6 + i]}", "answer": ["yes", "no"][i % 2]} for i in range(8)]
         (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         source = {"jsonl": "rows.jsonl", "input": "{text}", "target": "{answer}"}
         content["tasks"]["left"]["calibration"] = source
@@ -207,7 +207,9 @@ YAMLS: dict[str, str] = {
     "a mapping in itself": f"{SUITE_HEAD}calibration: &a {{lam: *a}}",
     "merged with itself": f"{SUITE_HEAD}calibration: &a {{<<: *a}}",
     "40,000 values": f"{SUITE_HEAD}calibration: {{{', '.join(f'k{i}: {i}' for i in range(40_000))}}}",
-    "20,000 tasks": f"{SUITE_HEAD.splitlines()[0]}\nbase: base\ntasks:\n" + "\n".join(f"  t{i}: 1" for i in range(20_000)),
+    "20,000 tasks": f"{SUITE_HEAD.splitlines()[0]}\nbase: base\ntasks:\n" + "\n".join(
+        f"  t{i}: 1" for i in range(20_000)
+    ),
     "ten megabytes": f"{SUITE_HEAD}description: {'x' * 10_000_000}",
     "duplicate keys": f"{SUITE_HEAD}name: t",
     "duplicate tasks": "name: s\nbase: b\ntasks: {t: {expert: b}, t: {expert: c}}",
@@ -325,7 +327,8 @@ SAFETENSORS: dict[str, Callable[[Path], object]] = {
     "length 0": _raw(b"", 0), "length 2^64 - 1": _raw(b"{}", 2**64 - 1), "length 2^63": _raw(b"{}", 2**63),
     "length beyond the file": _raw(b"{}", 10**9), "length 100 MB and one": _raw(b"{}", 100_000_001),
     "no JSON": _raw(b"{]"), "a list": _raw(b"[]"), "a number": _raw(b"7"), "deep": _raw(b"[" * 100_000),
-    "deep metadata": _raw(b'{"__metadata__":' + b"{" * 9000), "spaces": _raw(b" " * 64), "not UTF-8": _raw(b'{"\xff":1}'),
+    "deep metadata": _raw(b'{"__metadata__":' + b"{" * 9000), "spaces": _raw(b" " * 64),
+    "a name not in UTF-8": _raw(b'{"\xff":1}'),
     "an empty header": _raw(b"{}"), "offsets backwards": _entry(data_offsets=[64, 0]),
     "offsets negative": _entry(data_offsets=[-64, 0]), "offsets beyond": _entry(data_offsets=[2**40, 2**40 + 64]),
     "offsets 2^64": _entry(data_offsets=[0, 2**64]), "one offset": _entry(data_offsets=[0]),
@@ -353,7 +356,9 @@ def _values(value: float) -> Callable[[Path], object]:
     def damage(file: Path) -> None:
         from safetensors.torch import load_file
 
-        save_file({n: torch.full_like(t, value) if t.is_floating_point() else t for n, t in load_file(file).items()}, file)
+        save_file(
+            {n: torch.full_like(t, value) if t.is_floating_point() else t for n, t in load_file(file).items()}, file
+        )
 
     return damage
 
@@ -364,7 +369,9 @@ def safetensors_files() -> Iterator[Case]:
     for home, file in files:
         yield from any_file("safetensors", home, file, noisy=8)
         for name, damage in SAFETENSORS.items():
-            yield Case("safetensors", name, home, file, damage, harmless=name in ("a name with escapes", "another name"))
+            yield Case(
+                "safetensors", name, home, file, damage, harmless=name in ("a name with escapes", "another name")
+            )
         for name, value in {"all NaN": float("nan"), "all infinite": float("inf")}.items():
             yield Case("safetensors", name, home, file, _values(value), says="NaN")
 
@@ -380,9 +387,11 @@ def _index(content: Any) -> Callable[[Path], object]:
 INDICES: dict[str, Any] = {
     "upwards": {"weight_map": {"a": "../base/model.safetensors"}}, "absolute": {"weight_map": {"a": "/etc/passwd"}},
     "no map": {}, "a list": {"weight_map": ["a"]}, "a number": {"weight_map": {"a": 1}},
-    "empty": {"weight_map": {}}, "nothing": {"weight_map": {"a": None}}, "absent": {"weight_map": {"a": "b.safetensors"}},
+    "empty": {"weight_map": {}}, "nothing": {"weight_map": {"a": None}},
+    "absent": {"weight_map": {"a": "b.safetensors"}},
     "a null character": {"weight_map": {"a": "b\0.safetensors"}}, "here": {"weight_map": {"a": "."}},
-    "long": {"weight_map": {"a": "x" * 9000}}, "above": {"weight_map": {"a": ".."}}, "no name": {"weight_map": {"a": ""}},
+    "long": {"weight_map": {"a": "x" * 9000}}, "above": {"weight_map": {"a": ".."}},
+    "no name": {"weight_map": {"a": ""}},
     "itself": {"weight_map": {"a": "config.json"}}, "a list of names": {"weight_map": {"a": ["b"]}},
 }  # fmt: skip
 
@@ -398,10 +407,13 @@ def indices() -> Iterator[Case]:
 
 JSONS: dict[str, bytes] = {
     "a list": b"[]", "a number": b"7", "null": b"null", "deep": b"[" * 200_000, "deep mappings": b'{"a":' * 100_000,
-    "digits": b'{"a": ' + b"7" * 5000 + b"}", "two values": b"{} {}", "a comment": b"{} // no", "a trailing comma": b'{"a": 1,}',
+    "digits": b'{"a": ' + b"7" * 5000 + b"}", "two values": b"{} {}", "a comment": b"{} // no",
+    "a trailing comma": b'{"a": 1,}',
     "an empty mapping": b"{}",
 }  # fmt: skip
 _LOOSE = ("an empty mapping",)
+ABSENT = ("a folder", "a pipe", "a link into nothing", "a link to itself", "endless")
+"""Damages after which there is no file: fine where a model need not have one."""
 
 
 def _set_json(place: str, value: Any) -> Callable[[Path], object]:
@@ -437,7 +449,8 @@ def json_files() -> Iterator[Case]:
              ("lora", "adapter/adapter_config.json"), ("pictures", "base/preprocessor_config.json"),
              ("text", "base/tokenizer.json"), ("text", "base/tokenizer_config.json")]  # fmt: skip
     for home, file in whole:
-        yield from any_file("JSON of models", home, file, noisy=8)
+        optional = file.endswith(("preprocessor_config.json", "tokenizer_config.json"))
+        yield from any_file("JSON of models", home, file, ABSENT if optional else (), noisy=8)
         for name, content in JSONS.items():
             loose = name in _LOOSE
             yield Case("JSON of models", name, home, file, _write(content), harmless=loose)
@@ -451,7 +464,8 @@ def json_files() -> Iterator[Case]:
 ADAPTER: dict[str, Any] = {
     "peft_type": [None, 1, "LOHA", ["LORA"], {}], "r": [0, -1, 1.5, "4", None, 10**30, True, 5],
     "lora_alpha": [float("nan"), float("inf"), "8", None, []], "target_modules": ["(", "(a+)+$" * 50, 7, {}, [1]],
-    "rank_pattern": [{"q": 0}, {"(": 1}, [], {"q": "x"}, 3], "alpha_pattern": [{"q": None}, {"(": 1}, {"q": float("inf")}],
+    "rank_pattern": [{"q": 0}, {"(": 1}, [], {"q": "x"}, 3],
+    "alpha_pattern": [{"q": None}, {"(": 1}, {"q": float("inf")}],
     "use_dora": [True, "x"], "modules_to_save": [1, [1], "q"], "layers_to_transform": [], "fan_in_fan_out": ["yes", 1],
     "init_lora_weights": [3, "pissa", []], "base_model_name_or_path": [3, [1]], "use_rslora": ["x"],
 }  # fmt: skip
@@ -461,7 +475,14 @@ def adapters() -> Iterator[Case]:
     for option, values in ADAPTER.items():
         for value in values:
             name = f"{option}: {value!r}"[:60]
-            yield Case("adapter options", name, "lora", "adapter/adapter_config.json", _set_json(option, value), name.startswith("modules_to_save"))
+            yield Case(
+                "adapter options",
+                name,
+                "lora",
+                "adapter/adapter_config.json",
+                _set_json(option, value),
+                name.startswith("modules_to_save"),
+            )
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -498,7 +519,9 @@ PICTURES: dict[str, Callable[[], bytes]] = {
     "half a TIFF": lambda: _saved("TIFF")[:60], "half a WebP": lambda: _saved("WEBP")[:20],
     "half a BMP": lambda: _saved("BMP")[:60], "a huge PPM": lambda: b"P6 2000000 2000000 255\n",
     "a negative BMP": lambda: _saved("BMP")[:18] + struct.pack("<ii", -5, 2**31 - 1) + _saved("BMP")[26:],
-    "a wide TIFF": lambda: _saved("TIFF").replace(struct.pack("<HHI", 256, 4, 1), struct.pack("<HHI", 256, 4, 2**31))[:90],
+    "a wide TIFF": lambda: _saved("TIFF").replace(struct.pack("<HHI", 256, 4, 1), struct.pack("<HHI", 256, 4, 2**31))[
+        :90
+    ],
 }  # fmt: skip
 
 
@@ -580,7 +603,8 @@ ARRAYS: dict[str, Callable[[Path], object]] = {
     "a header of 2^90": _member(_npy("(1099511627776, 1099511627776, 1099511627776, 3)")),
     "a negative header": _member(_npy("(-1, 4, 4, 3)")), "a header of text": _member(_npy("'x'")),
     "a header that calls": _member(_npy("(__import__('os').mkdir('RAN'),)")),
-    "a deep header": _member(_npy("(" * 5000)), "a header of objects": _member(_npy("(12,)", "'|O'", data=b"cos\nsystem\n.")),
+    "a deep header": _member(_npy("(" * 5000)),
+    "a header of objects": _member(_npy("(12,)", "'|O'", data=b"cos\nsystem\n.")),
     "version 9": _member(_npy("(1,)", version=(9, 0))), "no array": _member(b"text"), "an empty array": _member(b""),
     "an unknown type": _member(_npy("(1,)", "'<z9'")),
     "a member named upwards": lambda file: zipfile.ZipFile(file, "w").writestr("../../train_x.npy", _npy("(1,)")),
@@ -616,7 +640,7 @@ LINES: dict[str, bytes] = {
     "no field": b'{"other": 1}\n', "a list as text": b'{"text": [1], "answer": "yes"}\n',
     "a mapping as text": b'{"text": {"a": 1}, "answer": "yes"}\n', "null as text": b'{"text": null, "answer": "yes"}\n',
     "an empty text": b'{"text": "", "answer": "yes"}\n', "an empty answer": b'{"text": "w1", "answer": " "}\n',
-    "UTF-16": ROW.decode().encode("utf-16"), "not UTF-8": ROW.replace(b"w1", b"\xff\xfe"),
+    "UTF-16": ROW.decode().encode("utf-16"), "a row not in UTF-8": ROW.replace(b"w1", b"\xff\xfe"),
     "a sound row before": ROW + b"{\n", "single quotes": b"{'text': 'w1'}\n",
     "a half surrogate": b'{"text": "\\ud800", "answer": "yes"}\n',
 }  # fmt: skip
@@ -628,6 +652,10 @@ def _endless_line(file: Path) -> None:
         stream.truncate(3 << 30)
 
 
+def _table(content: Mapping[str, Any]) -> Callable[[Path], object]:
+    return lambda file: pq.write_table(pa.table(dict(content)), file)
+
+
 def rows() -> Iterator[Case]:
     file = "rows.jsonl"
     leave = ("64 GiB of holes",)
@@ -637,15 +665,25 @@ def rows() -> Iterator[Case]:
     yield Case("rows", "a line without an end", "text", file, _endless_line, dangerous=True)
     yield from any_file("parquet", "pictures", "rows.parquet", noisy=25)
     for name, table in TABLES.items():
-        yield Case("parquet", name, "pictures", "rows.parquet", lambda path, table=table: pq.write_table(pa.table(table), path))
+        yield Case(
+            "parquet", name, "pictures", "rows.parquet", lambda path, table=table: pq.write_table(pa.table(table), path)
+        )
     yield from any_file("metadata", "pictures", "folder/metadata.csv", noisy=10)
     for name, text in CSV.items():
-        yield Case("metadata", name, "pictures", "folder/metadata.csv", _write(text.encode()), harmless=name in ("a huge number",))
+        yield Case(
+            "metadata",
+            name,
+            "pictures",
+            "folder/metadata.csv",
+            _write(text.encode()),
+            harmless=name in ("a huge number",),
+        )
 
 
 CSV = {
     "upwards": "file_name,label\n../suite.yaml,cat\n", "absolute": "file_name,label\n/etc/passwd,cat\n",
-    "no name": "file_name,label\n,cat\n", "no column": "name,label\ncat/0.png,cat\n", "a short row": "file_name,label\ncat/0.png\n",
+    "no name": "file_name,label\n,cat\n", "no column": "name,label\ncat/0.png,cat\n",
+    "a short row": "file_name,label\ncat/0.png\n",
     "a null character": "file_name,label\ncat/0\0.png,cat\n", "a long row": "file_name,label\ncat/0.png,cat,1,2,3\n",
     "an open quote": 'file_name,label\n"cat/0.png,cat\n', "a long name": f"file_name,label\n{'x' * 9000},cat\n",
     "no rows": "file_name,label\n", "a huge number": f"file_name,label\ncat/0.png,{'9' * 30}\n",
@@ -653,7 +691,8 @@ CSV = {
 }  # fmt: skip
 TABLES: dict[str, dict[str, Any]] = {
     "no picture": {"label": [1, 2]}, "numbers as pictures": {"image": [1, 2], "label": [0, 1]},
-    "empty bytes": {"image": [b"", b""], "label": [0, 1]}, "nothing as pictures": {"image": [None, None], "label": [0, 1]},
+    "empty bytes": {"image": [b"", b""], "label": [0, 1]},
+    "nothing as pictures": {"image": [None, None], "label": [0, 1]},
     "labels as fractions": {"image": [_png(1, 1)] * 2, "label": [0.5, float("nan")]},
     "labels nothing": {"image": [_png(1, 1)] * 2, "label": [None, 1]},
     "labels 2^63": {"image": [_png(1, 1)] * 2, "label": pa.array([2**63, 1], pa.uint64())},

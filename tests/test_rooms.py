@@ -16,7 +16,8 @@ import featcal
 ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "locks", "machine", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
-    ("jsons", "paths", "views"),
+    ("paths", "views"),
+    ("jsons",),
     ("schema",),
     ("reproduce",),
     ("suite",),

@@ -271,6 +271,6 @@ def _deploy(
         found[task] = float((drift / scale) ** 0.5)
         if not math.isfinite(found[task]):
             raise NumericalError(
-                f"{block.name}: relative drift is {found[task]}: the calibrated features are not finite"
+                f"{block.name}, task '{task}': relative drift is {found[task]}: the calibrated features are not finite"
             )
     return found
