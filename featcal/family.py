@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.locate import locate
-from featcal.formats.located import Located
+from featcal.formats.located import Located, as_described
 from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.recipe import RecipeWeights
@@ -239,8 +239,9 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     """
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
-    adapter = adapter_for(found.config, found.names, compute.device, "base")
-    check_replay(adapter, compute.device)
+    with as_described("base", found.described_in):
+        adapter = adapter_for(found.config, found.names, compute.device, "base")
+        check_replay(adapter, compute.device)
     problems: list[str] = []
 
     def checked(ref: str, label: str) -> tuple[Located, Weights] | None:
@@ -305,7 +306,8 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
         weights = FirstRows(stored, longer) if longer else stored
     problems = differences(adapter, weights, located.config)
     if not problems:
-        theirs = adapter_for(located.config, located.names, device, located.label).settings
+        with as_described(located.label, located.described_in):
+            theirs = adapter_for(located.config, located.names, device, located.label).settings
         problems = [
             f"{located.label}: {name} is {theirs[name]!r} in {located.described_in}, the base has {value!r}"
             for name, value in adapter.settings.items()

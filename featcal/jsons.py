@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
+
+MOST = 64 << 20
+"""Bytes of a JSON file of settings, of an index or of a record. The largest of those are indices, of some megabytes."""
 
 
 def read_json(file: Path, named: str = "", missing: str = "") -> dict[str, Any]:
@@ -39,6 +43,7 @@ def read_json_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _content(file: Path, named: str, missing: str = "") -> Any:
+    require_plain(file, named, MOST)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from featcal.errors import InputError
 from featcal.shared import require_inside, shared
-from featcal.words import printable
+from featcal.words import printable, readable
 
 
 def local_path(named: str, root: Path, label: str) -> Path:
@@ -34,6 +35,29 @@ def as_named(named: str | Path) -> Path:
         RuntimeError: an unknown user's home.
     """
     return Path(named) if shared() is not None else Path(named).expanduser()
+
+
+def require_plain(file: Path, named: str = "", most: int | None = None) -> None:
+    """Let a file pass that can be read to its end; what is not there at all is for its reader to say.
+
+    Args:
+        named: what messages call it, if not by its path.
+        most: bytes that it may have.
+
+    Raises:
+        InputError: a pipe, a device or a folder, whose reading may never end, or a file of more than `most` bytes.
+    """
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{named or file} is a folder, a pipe or a device; give a file")
+    if most is not None and found.st_size > most:
+        raise InputError(
+            f"{named or file} has {readable(found.st_size)}, more than the {readable(most)} that such a file may have; "
+            "is it the right one?"
+        )
 
 
 def from_folder(path: Path, folder: Path) -> str:

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from featcal.errors import InputError
-from featcal.paths import as_named, local_path
+from featcal.paths import as_named, local_path, require_plain
 from featcal.resources import embedded_suites, ready_suites, task_files
 from featcal.schema.recipe import MergeRecipe
 from featcal.schema.source import Source
@@ -228,6 +228,8 @@ def suite_file(reference: str | Path) -> Path:
     )
 
 
+_MOST_PROBLEMS = 50
+"""Mistakes in a suite file that one message lists."""
 _OWN_KEYS = frozenset({"name", "base", "merged", "tasks"})
 """Keys that every suite file has. A file with fewer than two of them is another's, and nothing of it is quoted."""
 
@@ -240,7 +242,9 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
     try:
         suite = Suite.model_validate(_with_catalogue(content, label))
     except ValidationError as error:
-        problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in error.errors())
+        found = error.errors(include_context=False, include_input=False, include_url=False)
+        problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
+        problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
         raise InputError(f"{label}: not a valid suite file\n{problems}") from error
     suite._root = root
     return suite
@@ -276,8 +280,10 @@ def read_yaml(file: Path) -> Any:
     """Content of a YAML file.
 
     Raises:
-        InputError: it cannot be read, or is no YAML; the message says where, and quotes nothing of it.
+        InputError: it cannot be read, is no YAML, or goes beyond `MOST_BYTES`, `MOST_VALUES` or `MOST_DEEP`; the
+            message says where, and quotes nothing of it.
     """
+    require_plain(file, most=MOST_BYTES)
     try:
         return parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
@@ -288,12 +294,17 @@ def read_yaml(file: Path) -> Any:
 
 def parse_yaml(text: str, label: str) -> Any:
     """The same of a text; `label` names it in errors."""
+    loader = None
     try:
-        return yaml.load(text, _UniqueKeyLoader)
+        loader = _UniqueKeyLoader(text)
+        return loader.get_single_data()
     except yaml.YAMLError as error:
         raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
-    except ValueError:
+    except (ValueError, LookupError, AttributeError):  # PyYAML's own, from values that a tag calls something else
         raise InputError(f"{label}: not valid YAML: a value is not of the type that its tag or form says") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -311,8 +322,34 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return "not valid YAML: " + ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
 
 
+MOST_BYTES, MOST_VALUES, MOST_DEEP = 4 << 20, 30_000, 40
+"""Of a YAML file: bytes, values once every alias stands for what it names, and mappings and lists in one another."""
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first."""
+    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first, and which
+    takes no more time and memory than a suite file needs, whatever its aliases stand for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._deep = self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As it stands, counted: an alias counts as all that it names."""
+        aliased, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        before, self._deep = self._values, self._deep + 1
+        if self._deep > MOST_DEEP:
+            raise yaml.MarkedYAMLError(problem=f"it is nested deeper than {MOST_DEEP} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        if aliased and id(node) not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=mark)
+        self._values += self._sizes[id(node)] if aliased else 1
+        if self._values > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"it holds more than {MOST_VALUES} values", problem_mark=mark)
+        self._sizes.setdefault(id(node), self._values - before)
+        self._deep -= 1
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """As written: merging by `<<` puts keys into a node that it is then allowed to override."""

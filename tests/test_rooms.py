@@ -17,7 +17,8 @@ ROOT = Path(featcal.__file__).parent
 FLOORS = (
     ("errors", "locks", "machine", "progress", "resources", "results", "stamps", "versions", "whole_files", "words"),
     ("shared",),
-    ("jsons", "paths", "ranks", "views"),
+    ("paths", "ranks", "views"),
+    ("jsons",),
     ("schema",),
     ("reproduce",),
     ("suite",),

@@ -25,6 +25,7 @@ from featcal.errors import InputError
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
+from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import Overlay, Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
@@ -164,6 +165,7 @@ def calibrate_to_folder(
     family, read = metered(as_family(suite, device, config.precision), here())
     config = settled(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
+    image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
     ranks = here().sharing(taking_part(config, family.suite.tasks))
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)

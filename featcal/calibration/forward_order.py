@@ -290,6 +290,6 @@ def _deploy(
         found[task] = float(drift), float(scale)
         if not math.isfinite(float(drift / scale)):
             raise NumericalError(
-                f"{block.name}: relative drift is {float(drift / scale)}: the calibrated features are not finite"
+                f"{block.name}, task '{task}': relative drift is {float(drift / scale)}: the calibrated features are not finite"
             )
     return found

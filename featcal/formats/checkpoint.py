@@ -16,7 +16,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
-from featcal.paths import local_path
+from featcal.paths import local_path, require_plain
 from featcal.shared import require_links_inside, require_no_hub
 
 SINGLE_FILE = "model.safetensors"
@@ -173,11 +173,11 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         content = read_json(index, f"{label}: {index}")
         try:
             names = sorted(set(content["weight_map"].values()))
-            if any(Path(name).name != name for name in names):
-                raise ValueError("a shard lies beside its index")
+            if not names or any(Path(name).name != name or len(name) > 255 for name in names):
+                raise ValueError("it names files that lie beside it")
+            missing = [name for name in names if not (folder / name).is_file()]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(f"{label}: {index} is not a valid index of shards ({error})") from error
-        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
         return [folder / name for name in names]
@@ -234,7 +234,8 @@ def read_header(file: Path, label: str) -> Header:
 
 
 def open_file(file: Path, label: str) -> Any:
+    require_plain(file, f"{label}: {file}")
     try:
         return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise InputError(f"{label}: {file} is not a whole safetensors file ({error}); fetch it again") from error

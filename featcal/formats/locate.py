@@ -11,6 +11,7 @@ from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.sentences import pooled_by
+from featcal.formats.sizes import check_sizes
 from featcal.formats.weights import Canonical
 
 
@@ -40,7 +41,9 @@ def locate(ref: str, root: Path, label: str) -> Located:
     folder = resolve(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label)
-    config, names = read_config(folder, label) | pooled_by(folder), stored_names(folder, label)
+    config = read_config(folder, label) | pooled_by(folder)
+    check_sizes(config, f"{label}: {folder / 'config.json'}")
+    names = stored_names(folder, label)
     lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
 
     def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:

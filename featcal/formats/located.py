@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featcal.errors import FeatcalError, InputError
 from featcal.formats.weights import Canonical, Stored
+from featcal.words import shortened
 
 Layout = Literal["hf", "open_clip"]
 """Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""
@@ -54,3 +57,21 @@ class Located:
     def notes(self) -> list[str]:
         """What may be meant so but should be known: things that the files leave open."""
         return []
+
+
+@contextmanager
+def as_described(label: str, described_in: str) -> Iterator[None]:
+    """Inside the `with`, a library makes a model of a description; where it cannot, the error says of which.
+
+    Raises:
+        InputError: in place of whatever the library raises for values that make no model.
+    """
+    try:
+        yield
+    except FeatcalError:
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
+        why = shortened(" ".join(str(error).split()), 200)
+        raise InputError(
+            f"{label}: {described_in} describes no model that can be run ({why}); get the file of this model again"
+        ) from error

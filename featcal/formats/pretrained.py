@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from featcal.errors import NumericalError
+from featcal.formats.located import as_described
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -26,9 +27,10 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         try:
-            model, report = model_class.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-            )
+            with as_described("transformers", str(folder / "config.json")):
+                model, report = model_class.from_pretrained(
+                    folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+                )
         finally:
             logging.set_verbosity(verbosity)
             if shown:

@@ -11,7 +11,7 @@ import torch
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.formats.checkpoint import HUB_ID
-from featcal.formats.located import Located
+from featcal.formats.located import Located, as_described
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.models.architectures import adapter_for
@@ -65,7 +65,8 @@ def open_models(suite: Suite, places: Places) -> Opened:
                 continue
             opened.located[role] = found
             if role == "base":
-                opened.adapter = adapter_for(found.config, found.names, CPU, role)
+                with as_described(role, found.described_in):
+                    opened.adapter = adapter_for(found.config, found.names, CPU, role)
             if opened.adapter is not None:
                 opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
         except InputError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
 from featcal.tasks.table import Row
 
 if TYPE_CHECKING:
@@ -95,12 +96,13 @@ def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
     sizes: list[int] = []
     schema: pa.Schema | None = None
     for file in files:
+        require_plain(file)
         try:
             with pq.ParquetFile(file) as opened:
                 own = opened.schema_arrow
                 sizes += [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
                 places += [(file, group) for group in range(opened.num_row_groups)]
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{file} is not a whole parquet file ({error})") from error
         schema = schema or own
         if own.names != schema.names:
@@ -111,7 +113,7 @@ def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
         try:
             with pq.ParquetFile(file) as opened:
                 return opened.read_row_group(group, columns=columns)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{file} is not a whole parquet file ({error})") from error
 
     return ArrowTable(str(path), schema, sizes, read)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
 from featcal.suite import SPLITS
 from featcal.tasks.arrow import read_parquet
 from featcal.tasks.pool import Image, Pool
 from featcal.tasks.records import numbered, read_image
 from featcal.tasks.table import read_jsonl
+from featcal.words import readable, shortened
 
 _VALIDATION_EVERY = 10
-_UNREADABLE = (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, TypeError, MemoryError, RecursionError, OverflowError, SyntaxError),
+    *(NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 """What numpy raises for files that are damaged or no `.npz` at all."""
 _IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -32,6 +39,7 @@ def arrays(file: Path, split: str) -> Pool:
     if split not in ("train", *SPLITS):
         raise InputError(f"arrays have no split '{split}', only train, {', '.join(SPLITS)}")
     part = "test" if split == "test" else "train"
+    _require_proportion(file)
     try:
         with file.open("rb") as handle, np.load(handle, allow_pickle=False) as content:
             missing = [name for name in (f"{part}_x", f"{part}_y") if name not in content]
@@ -41,15 +49,32 @@ def arrays(file: Path, split: str) -> Pool:
             names = tuple(map(str, np.atleast_1d(content["class_names"]))) if "class_names" in content else None
     except _UNREADABLE as error:
         raise InputError(f"{file} is not a readable .npz file ({error})") from error
-    if len(labels) != len(images):
-        raise InputError(f"{part}_x has {len(images)} samples, {part}_y {len(labels)}")
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        raise InputError(f"{part}_x is {images.dtype} {list(images.shape)}, expected uint8 [n, H, W, 3]")
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
+        raise InputError(f"{file}: {part}_x is {images.dtype} {list(images.shape)}, expected uint8 [n, H, W, 3]")
+    if labels.shape != images.shape[:1]:
+        raise InputError(f"{file}: {part}_x has {len(images)} samples, {part}_y has shape {list(labels.shape)}")
     if split in ("calibration", "validation"):
         held_out = np.arange(len(images)) % _VALIDATION_EVERY == 0
         chosen = held_out if split == "validation" else ~held_out
         images, labels = images[chosen], labels[chosen]
     return Pool(len(images), labels, names, lambda wanted: [images[i] for i in wanted])
+
+
+_PACKED, _SMALL = 100, 1 << 30
+"""How many times its own size an `.npz` file may unpack to, and the bytes from which on that is asked: pictures of one
+colour pack a thousandfold, and a thousand of those are no data set."""
+
+
+def _require_proportion(file: Path) -> None:
+    """Raise InputError for a file that is none, or that unpacks to far more than it has."""
+    require_plain(file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except _UNREADABLE as error:
+        raise InputError(f"{file} is not a readable .npz file ({error})") from error
+    if unpacked > max(_SMALL, _PACKED * file.stat().st_size):
+        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it anew")
 
 
 def imagefolder(folder: Path, label: str | None) -> Pool:
@@ -97,26 +122,41 @@ def _described(folder: Path, label: str | None) -> _Files | None:
     missing = [name for name in ("file_name", wanted) if name not in columns]
     if missing:
         raise InputError(f"{folder / present[0]} has no column '{missing[0]}' (columns: {', '.join(columns)})")
-    files = [folder / str(row["file_name"]) for row in rows]
-    lost = [str(file.relative_to(folder)) for file in files if not file.is_file()]
+    given = [str(row["file_name"]) for row in rows]
+    files = [folder / name for name in given]
+    lost = [name for name, file in zip(given, files, strict=True) if not _inside(name, file)]
     if lost:
-        raise InputError(f"{folder / present[0]} names {len(lost)} files that are not there, such as {lost[0]}")
+        raise InputError(
+            f"{folder / present[0]} names {len(lost)} files that are not there, such as {shortened(lost[0])}; "
+            "names lie below its folder"
+        )
     labels, names = numbered([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
     return files, labels, names
 
 
+def _inside(name: str, file: Path) -> bool:
+    """Whether a name in a folder's metadata is that of a file in it."""
+    try:
+        return not Path(name).is_absolute() and ".." not in Path(name).parts and file.is_file()
+    except (OSError, ValueError):  # too long, a null character
+        return False
+
+
 def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
     """Columns and rows of a metadata file; the numbers in a CSV file are numbers."""
+    require_plain(file)
     if file.suffix != ".csv":
         table = read_jsonl(file) if file.suffix == ".jsonl" else read_parquet(file, None)[0]
         return table.columns, table.rows(range(len(table)), table.columns)
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
-            rows: list[dict[str, Any]] = list(reader)
+            columns, rows = list(reader.fieldnames or ()), list[dict[str, Any]](reader)
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{file} is not a readable CSV file ({error})") from error
-    columns = list(reader.fieldnames or ())
+    uneven = next((number for number, row in enumerate(rows, start=1) if None in row), None)
+    if uneven is not None:
+        raise InputError(f"{file}, row {uneven} has more cells than the {len(columns)} of the first line")
     for name in columns:
         values = [row[name] for row in rows]
         if name != "file_name" and all(value is not None and value.isdecimal() for value in values):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
+import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
 from featcal.schema.source import Source
 from featcal.schema.template import fill, template_fields
 from featcal.shared import require_inside
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
 Rows = NDArray[np.int64]
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MOST_LABEL = 2**31 - 1
+"""The largest class index."""
+MOST_PIXELS = 64_000_000
+"""Of one picture: it takes some bytes for each while it is read, however small its file is."""
 
 
 def table_pool(table: Table, source: Source, split: str | None) -> Pool:
@@ -106,6 +115,9 @@ def _answers(source: Source) -> Mapping[Any, str] | None:
 def _not_empty(example: TextExample) -> TextExample:
     if not example.input.strip():
         raise ValueError("the input is empty")
+    for text in (example.input, example.target, example.pair):
+        if text is not None and _SURROGATE.search(text):
+            raise ValueError("the text holds half of a surrogate pair, which is no character")
     if example.target is not None and not example.target.strip():
         raise ValueError("the target is empty")
     return example
@@ -152,6 +164,8 @@ def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple
     """
     kinds = {type(value) for value in values}
     if kinds <= {int, bool}:
+        if any(abs(value) > MOST_LABEL for value in values):
+            raise InputError(f"{what} holds a number beyond {MOST_LABEL}; labels count classes from 0")
         return np.array(values, dtype=np.int64), None
     if kinds == {str}:
         names, indices = np.unique(np.array(values), return_inverse=True)
@@ -184,10 +198,18 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
     """
     from PIL import Image as Pillow
 
+    if isinstance(file, Path):
+        require_plain(file)
+    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Pillow.DecompressionBombError)
     try:
         with Pillow.open(file) as picture:
+            if math.prod(picture.size) > MOST_PIXELS:
+                raise InputError(
+                    f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that "
+                    "featcal reads; make it smaller"
+                )
             return np.asarray(_over_white(_upright(picture)))
-    except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
+    except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
 
 

@@ -38,7 +38,7 @@ from featcal.tasks.prepare import (
     prepare_text,
     prepare_tokens,
 )
-from featcal.tasks.records import table_pool
+from featcal.tasks.records import MOST_LABEL, table_pool
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
 from featcal.words import did_you_mean, some
@@ -308,6 +308,8 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
                 )
             if pool.size and labels.min() < 0:
                 raise InputError(f"label {labels.min()} is negative; labels count from 0")
+            if pool.size and labels.max() > MOST_LABEL:
+                raise InputError(f"label {labels.max()} is beyond {MOST_LABEL}; labels count classes from 0")
     return pool
 
 

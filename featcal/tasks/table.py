@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
 from featcal.stamps import FileStamp, stamps
+from featcal.words import readable
 
 Row = dict[str, Any]
+MOST_LINE = 16 << 20
+"""Bytes of one line of JSON Lines."""
 
 
 class Table(Protocol):
@@ -91,6 +95,7 @@ def read_jsonl(file: Path) -> JsonTable:
     Raises:
         InputError: unreadable, damaged, or a line that is no JSON object; the message has its number.
     """
+    require_plain(file)
     try:
         return _parsed(file, tuple(stamps(file)))
     except (OSError, EOFError, zlib.error) as error:
@@ -101,12 +106,16 @@ def read_jsonl(file: Path) -> JsonTable:
 def _parsed(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
     content, lines = [], []
     with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE + 1), b""), start=1):
+            if len(line) > MOST_LINE:
+                raise InputError(
+                    f"{file}, line {number} has more than {readable(MOST_LINE)}; give each row its own line"
+                )
             if line.isspace():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{file}, line {number} is not valid JSON ({error})") from error
             if not isinstance(row, dict):
                 raise InputError(f"{file}, line {number} holds a {type(row).__name__}, expected an object {{...}}")

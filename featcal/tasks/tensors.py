@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.paths import require_plain
 from featcal.schema.source import Source
 from featcal.tasks.pool import Pool
 from featcal.words import did_you_mean
@@ -40,6 +41,7 @@ def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
     """Tensors of a file under the options that name them."""
     from safetensors import SafetensorError, safe_open
 
+    require_plain(file)
     try:
         with safe_open(file, framework="pt") as handle:
             known = list(handle.keys())
@@ -47,7 +49,7 @@ def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
                 if name not in known:
                     raise InputError(f"{file} has no tensor '{name}'.{did_you_mean(name, known)}")
             return {option: handle.get_tensor(name) for option, name in names.items()}
-    except (SafetensorError, OSError, TypeError) as error:
+    except (SafetensorError, OSError, TypeError, MemoryError) as error:
         raise InputError(f"{file} is not a whole safetensors file ({error})") from error
 
 
