@@ -337,7 +337,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As it stands, counted: an alias counts as all that it names."""
-        aliased, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        aliased, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before, self._deep = self._values, self._deep + 1
         if self._deep > MOST_DEEP:
             raise yaml.MarkedYAMLError(problem=f"it is nested deeper than {MOST_DEEP} levels", problem_mark=mark)

@@ -527,7 +527,9 @@ PICTURES: dict[str, Callable[[], bytes]] = {
 
 def pictures() -> Iterator[Case]:
     file = "folder/cat/0.png"
-    yield from any_file("pictures", "pictures", file, leave=("a folder", "a link into nothing"), noisy=8)
+    yield from any_file(
+        "pictures", "pictures", file, leave=("a folder", "a link into nothing", "64 GiB of holes"), noisy=8
+    )
     for name, made in PICTURES.items():
         yield Case("pictures", name, "pictures", file, lambda path, made=made: path.write_bytes(made()))
     bomb = Case("pictures", "a bomb", "pictures", file, lambda path: path.write_bytes(_bomb()), dangerous=True)

@@ -15,6 +15,7 @@ _SIZES = frozenset({
     "num_channels", "n_embd", "n_head", "width", "embed_dim", "head_width", "heads", "context_length",
 })  # fmt: skip
 _OFTEN_NONE = frozenset({"num_key_value_heads", "head_dim", "num_decoder_layers"})
+_OFTEN_LISTS = frozenset({"image_size", "patch_size", "intermediate_size"})
 MOST_LAYERS, MOST_SIZE = 10_000, 1 << 26
 """Far above every published model (126 layers, 256 thousand rows of a vocabulary), far below what fills a machine."""
 
@@ -37,7 +38,7 @@ def _wrong(config: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, An
             yield from _wrong(value, f"{under}{name}.")
         elif name in _LAYERS or name in _SIZES:
             most = MOST_LAYERS if name in _LAYERS else MOST_SIZE
-            several = value if isinstance(value, list) else [value]
+            several = value if isinstance(value, list) and name in _OFTEN_LISTS else [value]
             fine = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in several)
             if not fine and not (value is None and name in _OFTEN_NONE):
                 yield f"{under}{name}", value, f"a model has a whole number from 1 to {most}"

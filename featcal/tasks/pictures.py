@@ -30,6 +30,8 @@ _UNREADABLE = (
 )
 """What numpy raises for files that are damaged or no `.npz` at all."""
 _IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_MOST_METADATA = 1 << 28
+"""Bytes of a metadata file, which is read whole."""
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
@@ -144,7 +146,7 @@ def _inside(name: str, file: Path) -> bool:
 
 def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
     """Columns and rows of a metadata file; the numbers in a CSV file are numbers."""
-    require_plain(file)
+    require_plain(file, most=_MOST_METADATA)
     if file.suffix != ".csv":
         table = read_jsonl(file) if file.suffix == ".jsonl" else read_parquet(file, None)[0]
         return table.columns, table.rows(range(len(table)), table.columns)
