@@ -306,8 +306,8 @@ def _first_to_end(store: Any) -> bool:
 
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Inside the `with`, SIGTERM is an error with a message; only a main thread may ask for that. A process that ends by
-    an error is not to be interrupted by a SIGTERM while it says so."""
+    """Inside the `with`, SIGTERM is an error with a message; only a main thread may ask for that. A process that ends
+    by an error is not to be interrupted by a SIGTERM while it says so."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise InputError(f"stopped by SIGTERM: the run was cancelled, or {LOST}")
