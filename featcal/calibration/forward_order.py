@@ -288,8 +288,8 @@ def _deploy(
             drift += (stage.own_state(call, batch) - target).double().square().sum()
             scale += target.double().square().sum()
         found[task] = float(drift), float(scale)
-        if not math.isfinite(float(drift / scale)):
+        if not math.isfinite(share := float(drift / scale)):
             raise NumericalError(
-                f"{block.name}, task '{task}': relative drift is {float(drift / scale)}: the calibrated features are not finite"
+                f"{block.name}, task '{task}': relative drift is {share}: the calibrated features are not finite"
             )
     return found
