@@ -27,7 +27,7 @@ def test_numbers_of_a_known_matrix() -> None:
     gram = Gram.zeros(4, torch.device("cpu"), torch.float64)
     turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0]
     gram.add_rows(torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.0], dtype=torch.float64).sqrt()) @ turn)
-    sums = LinearSums.zeros(torch.zeros(2, 4, dtype=torch.float64))
+    sums = LinearSums.zeros(torch.zeros(2, 4, dtype=torch.float64), torch.float64)
     sums.gram, sums.tokens, group._sums = gram, 3, sums
     found = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0))
     assert (found.layer, found.maps, found.width, found.tokens) == ("block 7", "q", 4, 3)
@@ -43,7 +43,7 @@ def test_numbers_of_a_known_matrix() -> None:
 def system(gram: torch.Tensor, tokens: int = 3) -> LinearGroup:
     """Linear maps of one input whose Gram matrix is this."""
     group = LinearGroup(["q", "k"], "all", {name: torch.nn.Linear(len(gram), 2) for name in ("q", "k")})
-    sums = LinearSums.zeros(torch.zeros(4, len(gram), dtype=torch.float64))
+    sums = LinearSums.zeros(torch.zeros(4, len(gram), dtype=torch.float64), torch.float64)
     sums.gram, sums.tokens, group._sums = Gram([gram.double()]), tokens, sums
     return group
 

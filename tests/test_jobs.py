@@ -24,7 +24,7 @@ from app import jobs as app_jobs
 from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.errors import InputError
-from featcal.family import Family
+from featcal.family import Family, open_family
 from featcal.formats.weights import in_memory
 from featcal.jobs import kinds, lengths, manager, queue, worker
 from featcal.jobs.orders import order
@@ -36,6 +36,7 @@ from featcal.resources import bundle_root, cache_folder, ready_suites
 from featcal.results import nbytes
 from featcal.runs import History
 from featcal.session import Session
+from featcal.suite import load_suite
 from featcal.sweep import Grid, missing
 from featcal.views import View
 
@@ -394,6 +395,14 @@ def test_a_sweep_of_a_job_fills_the_history(
     finished = line.get(job.id)
     assert finished is not None
     assert finished.done == finished.total == len(document["points"])
+
+
+@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
+def test_a_job_takes_the_options_of_every_architecture_in_full(suite: str) -> None:
+    """Also those that change nothing for it, as they are."""
+    family = open_family(load_suite(suite))
+    config = config_for(family)
+    assert kinds._config(family, kinds.options_of(config)) == config
 
 
 def done(line: Queue, job: Job) -> None:

@@ -72,8 +72,10 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
 
 def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
     from featcal.calibration.calibrate import all_parts, config_for
+    from featcal.calibration.config import idle_options
 
-    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items()}
+    idle = idle_options(family.adapter)  # an order names them too, as they are
+    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
     return config_for(family, **cast("Options", named))
 
 

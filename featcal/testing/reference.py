@@ -130,8 +130,9 @@ def inputs(
 
 
 def _of_one(given: Tensor) -> Tensor:
-    """What a module is given of the only sample; a vision tower may have all its patches in one row."""
-    return given if given.ndim == 2 else given[0]
+    """What a module is given of the only sample; a vision tower may have all its patches, which are no indices, in one
+    row."""
+    return given if given.ndim == 2 and given.is_floating_point() else given[0]
 
 
 def linear(
