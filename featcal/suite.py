@@ -45,7 +45,7 @@ class CalibrationDefaults(Strict):
     lam: FiniteFloat | None = None
     rho: FiniteFloat | None = None
     alpha: FiniteFloat | None = None
-    samples: int | None = None
+    samples: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
     biases: bool | None = None
     layernorms: bool | None = None
@@ -54,7 +54,7 @@ class CalibrationDefaults(Strict):
     image_weight: FiniteFloat | None = None
     completion_only: bool | None = None
     eps: FiniteFloat | None = None
-    batch_size: int | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
     precision: Literal["exact", "fast"] | None = None
     recipe: Literal["paper", "refined"] | None = None
     beta: FiniteFloat | None = None

@@ -80,11 +80,12 @@ def faults(case: Case, code: int, said: str, before: set[Path], root: Path) -> l
     """What is wrong with how a command ended."""
     if code == 0:
         return [] if case.harmless else ["accepted"]
+    noise = case.name.startswith("noise")  # samples that can be read, and overflow in some block
     names = (case.file.rsplit("/", 1)[-1], ROLES.get(case.file.split("/")[0]), case.says, case.says.rsplit(".", 1)[-1])
     found = {
         f"exit status {code}": code not in (1, 2),
         "a traceback": "Traceback" in said,
-        "nothing named": not any(name and name in said for name in names) and case.kind != "suite value",
+        "nothing named": not any(name and name in said for name in names) and case.kind != "suite value" and not noise,
         "no message": not said.strip(),
         "too long": len(said) > 4200,
         "control characters": re.search("[\x00-\x08\x0b-\x1f\x7f]", said) is not None,

@@ -21,6 +21,8 @@ from featcal.shared import require_links_inside, require_no_hub
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MOST_DIMENSIONS = 8
+"""Of a tensor; weights have four at most."""
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 """Of a model on the Hub, the files that are fetched."""
@@ -63,6 +65,10 @@ class Checkpoint:
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
+                if len(shape) > MOST_DIMENSIONS:
+                    raise InputError(
+                        f"{label}: tensor '{stored}' in {file} has {len(shape)} dimensions; is it damaged?"
+                    )
                 self._places[name] = (file, stored)
                 self._info[name] = TensorInfo(shape, dtype_of(code, f"{label}: tensor '{stored}' in {file}"))
 

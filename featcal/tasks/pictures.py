@@ -35,6 +35,13 @@ _MOST_METADATA = 1 << 28
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
+def _array(member: object, what: str) -> NDArray[Any]:
+    """A member of a `.npz` file; what is no `.npy` comes as its bytes."""
+    if not isinstance(member, np.ndarray):
+        raise InputError(f"{what} is no array; write the file with numpy.savez")
+    return member
+
+
 def arrays(file: Path, split: str) -> Pool:
     """Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others
     are "calibration"."""
@@ -47,7 +54,7 @@ def arrays(file: Path, split: str) -> Pool:
             missing = [name for name in (f"{part}_x", f"{part}_y") if name not in content]
             if missing:
                 raise InputError(f"{file} has no {' and '.join(missing)} (found {', '.join(content)})")
-            images, labels = content[f"{part}_x"], content[f"{part}_y"]
+            images, labels = (_array(content[f"{part}_{of}"], f"{file}: {part}_{of}") for of in "xy")
             names = tuple(map(str, np.atleast_1d(content["class_names"]))) if "class_names" in content else None
     except _UNREADABLE as error:
         raise InputError(f"{file} is not a readable .npz file ({error})") from error
