@@ -13,8 +13,8 @@ from torch import Tensor
 from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_blocks
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
+from featcal.calibration.owners import end_task, shared_rows, solve
 from featcal.calibration.pieces import Pieces
-from featcal.calibration.shared import end_task, shared_rows, solve
 from featcal.calibration.solving import STUDENT, Watch, as_stored, named, unwatched
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError

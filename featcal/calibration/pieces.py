@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
-from featcal.calibration.shared import end_task, solve
+from featcal.calibration.owners import end_task, solve
 from featcal.calibration.solving import STUDENT, Watch, as_stored, named
 from featcal.calibration.token_rows import TaskRows
 from featcal.errors import InputError
