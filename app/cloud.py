@@ -75,7 +75,7 @@ def say_which(session: Session, layer: str) -> None:
     """What a feature of this layer is."""
     if layer == LAST_LAYER:
         st.caption("Final features: after the last norm, and the projection where there is one.")
-    elif session.family.adapter.class_token:
+    elif any(layer in behind for behind in session.family.adapter.class_token_layers().values()):
         st.caption(f"State of the class token behind {plain(layer)}.")
     else:
         st.caption(f"State behind {plain(layer)}, mean over the stage's own tokens without padding.")

@@ -128,6 +128,11 @@ class MapWorker:
                 self._process.communicate()
             self._process = None
 
+    def __del__(self) -> None:
+        """Nobody else could end it: streamlit lets go of what it keeps without a word."""
+        if not sys.is_finalizing():  # then the process ends by itself, with its input
+            self.close()
+
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, started if there is none or if it has ended."""
         with self._starting:

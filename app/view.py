@@ -22,7 +22,7 @@ from featcal.reproduce import Measured, commands, python
 from featcal.resources import embedded_suites
 from featcal.session import Session
 from featcal.views import View
-from featcal.words import points
+from featcal.words import message, points
 
 SAMPLE_CHOICES = (16, 32, 64, 128, 256)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
@@ -196,7 +196,7 @@ def _faded(frame: pd.DataFrame) -> pd.DataFrame:
 
 def problem(error: FeatcalError) -> None:
     """One red message with the library's own words."""
-    st.error(plain_lines(str(error)), icon=":material/error:")
+    st.error(plain_lines(message(str(error))), icon=":material/error:")
 
 
 def metrics(values: Sequence[tuple[str, str, str | Difference | None]]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from featcal.family import Family, open_family
     from featcal.measure import compare, evaluate, measure_drift
     from featcal.models.architectures import register_decoder, register_encoder
-    from featcal.models.decoder_facts import DecoderFacts, DecoderPart
+    from featcal.models.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
     from featcal.models.encoder_facts import EncoderFacts
     from featcal.models.model import Model
     from featcal.runs import History, Run
@@ -44,6 +44,7 @@ _HOME = {
     "DriftLedger": "drift.ledger",
     "DriftOptions": "views",
     "EncoderFacts": "models.encoder_facts",
+    "ExpertFacts": "models.decoder_facts",
     "Family": "family",
     "FeatcalError": "errors",
     "Grid": "sweep",
@@ -87,6 +88,7 @@ __all__ = [
     "DriftLedger",
     "DriftOptions",
     "EncoderFacts",
+    "ExpertFacts",
     "Family",
     "FeatcalError",
     "Grid",

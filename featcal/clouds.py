@@ -157,7 +157,8 @@ class Clouds:
 def offered(session: Session) -> list[str]:
     """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
     adapter = session.family.adapter
-    return adapter.layers()[1:] if adapter.class_token else adapter.layers()
+    same = adapter.class_token_layers()
+    return [layer for layer in adapter.layers() if layer not in same]
 
 
 def to_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:

@@ -31,6 +31,7 @@ from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 from featcal.tasks.pool import Pool
 from featcal.tasks.prepare import Preparation
+from featcal.tasks.prompts import beside, class_prompts
 from featcal.tasks.self_generated import prompts_of, write
 from featcal.tasks.sources import Samples, draw, look
 from featcal.words import some
@@ -104,10 +105,27 @@ class Family:
             InputError: as `draw`, and inputs that the model does not take.
         """
         drawn = draw(self.suite, task, split, count, seed, self._preparation(), part)
+        if self.adapter.reads_prompts:
+            drawn = replace(drawn, inputs={**drawn.inputs, **self._prompts_beside(drawn, part.start or 0)})
         problem = self.adapter.misfit(drawn.inputs)
         if problem is not None:
             raise InputError(f"task '{task}', {split} samples: {problem}")
         return drawn
+
+    def _prompts_beside(self, drawn: Samples, start: int) -> dict[str, Tensor]:
+        """What the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
+
+        Args:
+            start: how many samples of the draw come before these.
+        """
+        if drawn.class_names is None:
+            raise InputError(
+                f"task '{drawn.task}': no class names, of which prompts for the text tower are made; give 'classes' in "
+                "the suite file, or leave 'text_tower' out"
+            )
+        texts = class_prompts(drawn.class_names, self.suite.task(drawn.task).templates)
+        which = beside(len(texts), range(start, start + len(drawn)), drawn.total)
+        return {**self.adapter.prompt_inputs(self.origin, [texts[one] for one in which])}
 
     def seen(self, task: str, split: str, count: int | None, seed: int) -> Samples:
         """The same samples as people see them, as `look` has them and raises."""
@@ -240,7 +258,8 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
     with as_described("base", found.described_in):
-        adapter = adapter_for(found.config, found.names, compute.device, "base")
+        own_text = suite.text_tower == "own"
+        adapter = adapter_for(found.config, found.names, compute.device, "base", own_text)
         check_replay(adapter, compute.device)
     problems: list[str] = []
 
@@ -307,7 +326,8 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
     problems = differences(adapter, weights, located.config)
     if not problems:
         with as_described(located.label, located.described_in):
-            theirs = adapter_for(located.config, located.names, device, located.label).settings
+            own_text = adapter.reads_prompts
+            theirs = adapter_for(located.config, located.names, device, located.label, own_text).settings
         problems = [
             f"{located.label}: {name} is {theirs[name]!r} in {located.described_in}, the base has {value!r}"
             for name, value in adapter.settings.items()
@@ -325,7 +345,7 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
 
 def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
     """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
-    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.linears}
+    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.maps}
     wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
     wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
     if not wrong:

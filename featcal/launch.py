@@ -47,7 +47,10 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     _warming[0].start()
     print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
-    return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
+    try:
+        return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
+    finally:
+        gc.unfreeze()  # what is never collected is told as leaked by libraries, a screenful at every Ctrl-C
 
 
 def wait_until_warm() -> None:

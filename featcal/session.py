@@ -398,13 +398,15 @@ class Session:
 
         def make() -> Scores:
             own = None if model == "expert" else self.weights(model)
-            needed = tuple(task for task in self.tasks if own_head(own or self.family.experts[task], task) is None)
-            heads = self.once("heads", (split, needed), lambda: scoring_heads(self.family, split, needed))
+            models = {task: own or self.family.experts[task] for task in self.tasks}
+            needed = {task: one for task, one in models.items() if own_head(one, task) is None}
+            whose = model_key(model) if self.family.adapter.reads_prompts else None
+            key = split, tuple(needed), whose
+            heads = self.once("heads", key, lambda: scoring_heads(self.family, split, needed))
             tasks = {}
             for done, task in enumerate(self.tasks):
                 progress(said, done, len(self.tasks))
-                weights = own or self.family.experts[task]
-                tasks[task] = score(self.family, weights, self._parts(task, view), heads.get(task))
+                tasks[task] = score(self.family, models[task], self._parts(task, view), heads.get(task))
             progress(said, len(self.tasks), len(self.tasks))
             return Scores(self.family.suite.name, label_of(model), split, tasks)
 
@@ -548,7 +550,7 @@ class Session:
         def make() -> Judges:
             return judges(self.family, model, drawn())
 
-        shared = self.family.adapter.scores_with == "prompts"
+        shared = self.family.adapter.scores_with == "prompts" and not self.family.adapter.reads_prompts
         if shared and not any(own_head(one, task) for one in models for task in self.tasks):
             return self.once("judges", self._key(view), make)
         return make()  # nothing to keep but the models, which read their heads when they are asked

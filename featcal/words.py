@@ -59,12 +59,13 @@ def points(share: float) -> str:
 
 
 def exactly(value: float) -> str:
-    """A number as it was chosen, not rounded for reading.
+    """A number as it was chosen, not rounded for reading: it is the same when it is read again.
 
-    >>> exactly(2.0), exactly(1e-5)
-    ('2', '1e-05')
+    >>> exactly(2.0), exactly(1e-5), exactly(0.1 + 0.2)
+    ('2', '1e-05', '0.30000000000000004')
     """
-    return f"{value:.12g}"
+    short = f"{value:.12g}"
+    return short if float(short) == value else repr(float(value)).removesuffix(".0")
 
 
 def printable(text: str, most: int | None = None) -> str:
@@ -75,6 +76,11 @@ def printable(text: str, most: int | None = None) -> str:
     """
     shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
     return shown if most is None else shortened(shown, most)
+
+
+def message(text: str) -> str:
+    """One message as the terminal and the app show it: at most 4,000 characters of it, none that steers anything."""
+    return printable(text, 4000)
 
 
 def shortened(text: str, most: int = 80) -> str:

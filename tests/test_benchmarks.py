@@ -12,8 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import b32
+import families
+import load
+import measure
 import numpy as np
 import pytest
+import reference
+import roofline
+import scale
+import sessions
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -21,17 +29,6 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.family import Family, open_family
 from featcal.suite import load_suite
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import b32
-import families
-import load
-import measure
-import reference
-import roofline
-import scale
-import sessions
 
 SHAPE = families.ClipShape(width=8, hidden=16, blocks=2, heads=2, patch=4, image=8)
 LLAMA = families.LlamaShape(width=16, hidden=24, blocks=3, heads=4, kv_heads=2, vocabulary=32)

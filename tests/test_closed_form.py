@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -142,8 +144,22 @@ def test_eps_shrinks_directions_without_data() -> None:
 
 def test_singular_system_is_refused_not_pseudo_inverted() -> None:
     rank_one = torch.ones(3, 3, dtype=torch.float64)
-    with pytest.raises(closed_form.SolveError, match="not positive definite"):
+    with pytest.raises(closed_form.SolveError, match="not positive definite") as caught:
         closed_form.linear_weight(rank_one, rank_one, rank_one, lam=0.0, eps=0.0)
+    low, high, enough = (
+        float(one) for one in re.findall(r"from (\S+) to (\S+), .*lam=(\S+) would", str(caught.value))[0]
+    )
+    assert abs(low) < 1e-15
+    assert high == 3
+    assert enough == pytest.approx(3 * 2**-26, rel=0.05)
+    closed_form.linear_weight(rank_one, rank_one, rank_one, lam=enough, eps=0.0)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_matrix_without_a_spectrum_is_refused_too(value: float) -> None:
+    none = torch.full((2, 2), value, dtype=torch.float64)
+    with pytest.raises(closed_form.SolveError, match="zero, or not finite"):
+        closed_form.linear_weight(none, none, none, lam=0.0, eps=0.0)
 
 
 def test_task_weight_has_a_floor() -> None:

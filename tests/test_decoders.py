@@ -25,7 +25,7 @@ from featcal.calibration.moments import likely_groups
 from featcal.models import architectures
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
-from featcal.models.decoder_facts import PRE_NORM
+from featcal.models.decoder_facts import PRE_NORM, ExpertFacts
 from featcal.models.maps import widths
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
@@ -63,8 +63,8 @@ def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
             known = stage.sharing(index)
             assert {frozenset(names) for names in known or ()} == found
             estimated = {name for group in likely_groups(stage, index) for name in group.names}
-            assert estimated == set(block.linears)
-            assert {stage.part(name) for name in block.linears} == {"attention", "mlp"}
+            assert estimated == set(block.maps)
+            assert {stage.part(name) for name in block.maps} == {"attention", "mlp"}
             call = stage.advance(call, output)
 
 
@@ -188,6 +188,7 @@ def test_an_attention_with_sinks_is_refused() -> None:
         ("gemma3_text", {"head_axis": 2}, "norms", "einsum|differ from the second computation"),
         ("gemma2", {"softcap": ""}, "replay", "scores"),
         ("qwen3", {"head_axis": None}, "norms", r"its input has shape"),
+        ("mixtral", {"experts": ExpertFacts(maps=("w3", "w1", "w2"))}, "replay", "model.layers.0"),
     ],
 )
 def test_facts_that_are_not_true_are_found(

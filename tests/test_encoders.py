@@ -34,7 +34,7 @@ from featcal.calibration.moments import likely_groups
 from featcal.errors import NoScores
 from featcal.evaluation.evaluate import task_features
 from featcal.evaluation.heads import ClassificationHead, PooledHead
-from featcal.evaluation.judges import head_of, shared_heads
+from featcal.evaluation.judges import head_of, prompt_heads
 from featcal.models import architectures
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
@@ -597,7 +597,7 @@ def test_prompts_of_siglip_rank_as_its_sigmoid_scores(siglip: Path) -> None:
         scores = library(input_ids=ids, pixel_values=pixels).logits_per_image
     assert evaluate(family, "expert:left", split="test").tasks["left"].predictions.equal(scores.argmax(1))
     drawn = family.samples("left", "test", None, 0)
-    head = shared_heads(family, {"left": drawn.class_names or ()})["left"]
+    head = prompt_heads(family, {"left": drawn.class_names or ()}, {})["left"]
     ours = head.scores(task_features(family, family.experts["left"], "left", [drawn.inputs]))
     bias = transformers.SiglipModel.from_pretrained(root / "base").logit_bias.detach()
     torch.testing.assert_close(ours + bias, scores, rtol=1e-5, atol=1e-5)
@@ -620,6 +620,38 @@ def test_a_whole_siglip_is_written_with_its_text_tower(siglip: Path) -> None:
     for task in TASKS:
         drifts = [one.tasks[task].layers[-2].relative_drift for one in (after, before)]
         assert drifts[0] < drifts[1]
+
+
+def test_siglip_2_at_a_fixed_resolution_is_a_siglip(siglip: Path) -> None:
+    """Its published configurations are of this type, and name neither a class nor, but for the vocabulary, what is as
+    usual; its tokenizer is Gemma's."""
+    root = siglip.parent
+    for folder in (root / "base", *(root / "experts" / task for task in TASKS)):
+        said = json.loads((folder / "config.json").read_text())
+        del said["architectures"]
+        (folder / "config.json").write_text(json.dumps({**said, "initializer_factor": 1.0}))
+    named = json.loads((root / "base" / "tokenizer_config.json").read_text())
+    (root / "base" / "tokenizer_config.json").write_text(json.dumps({**named, "processor_class": "SiglipProcessor"}))
+    family = open_family(load_suite(siglip), "cpu")
+    calibrate(family, CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3, samples=20)).save(root / "out")
+    model, loaded = transformers.AutoModel.from_pretrained(root / "out", output_loading_info=True)
+    assert type(model) is transformers.SiglipModel
+    assert not loaded["missing_keys"]
+    drawn = family.samples("left", "test", None, 0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "base")
+    ids = tokenizer(["w1 w3", "w1 w4 w5"], padding="max_length", max_length=9, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        scores = model.eval()(input_ids=ids, pixel_values=drawn.inputs["pixel_values"]).logits_per_image
+    found = evaluate(family, str(root / "out"), split="test").tasks["left"].predictions
+    assert found.equal(scores.argmax(1))
+
+
+@pytest.mark.parametrize("kind", ["siglip2", "siglip2_vision_model"])
+def test_pictures_of_any_shape_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(
+        InputError, match=f"architecture '{kind}' is not supported: its pictures keep their shape.*fixed"
+    ):
+        architectures.architecture_for({"model_type": kind, "vision_config": {"patch_size": 16}}, "base")
 
 
 def test_rows_of_featcals_own_are_not_replaced() -> None:

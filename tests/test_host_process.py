@@ -85,3 +85,16 @@ def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Pa
         "import app; assert not hasattr(app, 'OWNER') and app.__file__.startswith(str(root))\n"
     )
     python("-c", paths + started, cwd=tmp_path)
+
+
+def test_a_server_that_ends_tells_of_no_leaks() -> None:
+    """What the app takes from the garbage collector for good goes back to it before libraries look at what is left."""
+    code = (
+        "import sys; from pathlib import Path; from streamlit.web import cli; from featcal import launch;"
+        "cli.main = lambda *a, **k: launch.wait_until_warm();"
+        "sys.exit(launch.start_app(Path(sys.argv[1]), 8501))"
+    )
+    command = [sys.executable, "-c", code, REPOSITORY / "app" / "main.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert "leak" not in done.stderr

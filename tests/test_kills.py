@@ -11,51 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from kills import STUDY, WRITES, content, in_a_process, loadable, trials
 
-from featcal.calibration.calibrate import calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
-from featcal.export.change_layout import convert
-from featcal.export.write import rewrite
 from featcal.family import Family
-from featcal.formats.locate import locate
-from featcal.merging import merge_to_folder
-from featcal.models.architectures import adapter_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")]
-CONFIG = CalibrationConfig(samples=4)
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
-Write = Callable[[Family, Path, bool], Any]
-
-
-def calibrated(tiny: Family, out: Path, again: bool) -> None:
-    calibrate_to_folder(tiny, CONFIG, out, resume=again)
-
-
-def merged(tiny: Family, out: Path, again: bool) -> None:
-    merge_to_folder(tiny, "task-arithmetic", 0.3, out)
-
-
-def exported(tiny: Family, out: Path, again: bool) -> None:
-    rewrite(tiny.container.folder, out)
-
-
-def converted(tiny: Family, out: Path, again: bool) -> None:
-    convert(tiny.container.folder, out, "open_clip")
-
-
-def in_a_process(work: Callable[[], object]) -> int:
-    """Run it in a child of this process; how that ended, as `waitpid` says it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(error, file=sys.__stderr__, flush=True)
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
 
 
 def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[], object]:
@@ -77,31 +38,16 @@ def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[
     return doomed
 
 
-def loadable(folder: Path) -> bool:
-    """Whether transformers or featcal takes a folder for a model."""
-    from transformers import AutoModel
-
-    try:
-        AutoModel.from_pretrained(folder)
-    except (OSError, ValueError):
-        pass
-    else:
-        return True
-    try:
-        found = locate(str(folder), Path.cwd(), "model")
-        adapter_for(found.config, found.names, torch.device("cpu"), found.label)
-    except InputError:
-        return False
-    return True
+def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
+    """What `benchmarks/kills.py` does with a larger suite and two hundred kills."""
+    found = trials(tiny, tmp_path, 15, 0)
+    assert [sum(kinds.values()) for kinds in found.values()] == [3] * 5
+    assert sum(kinds["something half done"] + kinds["nothing"] for kinds in found.values()) >= 5
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Files by name, but for the record, which says how long it took."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "featcal.json"}
-
-
-@pytest.mark.parametrize("write", [calibrated, merged, exported, converted])
-def test_killed_at_every_file_operation(write: Write, tiny: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(WRITES))
+def test_killed_at_every_file_operation(name: str, tiny: Family, tmp_path: Path) -> None:
+    write = WRITES[name]
     whole = tmp_path / "whole"
     write(tiny, whole, False)
     expected, points = content(whole), 0
@@ -114,7 +60,7 @@ def test_killed_at_every_file_operation(write: Write, tiny: Family, tmp_path: Pa
             assert os.WEXITSTATUS(ended) == 0
             break
         assert os.WTERMSIG(ended) == signal.SIGKILL
-        if out.exists():
+        if (out / STUDY).exists() if name == "studied" else out.exists():
             assert content(out) == expected, f"killed at operation {points}"
         else:
             assert not any(map(loadable, place.iterdir())), f"killed at operation {points}"

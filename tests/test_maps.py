@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from concurrent.futures import Future
@@ -123,6 +124,21 @@ def test_the_map_process_survives_a_kill(tmp_path: Path, monkeypatch: pytest.Mon
         worker._process.kill()
         worker._process.wait()
     worker.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_let_go_takes_its_process_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "umap.py").write_text(AT_ONCE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    worker = maps.MapWorker()
+    process = worker._started()
+    worker.start_when_quiet()  # what waits for a quiet moment keeps nothing alive for long
+    assert process.poll() is None
+    del worker
+    gc.collect()
+    assert process.wait(timeout=60) != 0
+    assert process.stdin is not None
+    assert process.stdin.closed
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from featcal import Family, InputError, calibrate, evaluate, load_suite, measure
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import score, task_features
 from featcal.evaluation.heads import ClassificationHead, LinearHead
-from featcal.evaluation.judges import answers_of, head_of, judges, shared_heads
+from featcal.evaluation.judges import answers_of, head_of, judges, prompt_heads
 from featcal.evaluation.language import generated
 from featcal.family import batches_of
 from featcal.formats.weights import FirstRows, InMemory, Overlay, Weights
@@ -125,7 +125,7 @@ def test_a_resident_family_and_a_calibrated_model_keep_them(tiny: Family) -> Non
 
 
 def test_mapped_features_are_scored(tiny: Family) -> None:
-    model, shared = Model(tiny.merged, {PETS: surgery(0)}), shared_heads(tiny, dict.fromkeys(TASKS, CLASSES))
+    model, shared = Model(tiny.merged, {PETS: surgery(0)}), prompt_heads(tiny, dict.fromkeys(TASKS, CLASSES), {})
     for task in TASKS:
         features = features_of(tiny, tiny.merged, task).float()
         expected = surgery(0)(features) if task == PETS else features
@@ -155,7 +155,7 @@ def test_a_classification_head_per_task_scores(tiny: Family) -> None:
 
 def test_a_models_own_head_comes_first(tiny: Family) -> None:
     own = heads()[PETS]
-    shared = shared_heads(tiny, {PETS: CLASSES})[PETS]
+    shared = prompt_heads(tiny, {PETS: CLASSES}, {})[PETS]
     assert head_of(tiny, Model(tiny.merged, heads={PETS: own}), PETS, shared) is own
     assert head_of(tiny, tiny.merged, PETS, shared) is shared
     family = with_heads(tiny, heads())

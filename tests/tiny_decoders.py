@@ -45,6 +45,12 @@ _OWN: dict[str, dict[str, Any]] = {
     "ministral3": {},
     "olmo2": {},
     "olmo3": {"sliding_window": 5, "layer_types": _KINDS},
+    "mixtral": {"sliding_window": 5, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "head_dim": 6, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True,
+        "num_hidden_layers": 3, "mlp_only_layers": [1],
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False, "clip_qkv": 3.0},
 }  # fmt: skip
 _GPT2 = {
     "vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16, "n_inner": 24, "bos_token_id": None,

@@ -94,9 +94,9 @@ def heads_of(family: Family, models: Mapping[str, Weights], split: str) -> dict[
     Raises:
         InputError: class names, a text tower or a head are missing.
     """
-    needed = [task for task, model in models.items() if own_head(model, task) is None]
+    needed = {task: model for task, model in models.items() if own_head(model, task) is None}
     shared = scoring_heads(family, split, needed)
-    vocabulary = needed if family.adapter.scores_with == "vocabulary" else []
+    vocabulary = {*needed} if family.adapter.scores_with == "vocabulary" else set()
     return {
         task: None if task in vocabulary else head_of(family, model, task, shared.get(task))
         for task, model in models.items()

@@ -31,6 +31,7 @@ from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.machine import machine_facts
 from featcal.models.activations import ActivationStore
+from featcal.models.adapter import Adapter
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
 from featcal.origin import suite_facts
@@ -352,6 +353,7 @@ def _record(
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": run.store.spilled,
         "relative_drift": account.drift,
+        **({"starved": account.starved} if account.starved else {}),
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
@@ -388,6 +390,7 @@ def _write(
     family = made.family
     record = {**made.record, **origin, **_generation(made, whole)}
     record["warnings"] = [*made.record["warnings"], *broken(record)]
+    record["notes"] = [*origin["notes"], *starving(family.adapter, made.record.get("starved", {}))]
 
     def finished_record() -> dict[str, Any]:
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
@@ -403,6 +406,20 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
     if not family.adapter.generates or not whole:
         return {}
     return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
+
+
+def starving(adapter: Adapter, starved: Mapping[str, Sequence[str]]) -> list[str]:
+    """A note on experts of mixtures that keep the merged weights (`Account.starved`); none where all were solved."""
+    if not starved:
+        return []
+    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
+    which = (f"{layers[name]}: {', '.join(own.rpartition('.')[2] for own in found)}" for name, found in starved.items())
+    count = sum(map(len, starved.values()))
+    said = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"
+    return [
+        f"{said} the merged weights, since fewer tokens of the calibration samples came there than the widest input of "
+        f"an expert's maps has features ({'; '.join(which)}); more samples may change that"
+    ]
 
 
 def broken(record: Mapping[str, Any]) -> list[str]:

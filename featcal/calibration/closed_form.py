@@ -61,10 +61,22 @@ def linear_weight(
     del gram_sum  # the largest matrices there are: none stays longer than it must
     left.diagonal().add_(lam + eps)
     factor, info = torch.linalg.cholesky_ex(left)
-    del left
     if int(info) != 0 or not bool(torch.isfinite(factor.diagonal().sum())):
-        raise SolveError(f"not positive definite at row {int(info)} of {len(factor)} with lam={lam:g}, eps={eps:g}")
+        raise SolveError(f"not positive definite with lam={lam:g}, eps={eps:g}: {_spectrum(left, lam)}")
+    del left
     return torch.cholesky_solve(torch.add(target_sum, anchor, alpha=lam).mT, factor).mT
+
+
+def _spectrum(left: Float[Tensor, "d d"], lam: float) -> str:
+    """What the eigenvalues of a left matrix that cannot be factored say, and which lam it would need: the one with
+    which its condition is the inverse of the square root of the precision, half the digits being left."""
+    found = torch.linalg.eigvalsh(left.double()) if bool(torch.isfinite(left.tril()).all()) else left.new_zeros(1)
+    low, high = float(found[0]), float(found[-1])
+    if high <= 0:
+        return "it is zero, or not finite"
+    condition = f"condition about {high / low:.1e}" if low > 0 else "singular"
+    enough = high * torch.finfo(left.dtype).eps ** 0.5 - min(low - lam, 0.0)
+    return f"eigenvalues from {low:.1e} to {high:.1e}, {condition}; lam={enough:.1e} would do"
 
 
 def linear_bias(

@@ -22,7 +22,8 @@ from featcal.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved together.
+    """The left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved together. Of an
+    expert of a mixture that is starved there is none.
 
     Norms are not here: theirs are systems of two unknowns.
     """
@@ -58,7 +59,8 @@ def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -
     Raises:
         NumericalError: matrix or eigenvalues are not finite; names block and maps.
     """
-    sums, ridge = group.sums, config.lam + config.eps
+    sums = group.sums
+    ridge = sums.scale * (config.lam + config.eps)
     if not all_finite(sums.gram.norm()):
         raise NumericalError(f"{layer}: {group}: the left matrix is not finite")
     found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
@@ -86,7 +88,7 @@ def measure_conditioning(
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
     def look(moments: BlockMoments) -> None:
-        linears = (group for group in moments.groups if isinstance(group, LinearGroup))
+        linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.starved)
         found.extend(conditioning_of(layers[moments.block.name], group, config) for group in linears)
 
     calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)

@@ -229,9 +229,9 @@ def calibrated_blocks(adapter: Adapter, config: CalibrationConfig) -> set[str]:
 
 
 def calibrated_maps(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, LinearMap]:
-    """Linear maps of a kind that is calibrated, by name inside the block."""
+    """Linear maps of a kind that is calibrated, those of the experts of a mixture too, by name inside the block."""
     return {
-        name: linear for name, linear in block.linears.items() if config.maps is None or stage.part(name) in config.maps
+        name: linear for name, linear in block.maps.items() if config.maps is None or stage.part(name) in config.maps
     }
 
 
@@ -239,11 +239,11 @@ def idle_options(adapter: Adapter) -> set[str]:
     """Options of `CalibrationConfig` that change nothing for an architecture."""
     blocks = adapter.blocks()
     applies = {
-        "biases": any(linear.bias is not None for block in blocks for linear in block.linears.values()),
+        "biases": any(linear.bias is not None for block in blocks for linear in block.maps.values()),
         "layernorms": any(block.layernorms for block in blocks),
         "rmsnorms": any(stage.norm is not None for stage in adapter.stages),
         "completion_only": adapter.modality == "causal",
-        "patch_weight": adapter.class_token,
+        "patch_weight": adapter.class_token or adapter.reads_prompts,
         "image_weight": adapter.image_token is not None,
     }
     return {name for name, does in applies.items() if not does}

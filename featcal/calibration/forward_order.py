@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_blocks
+from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_blocks, calibrated_maps
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.owners import end_task, shared_rows, solve
@@ -64,6 +64,9 @@ class Account:
     stage (`Stage.own_state`): of a T5 decoder block those of the decoder."""
     final: Mapping[str, FinalDrift]
     """By task, where the merged model ran beside the calibration."""
+    starved: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By block: experts of a mixture that keep the merged weights, since too few tokens came to them
+    (`RoutedGroup`), by name inside the block; blocks without any are left out."""
 
 
 def calibrate_blocks(
@@ -95,7 +98,7 @@ def calibrate_blocks(
         NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
             that cannot be run block by block; names the block.
     """
-    gaps: dict[str, dict[str, Gap]] = {}
+    gaps, starved = dict[str, dict[str, Gap]](), dict[str, list[str]]()
     tokens, chosen = dict[str, int](), calibrated_blocks(run.adapter, config)
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
@@ -110,20 +113,41 @@ def calibrate_blocks(
                 deployed = blocks.finished(block)
                 if deployed is not None:
                     _replay(walk, stage, block)
+                    deployed = merged | (solved := _moved(deployed, merged))
                 elif pieces is not None and block.name in chosen:
-                    blocks.put(block, pieces.calibrate(stage, index, rows))
+                    blocks.put(block, merged | (solved := pieces.calibrate(stage, index, rows)))
                 else:
                     moments = BlockMoments(stage, index, config, block.name in chosen)
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
                     with run.seconds("solve"), named(block.name):
-                        deployed = merged | as_stored(block, merged, solve(run, block, merged, moments))
-                    blocks.put(block, deployed)
+                        solved = as_stored(block, merged, solve(run, block, merged, moments))
+                    blocks.put(block, deployed := merged | solved)
+                starved |= _starved(stage, block, config, solved) if block.name in chosen else {}
                 gaps[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
-    return _account(run, tokens, gaps, final)
+    return replace(_account(run, tokens, gaps, final), starved=starved)
+
+
+def _moved(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a finished block that are not as merged: the others lie where a run without interruption has them,
+    which can show in the last bit of a product."""
+    return {name: tensor for name, tensor in finished.items() if not tensor.equal(merged[name])}
+
+
+def _starved(stage: Stage, block: Block, config: CalibrationConfig, solved: Collection[str]) -> dict[str, list[str]]:
+    """Experts of a block's mixtures that were to be calibrated and were not solved, by name inside the block, under the
+    name of the block if there are any.
+
+    Args:
+        solved: names of the tensors that were; where an interrupted run solved them, of those that are not as merged.
+    """
+    fitted = calibrated_maps(stage, block, config)
+    whole = {name.rpartition(".")[0]: f"{block.stored(name)}.weight" for name in fitted if name not in block.linears}
+    found = [member for member, tensor in whole.items() if tensor not in solved]
+    return {block.name: found} if found else {}
 
 
 def _account(

@@ -82,6 +82,16 @@ class LinearSums:
     target_mean: Float[Tensor, " m"]
     tokens: int = 0
     """Tokens that count, of all tasks."""
+    tasks: int = 0
+    """Tasks that were added."""
+    share: float = 0.0
+    """Sum of their shares (`CurrentTask.share`)."""
+
+    @property
+    def scale(self) -> float:
+        """What the ridge is to be multiplied with, so that it stands against N tasks whatever their shares sum to: 1 of
+        maps that all tokens pass."""
+        return self.share / self.tasks if self.tasks else 1.0
 
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
@@ -107,6 +117,8 @@ class LinearSums:
         add_alike(self.mean, other.mean)
         add_alike(self.target_mean, other.target_mean)
         self.tokens += other.tokens
+        self.tasks += other.tasks
+        self.share += other.share
 
     def toward(self, other: LinearSums, share: float) -> LinearSums:
         """These sums with targets that are `share` of the way to those of `other`."""
@@ -125,6 +137,13 @@ class CurrentTask:
     """Tokens of the whole task that count; they decide the route."""
     counted: int = 0
     """Of these, tokens that are in the moments."""
+    mass: float = 0.0
+    """Sum of the weights that the same tokens have in all experts of a mixture together, whose maps these are one's."""
+
+    @property
+    def share(self) -> float:
+        """How much the task counts: by how much of it comes here; 1 where all of it does."""
+        return self.moments.weight / self.mass if self.mass else 1.0
 
     def merge(self, other: CurrentTask, names: str) -> None:
         """Add other samples of the same task.
@@ -141,6 +160,7 @@ class CurrentTask:
             )
         self.moments.merge(other.moments)
         self.counted += other.counted
+        self.mass += other.mass
 
 
 class LinearGroup:
@@ -182,6 +202,15 @@ class LinearGroup:
         costs = self.costs(tokens)
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
+    def expected(self, tokens: int) -> int:
+        """How many of so many tokens of a task pass these maps, for estimates."""
+        return tokens
+
+    def asked(self, tokens: int) -> tuple[list[str], list[str]]:
+        """Modules whose inputs, and whose outputs, of the expert the target of a task with so many tokens is made
+        of."""
+        return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
+
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
         """The group's input, one row per token that counts."""
         return tokens.take(inputs[self.names[0]])
@@ -208,6 +237,12 @@ class LinearGroup:
             r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
         if route == "mixed" and alpha < 1:
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
+        self._count(x, r, tokens, route, count)
+
+    def _count(
+        self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows, route: str, count: int
+    ) -> None:
+        """Add rows to the current task, which begins with the first of them."""
         if self._task is None:
             self._task = CurrentTask(self.new_task(r.shape[1], x.device, accumulated_in(x.dtype)), route, count)
         self._task.moments.update(x, r, tokens)
@@ -224,12 +259,7 @@ class LinearGroup:
             NumericalError: no token of it counts.
         """
         current, self._task = self.current, None
-        if not current.moments.weight > 0:
-            raise NumericalError(f"{self}: no token of a task counts; see its samples")
-        if current.counted != current.tokens:
-            raise InputError(
-                f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; merge the others first"
-            )
+        self._require_whole(current)
         task, alpha, dtype = current.moments, config.alpha, current.moments.cross.dtype
         weight = self.stack(expert, "weight", self._products)
         if current.route == "mixed":
@@ -244,9 +274,26 @@ class LinearGroup:
             target_mean = target_mean + task.weight * self.stack(expert, "bias")
         if self._sums is None:
             self._sums = LinearSums.zeros(target, solved_in(self._products))
-        omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
-        self._sums.add(omega, task, target, target_mean)
-        self._sums.tokens += current.tokens
+        if current.counted:
+            omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
+            self._sums.add(current.share * omega, task, target, target_mean)
+            self._sums.tokens += current.counted
+        self._sums.share += current.share
+        self._sums.tasks += 1
+
+    def _require_whole(self, current: CurrentTask) -> None:
+        """Raise as `end_task` does."""
+        if not current.moments.weight > 0:
+            raise NumericalError(f"{self}: no token of a task counts; see its samples")
+        if current.counted != current.tokens:
+            raise InputError(
+                f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; merge the others first"
+            )
+
+    @property
+    def starved(self) -> bool:
+        """Whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
+        return False
 
     def finite(self) -> Bool[Tensor, ""]:
         """Whether the sums over the finished tasks are finite, told by those of the smallest size; on their device."""
@@ -298,9 +345,11 @@ class LinearGroup:
         dtype = solved_in(self._products)
         anchor = closed_form.anchor(self.stack(merged, "weight", dtype), self.stack(base, "weight", dtype), config.rho)
         try:
-            weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, config.lam, config.eps)
+            lam, eps = sums.scale * config.lam, sums.scale * config.eps
+            weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
         except SolveError as error:
-            raise NumericalError(f"{self}: {error}; raise lam or use more samples") from error
+            unit = "" if sums.scale == 1 else f" (lam and eps are {sums.scale:.3g} times the options here)"
+            raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
         solved = self.split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)

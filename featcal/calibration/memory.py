@@ -12,7 +12,6 @@ from featcal.calibration.moments import likely_groups
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
-from featcal.models.maps import widths
 from featcal.progress import available_bytes, rss_bytes
 
 SLACK = 1.15
@@ -62,7 +61,7 @@ def working_bytes(
     features, block = 4, stage.blocks[index]
     products = multiplied_in(torch.float32, config)
     accumulator, summed = accumulated_in(products).itemsize, solved_in(products).itemsize
-    modules = block.linears
+    modules = block.maps
     squares = [group.inputs**2 for group in likely_groups(stage, index)]
     rectangles = [m.weight.numel() for m in modules.values()]
     parameters = sum(m.weight.numel() for m in modules.values())
@@ -71,7 +70,7 @@ def working_bytes(
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)
-    in_flight = features * tokens * sum(inputs + 2 * outputs for inputs, outputs in map(widths, modules.values()))
+    in_flight = features * tokens * block.features
     return int(weights + sums + max(one_task + in_flight, solve))
 
 

@@ -18,6 +18,7 @@ from featcal.calibration.alike import require_alike
 from featcal.calibration.config import CalibrationConfig, calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
+from featcal.calibration.routed_group import routed_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights
@@ -47,10 +48,11 @@ class BlockMoments:
         self.stage, self.block = stage, stage.blocks[index]
         self._index, self.config, self._moved = index, config, moved
         calibrated = {**calibrated_maps(stage, self.block, config), **_calibrated_norms(stage, self.block, config)}
-        self.modules: dict[str, nn.Module] = {
+        self._fitted: dict[str, nn.Module] = {
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
-        """Modules whose inputs are counted."""
+        self.modules: dict[str, nn.Module] = {**self._fitted, **routing(stage, index, self._fitted)}
+        """Modules whose inputs are counted, or say which tokens count in a mixture."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
         self._task: str | None = None
@@ -65,6 +67,11 @@ class BlockMoments:
         """Whether a batch was seen already."""
         return bool(self.groups)
 
+    @property
+    def routed(self) -> bool:
+        """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
+        return self.modules.keys() != self._fitted.keys()
+
     def see(self, inputs: Named) -> None:
         """Find out from the first inputs which linear maps share theirs.
 
@@ -73,25 +80,22 @@ class BlockMoments:
         """
         if self.started:
             return
-        self._linears = linear_groups(self.stage, self._index, {name: inputs[name] for name in self.modules})
+        norms = {name: module for name, module in self._fitted.items() if not isinstance(module, KINDS)}
+        passed = {name: inputs[name] for name in self._fitted if name in self.block.linears or name in norms}
+        self._linears = linear_groups(self.stage, self._index, passed)
         for group in self._linears:
             group.moved = any(name in self._moved for name in group.names)
-        norms = {name: module for name, module in self.modules.items() if not isinstance(module, KINDS)}
+        self._linears += routed_groups(self.stage, self._index, self._fitted)
         for name, norm in norms.items():
             weighting, device = self.stage.weighting(self._index, name), inputs[name].device
             check_norm(f"{self.block.name}.{name}", norm, self.stage.norm_offset)
             self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
     def asked_of_expert(self, rows: TaskRows) -> tuple[list[str], list[str]]:
-        """Names of the linear maps whose inputs, and of those whose outputs, a task's targets are made of."""
-        inputs: list[str] = []
-        outputs: list[str] = []
-        for group in self._linears:
-            if group.route(rows.count(group.weighting)) == "inputs":
-                inputs.append(group.names[0])
-            else:
-                outputs += group.names
-        return inputs, outputs
+        """Names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
+        asked = [group.asked(rows.count(group.weighting)) for group in self._linears]
+        inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
+        return [*inputs], [*outputs]
 
     def update(self, rows: TaskRows, position: int, inputs: Named, trace: Step, expert: Named) -> None:
         """Count one batch of a task.
@@ -231,7 +235,13 @@ def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
     Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
     are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
+    Those of the experts of a mixture come last.
     """
+    return [*_likely_passed(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
+
+
+def _likely_passed(stage: Stage, index: int) -> list[LinearGroup]:
+    """Those that all tokens pass."""
     known = stage.sharing(index)
     if known is not None:
         return _grouped(stage, index, {name: names for names in known for name in names})

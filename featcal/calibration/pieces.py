@@ -12,8 +12,8 @@ added, and a target moved by the gap would be wrong by the norm. Such a map is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -48,14 +48,17 @@ class Part:
     entering: str | None
     """The module whose input is the residual stream in front of the part; None where none gets it unchanged."""
     writer: str | None
-    """The linear map whose output is added to the stream; None where something comes between."""
+    """The linear map whose output is added to the stream; None where something comes between, or it is one of many."""
+    mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    """Of every map of a mixture of experts the mixture, and whether the map is given what the others make."""
 
     @cached_property
     def pieces(self) -> list[tuple[str, ...]]:
-        """Modules that share an input, in the order of their first call."""
-        shared: dict[int, list[str]] = {}
+        """Modules that share an input, in the order of their first call; of a mixture first the maps of all experts
+        that are given tokens, then all that are given what these make."""
+        shared: dict[Hashable, list[str]] = {}
         for name, given in self.given.items():
-            shared.setdefault(id(given), []).append(name)
+            shared.setdefault(self.mixed.get(name, id(given)), []).append(name)
         return [tuple(names) for names in shared.values()]
 
 
@@ -73,7 +76,7 @@ class Pieces:
         self._held: tuple[str, Mapping[str, Mapping[str, Tensor]]] = ("", {})
 
     def calibrate(self, stage: Stage, index: int, rows: Mapping[str, TaskRows]) -> dict[str, Tensor]:
-        """Solve a block; its tensors by canonical name, in the dtype they are stored in.
+        """Solve a block; the tensors that were solved by canonical name, in the dtype they are stored in.
 
         Args:
             rows: which tokens of every task count.
@@ -83,7 +86,7 @@ class Pieces:
             InputError: a block that does not fall apart into residual parts, or a module that cannot be calibrated.
         """
         run, block = self._run, stage.blocks[index]
-        merged = stored = run.merged.read(block.names)
+        merged, solved = run.merged.read(block.names), dict[str, Tensor]()
         parts = self._seen(stage, block)
         counting = {
             (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
@@ -98,11 +101,11 @@ class Pieces:
                 self._count(part, moments, placed, traces, rows)
                 self._watch(moments)
                 with run.seconds("solve"), named(block.name):
-                    stored = stored | as_stored(block, merged, solve(run, block, merged, moments))
-                placed = block.local(run.compute.place(stored))
+                    solved |= as_stored(block, merged, solve(run, block, merged, moments))
+                placed = block.local(run.compute.place(merged | solved))
             with run.seconds("student forward"):
                 self._pass(stage.sublayers(block, placed)[part.name])
-        return stored
+        return solved
 
     def _seen(self, stage: Stage, block: Block) -> list[Part]:
         """The residual parts of a block, found on an expert's first batch; once for blocks of the same modules.
@@ -172,15 +175,15 @@ class Pieces:
             placed: the student's block as it is now.
         """
         run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
-        name = next(name for name in part.given if name in moments.modules)  # all are given the same: none has to run
-        watched = {name: moments.modules[name]}
+        name = next(name for name in part.given if name in moments.modules)
+        watched = moments.modules if moments.routed else {name: moments.modules[name]}  # all others are given the same
         for task, tensors in self._experts_at(moments.block):
             calls = self._walk.lanes[STUDENT][task].calls
             for position, (call, trace) in enumerate(zip(calls, traces[task], strict=True)):
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
-                    given = dict.fromkeys(moments.modules, seen[name])
+                    given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
                 end_task(self._run.ranks, moments, tensors)
@@ -210,14 +213,14 @@ def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Ca
     Raises:
         InputError: parts that together are not the block.
     """
-    modules: dict[str, nn.Module] = {**block.linears, **block.layernorms}
+    modules: dict[str, nn.Module] = {**block.maps, **block.layernorms}
     if stage.norm is not None:
         modules |= block.modules_of(stage.norm)
     found, before = [], call
     for name, run in stage.sublayers(block, placed).items():
         with observed(modules) as given, capture_outputs(block.linears) as put_out:
             after = run(before)
-        found.append(_part(name, given, put_out, before.hidden, after.hidden))
+        found.append(_part(name, block, given, put_out, (before.hidden, after.hidden)))
         before = after
     whole = through(stage, block, placed, call)
     missed = [name for name in modules if not any(name in part.given for part in found)]
@@ -229,13 +232,27 @@ def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Ca
     return found
 
 
-def _part(name: str, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], before: Tensor, after: Tensor) -> Part:
-    """Args: `before` and `after` are the residual stream around the part."""
+def _part(
+    name: str, block: Block, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], stream: tuple[Tensor, Tensor]
+) -> Part:
+    """Args: `stream` is the residual stream before and after the part."""
+    before, after = stream
     entering = next((module for module, tensor in given.items() if tensor is before), None)
     last = next(reversed([module for module in given if module in put_out]), None)
     writer = last if last is not None and _adds(put_out[last], before, after) else None
     tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
-    return Part(name, {module: tokens[id(tensor)] for module, tensor in given.items()}, entering, writer)
+    examples = {module: tokens[id(tensor)] for module, tensor in given.items()}
+    return Part(name, examples, entering, writer, _mixed(block))
+
+
+def _mixed(block: Block) -> dict[str, tuple[str, bool]]:
+    """See `Part.mixed`."""
+    return {
+        f"{name}.{place}.{own}": (name, own == member.leaving)
+        for name, mixture in block.mixtures.items()
+        for place, member in enumerate(mixture.members)
+        for own in (*member.entering, member.leaving)
+    }
 
 
 def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:

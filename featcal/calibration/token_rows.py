@@ -48,6 +48,14 @@ class TokenRows:
             None if alike else chosen,
         )
 
+    def spread(self, tokens: int) -> Float[Tensor, " tokens"]:
+        """The weight of every one of the batch's tokens, in float64 on the CPU where all are 1."""
+        if self.index is None:
+            return torch.ones(tokens, dtype=torch.float64) if self.weights is None else self.weights
+        whole = torch.zeros(tokens, dtype=torch.float64, device=self.index.device)
+        whole[self.index] = 1.0 if self.weights is None else self.weights
+        return whole
+
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
         """`[batch, tokens, d]` or `[batch * tokens, d]` → one row per token that counts."""
         flat = features.reshape(-1, features.shape[-1])
@@ -102,7 +110,7 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
     used = {
         stage.weighting(i, name)
         for i, block in enumerate(stage.blocks)
-        for name in (*block.linears, *block.layernorms, *block.modules_of(norm))
+        for name in (*block.maps, *block.layernorms, *block.modules_of(norm))
     }
 
     def rows(call: Call, batch: Batch) -> dict[str, TokenRows]:

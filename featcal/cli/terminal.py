@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcal.progress import Progress
-from featcal.words import printable
+from featcal.words import message, printable
 
 if TYPE_CHECKING:
     from featcal.runs import History
-
-MOST = 4000
-"""Characters of one message."""
 
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
@@ -33,7 +30,7 @@ def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Se
 
 def say(text: str, err: bool = False, colour: str | None = None) -> None:
     """One message; names in it may come from files, so nothing in them reaches the terminal as a command."""
-    click.secho(printable(text, MOST), err=err, fg=colour)
+    click.secho(message(text), err=err, fg=colour)
 
 
 def say_notes(document: Mapping[str, Any]) -> None:

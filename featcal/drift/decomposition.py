@@ -33,7 +33,7 @@ def decompose(
     on the expert's, which is what separates mismatch from propagation. One sample per task does so a second time,
     in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
     """
-    records = {task: Record(class_token, attribution) for task in experts}
+    records = {task: Record(attribution) for task in experts}
     layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
     room = Room.of(run, experts, layers, attribution)
     with walking(run.adapter):
@@ -41,10 +41,11 @@ def decompose(
             second = SecondRun(run, model, part, sublayers)
             for crossing in cross(run, model, part, sublayers):
                 record, on_expert, (expert, reached) = records[crossing.task], crossing.on_expert(), crossing.after
-                parts = take_apart((expert, on_expert, reached), crossing.incoming, class_token)
+                first = class_token and run.adapter.class_token_at(crossing.place.stage)
+                parts = take_apart((expert, on_expert, reached), crossing.incoming, first)
                 record.add(crossing, parts, on_expert, room.tangents)
                 if crossing.position == 0 and crossing.layer not in record.residuals:
-                    record.check(crossing, parts, second.states(crossing))
+                    record.check(crossing, parts, second.states(crossing), first)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 

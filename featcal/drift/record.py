@@ -21,7 +21,6 @@ from featcal.models.adapter import LAST_LAYER
 class Record:
     """One task's layers; its samples may come in several walks, one after the other."""
 
-    class_token: bool
     attribution: bool
     numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
     residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
@@ -50,10 +49,14 @@ class Record:
             if self.attribution:
                 self._booked.append(tuple(part.double().cpu() for part in self._carried.pop(position).book()))
 
-    def check(self, crossing: Crossing, parts: Parts, second: SecondStates) -> None:
-        """Hold a layer of the first batch against a second computation of one of its samples."""
+    def check(self, crossing: Crossing, parts: Parts, second: SecondStates, class_token: bool) -> None:
+        """Hold a layer of the first batch against a second computation of one of its samples.
+
+        Args:
+            class_token: parts are of the first token alone.
+        """
         states, before = (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
-        self.residuals[crossing.layer] = _residuals(parts, take_apart(states, before, self.class_token), second.row)
+        self.residuals[crossing.layer] = _residuals(parts, take_apart(states, before, class_token), second.row)
 
     def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
         layers = []

@@ -127,10 +127,7 @@ def _state_bytes(adapter: Adapter, batch: Batch) -> int:
 def _work_bytes(adapter: Adapter, batch: Batch) -> int:
     """Of one sample in the largest block, in float32: inputs and outputs of its linear maps, and attention scores."""
     tokens = _tokens(adapter, batch)
-    features = max(
-        sum(inputs + 2 * outputs for inputs, outputs in map(widths, block.linears.values()))
-        for block in adapter.blocks()
-    )
+    features = max(block.features for block in adapter.blocks())
     scores = 4 * tokens * max(1, _width(adapter) // _HEAD)
     return int(4 * tokens * (features + scores))
 

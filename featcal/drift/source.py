@@ -151,10 +151,12 @@ def measure_sources(
 def _books(
     stage: Stage, index: int, given: Mapping[str, Tensor], config: CalibrationConfig, chosen: Collection[str]
 ) -> list[_Book]:
-    """One for every group of linear maps of a block that is calibrated, from their inputs; none where no map is."""
+    """One for every group of linear maps of a block that is calibrated, from their inputs; none where no map is, and
+    none of the experts of a mixture: every source sends them other tokens."""
     block = stage.blocks[index]
     fitted = calibrated_maps(stage, block, config) if block.name in chosen else {}
-    return [_Book(group, config) for group in linear_groups(stage, index, {name: given[name] for name in fitted})]
+    passed = {name: given[name] for name in fitted if name in block.linears}
+    return [_Book(group, config) for group in linear_groups(stage, index, passed)]
 
 
 def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from featcal.errors import InputError, NoScores, NumericalError
-from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, right_answers, shared_heads
+from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, prompt_heads, right_answers
 from featcal.evaluation.language import METRICS, generated
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
@@ -94,15 +94,15 @@ class Scores:
         )
 
 
-def scoring_heads(family: Family, split: str, tasks: Iterable[str]) -> dict[str, Head]:
-    """Heads of tasks that all models share: class prompts; none where every model has its own.
+def scoring_heads(family: Family, split: str, models: Mapping[str, Weights]) -> dict[str, Head]:
+    """Heads of models by task, where class prompts make them; none where every model has its own.
 
     Raises:
         InputError: class names or a text tower are missing.
     """
     if family.adapter.scores_with != "prompts":
         return {}
-    return shared_heads(family, {task: class_names(family, task, split) for task in tasks})
+    return prompt_heads(family, {task: class_names(family, task, split) for task in models}, models)
 
 
 def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head | None) -> TaskScore:

@@ -43,10 +43,13 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
     """
     experts = family.experts
     complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
-    shared = shared_heads(family, names_of({task: one for task, one in drawn.items() if task not in complete}))
+    names = names_of({task: one for task, one in drawn.items() if task not in complete})
+    of_model = prompt_heads(family, names, dict.fromkeys(names, model))
+    of_experts = prompt_heads(family, names, experts) if family.adapter.reads_prompts else of_model
     found: dict[str, tuple[Head, Head]] = {}
     for task, one in drawn.items():
-        expert, own = (head_of(family, weights, task, shared.get(task)) for weights in (experts[task], model))
+        expert = head_of(family, experts[task], task, of_experts.get(task))
+        own = head_of(family, model, task, of_model.get(task))
         counts = [None if head.classes is None else len(head.classes) for head in (expert, own)]
         if counts[0] != counts[1]:
             raise InputError(f"task '{task}': the head of {model.label} does not score the classes of the expert's")
@@ -58,12 +61,12 @@ def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples])
     return found
 
 
-def head_of(family: Family, model: Weights, task: str, shared: Head | None = None) -> Head:
+def head_of(family: Family, model: Weights, task: str, prompted: Head | None = None) -> Head:
     """The head that turns a model's final features into scores of a task.
 
     Args:
         model: any of the family; an expert may be asked for the task of another.
-        shared: of `shared_heads`, for a task that has one.
+        prompted: of `prompt_heads`, for a task that has one.
 
     Raises:
         NoScores: nobody has a head for the task.
@@ -74,9 +77,9 @@ def head_of(family: Family, model: Weights, task: str, shared: Head | None = Non
     if scores_with == "vocabulary":
         return vocabulary_head(family.adapter, model)
     if scores_with == "prompts":
-        if shared is None:
+        if prompted is None:
             raise no_class_names(task)
-        return shared
+        return prompted
     theirs = experts_head(family, task)
     if theirs is None:
         maps = f" (no {' and '.join(family.adapter.classifier)} in its files)" if family.adapter.classifier else ""
@@ -111,19 +114,27 @@ def answers_of(family: Family, model: Weights, task: str) -> Answers:
     return "text" if own.classes is None else "classes"
 
 
-def shared_heads(family: Family, names: Mapping[str, Sequence[str]]) -> dict[str, Head]:
-    """Heads that all models of the family have in common: class prompts, or none.
+def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Mapping[str, Weights]) -> dict[str, Head]:
+    """Heads of class prompts, where the architecture has them: all models of the family have them in common, unless
+    each has a text tower of its own.
 
     Args:
         names: of the classes, by task; prompts are made of these and the suite's templates.
+        models: whose heads they are, by task.
 
     Raises:
         InputError: as `Adapter.prompt_encoder`.
     """
-    if family.adapter.scores_with != "prompts" or not names:
-        return {}
+    adapter, found = family.adapter, dict[str, Head]()
+    if adapter.scores_with != "prompts" or not names:
+        return found
     prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
-    return {**zero_shot_heads(family.adapter, family.origin, prompts)}
+    if not adapter.reads_prompts:
+        return {**zero_shot_heads(adapter, family.origin, prompts)}
+    for model in {id(models[task]): models[task] for task in names}.values():
+        of_model = {task: prompts[task] for task in names if models[task] is model}
+        found |= zero_shot_heads(adapter, family.origin, of_model, model)
+    return found
 
 
 def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:

@@ -88,7 +88,7 @@ def write_model(
         say_tokenizer(folder.model)
         notes = say_model(folder.model, adapter, model)
     back = locate(str(folder.model), Path.cwd(), "written model")
-    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label)  # as whoever loads it will have it
+    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, adapter.reads_prompts)
     if whole:
         verify_reload(folder.model, own, model)
     else:

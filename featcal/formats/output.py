@@ -126,13 +126,17 @@ class OutputFolder:
                 place.unlink(missing_ok=True)
 
     def finished(self, block: Named) -> dict[str, Tensor] | None:
-        """Tensors of a block that was finished, mapped from disk; None if it was not, or is not as it was written."""
+        """Tensors of a block that was finished; None if it was not, or is not as it was written.
+
+        They are copies: products of tensors that are mapped from disk can differ in the last bit from products of the
+        same numbers where the allocator puts them.
+        """
         file = self._file(block)
         try:
             whole = file.with_suffix(".sha256").read_text(encoding="utf-8") == sha256(file)
         except FileNotFoundError:
             return None
-        return load_file(file) if whole else None
+        return {name: tensor.clone() for name, tensor in load_file(file).items()} if whole else None
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
         """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""

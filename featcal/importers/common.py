@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.paths import local_path
 from featcal.shared import require_inside, shared
 from featcal.suite import read_yaml
 from featcal.whole_files import put_new
@@ -43,8 +44,11 @@ def reference(path: str, revision: str | None, beside: Path) -> str:
 
     Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
     server, which tells nobody what lies where, leaves them as they are.
+
+    Raises:
+        InputError: nothing can lie at the path.
     """
-    folders = [] if shared() else [start / Path(path).expanduser() for start in (Path.cwd(), beside)]
+    folders = [] if shared() else [local_path(path, start, "the recipe's model") for start in (Path.cwd(), beside)]
     found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
     return found if revision is None else f"{found}@{revision}"
 

@@ -11,6 +11,7 @@ from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
 from featcal.importers.fusion_bench import ARGUMENTS, BASE, DATA, LOAD_DATASET, POOLS
 from featcal.models.architectures import architecture_for
+from featcal.paths import local_path
 from featcal.suite import Suite
 
 _LOADERS = {
@@ -78,7 +79,7 @@ def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
 
 def _place(ref: str, root: Path) -> tuple[str, str | None]:
     """Absolute folder, or Hub id and revision."""
-    folder = root / Path(ref).expanduser()
+    folder = local_path(ref, root, "model")
     if folder.is_dir():
         return str(folder.resolve()), None
     path, _, revision = ref.partition("@")

@@ -23,7 +23,8 @@ from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
-from featcal.models.maps import KINDS, LinearMap, is_transposed
+from featcal.models.maps import KINDS, LinearMap, is_transposed, widths
+from featcal.models.mixture import Mixture
 
 if TYPE_CHECKING:
     from featcal.models.generation import Generator
@@ -100,7 +101,10 @@ class Block:
     names: tuple[str, ...] = field(init=False)
     """Canonical names of the block's tensors."""
     linears: Mapping[str, LinearMap] = field(init=False, compare=False)
-    """Every linear map of the block by name inside it, in module order, however it stores its weight (`maps`)."""
+    """Every linear map of the block that all tokens pass, by name inside it, in module order, however it stores its
+    weight (`models.maps`)."""
+    mixtures: Mapping[str, Mixture] = field(init=False, compare=False)
+    """Every mixture of experts, likewise; its linear maps are given the tokens that its router sends to them."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, likewise."""
 
@@ -111,8 +115,28 @@ class Block:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(f"{self.name}.{n}" for n, _ in self.module.named_parameters()))
-        object.__setattr__(self, "linears", self.modules_of(*KINDS))
+        object.__setattr__(self, "mixtures", self.modules_of(Mixture))
+        inside = tuple(f"{name}." for name in self.mixtures)
+        passed = {name: module for name, module in self.maps.items() if not name.startswith(inside)}
+        object.__setattr__(self, "linears", passed)
         object.__setattr__(self, "layernorms", self.modules_of(nn.LayerNorm))
+
+    @property
+    def maps(self) -> dict[str, LinearMap]:
+        """Every linear map, those of the experts of a mixture too, by name inside the block, in module order."""
+        return self.modules_of(*KINDS)
+
+    def passed(self) -> list[tuple[LinearMap, float]]:
+        """Every linear map, and the share of all tokens that pass it, as far as that is known without running."""
+        own = [(module, 1.0) for module in self.linears.values()]
+        mixed = ((one, mixture.passed) for mixture in self.mixtures.values() for one in mixture.modules())
+        return [*own, *((one, share) for one, share in mixed if isinstance(one, KINDS))]
+
+    @property
+    def features(self) -> float:
+        """Numbers that one token has in inputs and, twice, outputs of all linear maps that it passes."""
+        sizes = ((*widths(module), share) for module, share in self.passed())
+        return sum(share * (inputs + 2 * outputs) for inputs, outputs, share in sizes)
 
     def stored(self, module: str) -> str:
         """What files call a module of the block."""
@@ -161,6 +185,8 @@ class Stage(ABC):
     1 of `[batch, heads, tokens, width]`; None where there are no such norms."""
     spent: tuple[str, ...] = ()
     """Names of inputs that nothing but the first call of the stage reads."""
+    feeds = True
+    """Whether anything behind the stage, final features included, depends on it."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -269,6 +295,9 @@ class Adapter(ABC):
     """Whether the first token is a class token."""
     embeds = False
     """Whether final features are embeddings of texts, whose cosines say how alike two texts are."""
+    reads_prompts = False
+    """Whether the text tower is a stage too, so that every picture comes with a prompt and every model's own text tower
+    makes the heads of class prompts."""
     image_token: int | None = None
     """Of a language model that reads pictures: the token that stands for a part of one."""
     kept_float32: tuple[str, ...] = ()
@@ -324,6 +353,23 @@ class Adapter(ABC):
             InputError: a tokenizer that cannot be used.
         """
         raise NoScores(f"base: {base.folder} has no text tower, so there is no zero-shot head")
+
+    def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
+        """The same through the text tower of a model; where `reads_prompts`.
+
+        Raises:
+            NoScores, InputError: as `prompt_encoder`.
+        """
+        raise NotImplementedError(f"{model.label} has no text tower of its own")
+
+    def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
+        """What the text tower reads of prompts, `[prompts, tokens]`; where `reads_prompts`.
+
+        Raises:
+            NoScores: the base has no tokenizer.
+            InputError: one that cannot be used.
+        """
+        raise NotImplementedError(f"a {self.family} model reads no prompts")
 
     @abstractmethod
     def tokens(self, inputs: Batch) -> int:
@@ -386,6 +432,18 @@ class Adapter(ABC):
         """Name of what stands in front of a stage, as charts and tables show it."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
 
+    def class_token_at(self, stage: Stage) -> bool:
+        """Whether the first token of a stage is a class token: that of pictures, of prompts not."""
+        return self.class_token and stage.feeds
+
+    def class_token_layers(self) -> dict[str, list[str]]:
+        """Layers whose state has a class token in front, behind the name of what stands in front of their stage, where
+        it is the same for every sample."""
+        names = iter(self.block_layers())
+        found = {self.first_layer(stage): [*islice(names, len(stage.blocks))] for stage in self.stages}
+        own = {self.first_layer(stage) for stage in self.stages if self.class_token_at(stage)}
+        return {first: layers for first, layers in found.items() if first in own}
+
     @property
     def transposed(self) -> frozenset[str]:
         """Names of weights of linear maps that are stored `[inputs, outputs]`."""
@@ -403,13 +461,13 @@ class Adapter(ABC):
         for stage in self.stages:
             for block in stage.blocks:
                 norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
-                known = tuple(f"{block.stored(name)}." for name in (*block.linears, *norms))
+                known = tuple(f"{block.stored(name)}." for name in (*block.maps, *norms))
                 found += [name for name in block.names if not name.startswith(known)]
         return found
 
     def parts(self) -> list[str]:
         """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
-        found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.linears)
+        found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.maps)
         return list(dict.fromkeys(found))
 
 

@@ -16,19 +16,22 @@ from featcal.models.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
 
 
-def adapter_for(config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str) -> Adapter:
+def adapter_for(
+    config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str, text_tower: bool = False
+) -> Adapter:
     """The adapter for a checkpoint.
 
     Args:
         config: content of its `config.json`.
         names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
+        text_tower: whether the text tower beside one for pictures is merged too.
 
     Raises:
         InputError: an architecture that featcal does not know, or a config that does not describe it.
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    architecture = architecture_for(config, label)
+    architecture = _with_text_tower(config, label) if text_tower else architecture_for(config, label)
     try:
         return architecture(config, names, device)
     except InputError as error:
@@ -60,6 +63,25 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
     else:
         what = "its config.json names no model_type, so it is no model of transformers"
     raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
+
+
+def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
+    """The class of adapter for both towers of a model.
+
+    Raises:
+        InputError: as `architecture_for`, or an architecture of which no text tower is merged.
+    """
+    architecture_for(config, label)
+    kind = config.get("model_type")
+    towers = import_module("featcal.models.text_tower")
+    if kind == "clip":
+        return towers.ClipTowers  # type: ignore[no-any-return]
+    if kind == "siglip":
+        return towers.siglip_towers()  # type: ignore[no-any-return]
+    raise InputError(
+        f"{label}: 'text_tower: own' is for whole models of type clip and siglip of transformers, this one is of type "
+        f"'{kind}'; leave 'text_tower' out"
+    )
 
 
 def supported() -> list[str]:
@@ -129,8 +151,16 @@ _OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANG
 _TOLD = {facts.model_type: facts for facts in _OWN}
 """`model_type` → facts of a decoder-only architecture or of an encoder."""
 
+_NAFLEX = (
+    "its pictures keep their shape, as patches with a mask of padding and a height and width each "
+    "('pixel_attention_mask', 'spatial_shapes'), which no stage reads; SigLIP 2 at a fixed resolution has files of the "
+    "type 'siglip', which are read"
+)
+_TOLD_WHY = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
+"""`model_type` → what keeps models of it out, where nothing in their configuration shows it."""
+
 _TELLING = (
-    ("experts", "a mixture of experts, and only linear maps that every token passes are calibrated"),
+    ("experts", "a mixture of experts that no row of facts describes"),
     ("vision_config", "a model of pictures and text"),
     ("audio_config", "a model of sound and text"),
     ("mamba", "a model with state-space layers"),
@@ -148,6 +178,8 @@ _TELLING = (
 def _why_not(config: Mapping[str, Any]) -> list[str]:
     """What keeps a model out whose architecture is in no table and what shows it, as far as its configuration does: at
     most one sentence."""
+    if config.get("model_type") in _TOLD_WHY:
+        return [_TOLD_WHY[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]
     for part, what in _TELLING:
         layers = [number for number, kind in enumerate(kinds) if part in kind]

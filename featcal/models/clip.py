@@ -96,7 +96,7 @@ class ClipVision(Adapter):
     modality = "pixels"
     scores_with = "prompts"
     class_token = True
-    classes = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
+    classes: tuple[str, ...] = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel")
     image_processor = "CLIPImageProcessor"
     remakes: Mapping[str, str] = {
         "CLIPForImageClassification": (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -27,7 +26,10 @@ from featcal.models.language import (
     random_tokens,
     without_cache,
 )
+from featcal.models.mixture import separate_members
+from featcal.models.named_block import NamedBlock
 from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.rows import class_of
 from featcal.models.standing_in import capture_calls
 
 _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
@@ -46,7 +48,7 @@ class DecoderStage(Stage):
         self._stack = model.get_submodule(facts.stack)
         blocks, norm = f"{facts.stack}.{facts.blocks}", f"{facts.stack}.{facts.norm}"
         listed = model.get_submodule(blocks)
-        self.blocks = tuple(Block(f"{blocks}.{i}", block) for i, block in enumerate(listed))
+        self.blocks = tuple(_block(f"{blocks}.{i}", block, facts) for i, block in enumerate(listed))
         names = (name for name, _ in self._stack.named_parameters())
         behind = (f"{facts.blocks}.", f"{facts.norm}.")
         self.outer = tuple(f"{facts.stack}.{name}" for name in names if not name.startswith(behind))
@@ -112,7 +114,7 @@ class Decoder(LanguageModel):
         check_buffers(self.model)
         self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
         self.stages = (DecoderStage(self.model, facts),)
-        self.tower = tuple(name for name, _ in self.model.named_parameters())
+        self.tower = tuple(self.shapes())
         self.aliases = {self._head: self._embedding} if self._tied else {}
         self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
         self.scoring = (self._embedding if self._tied else self._head,)
@@ -121,13 +123,19 @@ class Decoder(LanguageModel):
         self.softcap = getattr(self._config, facts.softcap) if facts.softcap else None
 
     def fresh(self) -> Any:
+        experts = self.facts.experts
         with torch.device("meta"):
             model = self.model_class(copy.deepcopy(self._config))
+            if experts is not None:
+                separate_members(model, experts.module, experts.maps, getattr(self._config, experts.chosen))
         if self._tied:
             model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedding)
         with self._device:
             fill_buffers(model)
         return model
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {in_files(self.facts, name): shape for name, shape in super().shapes().items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Normed state at the position that decides the first token of the answer."""
@@ -191,15 +199,19 @@ class Decoder(LanguageModel):
     def canonical(self, stored: str) -> str | None:
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
+        stored = in_files(self.facts, stored)
         inside = f"{self.facts.stack}.{stored}"
         return inside if stored not in self.tower and inside in self.tower else stored
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
         """transformers 4 reads `rope_theta` and `rope_scaling`, not the `rope_parameters` of version 5; of two kinds of
-        blocks those with a window have their `rope_local_base_freq`."""
+        blocks those with a window have their `rope_local_base_freq`. The number of experts of a mixture has a name in
+        each of the versions."""
         if config.get("rope_parameters") is None:
             return dict(config), []
         stated, said = dict(self._config.rope_parameters), dict(config)
+        if self.facts.experts is not None:
+            said |= {name: said[other] for name, other in self.config_class.attribute_map.items() if other in said}
         if "rope_type" not in stated:
             windowed = dict(stated.pop("sliding_attention", None) or {})
             said["rope_local_base_freq"] = windowed.get("rope_theta")
@@ -225,16 +237,33 @@ def adapter_of(facts: DecoderFacts) -> type[Decoder]:
     Raises:
         AttributeError: the installed transformers has no class of that name.
     """
-    config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
-    own = {
-        "family": facts.model_type,
-        "facts": facts,
-        "config_class": config,
-        "model_class": model,
-        "classes": (model.__name__,),
-        "defaults": facts.defaults,
-    }
-    return type(f"Decoder of {facts.model_type}", (Decoder,), own)
+    return class_of(facts, Decoder, "Decoder")
+
+
+def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
+    """A block by the names of files."""
+    if not facts.renamed:
+        return Block(name, module)
+    inside = (own for own, _ in module.named_modules())
+    renamed = {own: stored for own in inside if (stored := _renamed(facts, own)) != own}
+    return NamedBlock(name, module, name, renamed)
+
+
+def in_files(facts: DecoderFacts, name: str) -> str:
+    """What files call a tensor of the library's class."""
+    prefix = f"{facts.stack}.{facts.blocks}."
+    number, dot, inside = name.removeprefix(prefix).partition(".")
+    if not (name.startswith(prefix) and number.isdigit()):
+        return name
+    return f"{prefix}{number}{dot}{_renamed(facts, inside)}"
+
+
+def _renamed(facts: DecoderFacts, inside: str) -> str:
+    """What files call a module or a tensor of a block, by its name inside it."""
+    for module, stored in facts.renamed:
+        if inside == module or inside.startswith(f"{module}."):
+            return f"{stored}{inside[len(module) :]}"
+    return inside
 
 
 def fill_buffers(model: Any) -> None:

@@ -29,6 +29,19 @@ class DecoderPart:
     (BERT's norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
 
 
+@dataclass(frozen=True)
+class ExpertFacts:
+    """The experts of a mixture, whose weights the library's class has in `gate_up_proj` `[experts, 2 inner, width]` and
+    `down_proj` `[experts, width, inner]`: down(activation(gate(x)) * up(x)), as `act_fn` is the activation."""
+
+    module: str = "mlp.experts"
+    """Their module inside a block; blocks without it are dense."""
+    maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """What files call the maps of one expert: gate, up, down."""
+    chosen: str = "num_experts_per_tok"
+    """Option of the configuration that says how many of them a token passes."""
+
+
 PRE_NORM = (
     DecoderPart("attention", "self_attn", "input_layernorm"),
     DecoderPart("mlp", "mlp", "post_attention_layernorm"),
@@ -70,6 +83,10 @@ class DecoderFacts:
     """Table of learned positions inside the stack; no text may be longer than it."""
     norm: str = "norm"
     """The last norm inside the stack."""
+    experts: ExpertFacts | None = None
+    """Of a mixture of experts."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Modules inside a block and what files call them, where that is not their name in the class."""
     head: str = "lm_head"
     """The head of the whole model, without a bias, tied to the embedding or not."""
     norm_offset: float = 0.0
@@ -160,5 +177,30 @@ FACTS = (
     DecoderFacts(model_type="ministral3", config="Ministral3Config", model="Ministral3ForCausalLM"),
     DecoderFacts(model_type="olmo2", config="Olmo2Config", model="Olmo2ForCausalLM", parts=POST_NORM),
     DecoderFacts(model_type="olmo3", config="Olmo3Config", model="Olmo3ForCausalLM", parts=POST_NORM),
+    DecoderFacts(
+        model_type="mixtral",
+        config="MixtralConfig",
+        model="MixtralForCausalLM",
+        shared=(QKV,),
+        experts=ExpertFacts(maps=("w1", "w3", "w2")),
+        renamed=(("mlp", "block_sparse_moe"),),
+        settings=("num_experts_per_tok",),
+    ),
+    DecoderFacts(
+        model_type="qwen3_moe",
+        config="Qwen3MoeConfig",
+        model="Qwen3MoeForCausalLM",
+        head_axis=2,
+        experts=ExpertFacts(),
+        settings=("num_experts_per_tok", "norm_topk_prob"),
+    ),
+    DecoderFacts(
+        model_type="olmoe",
+        config="OlmoeConfig",
+        model="OlmoeForCausalLM",
+        shared=(QKV,),
+        experts=ExpertFacts(),
+        settings=("num_experts_per_tok", "norm_topk_prob", "clip_qkv"),
+    ),
 )  # fmt: skip
 """The architectures that featcal comes with, each tested (docs/architectures.md)."""

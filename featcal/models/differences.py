@@ -39,6 +39,7 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected and not adapter.carried(name)]
     another = _another_kind(adapter, config or {}) if missing or extra else ""
+    another = another or _stacked({name: found[name] for name in extra}, missing)
     if another:
         return [f"{label}: {another}"]
     renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
@@ -79,6 +80,21 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
     usual = f"save the whole {wanted}" if kind[0] == "a bare model" else f"give the {wanted} it was made from"
     remedy = adapter.remakes.get(str(named), usual)
     return f"config.json calls it {named}: {kind[0]}, {kind[1]}; {remedy}"
+
+
+def _stacked(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
+    """What to say of files that have the experts of a mixture in one tensor for each layer; empty if they have not."""
+    found = [
+        name
+        for name, info in extra.items()
+        if len(info.shape) == 3 and any(one.startswith(f"{name.rpartition('.')[0]}.0.") for one in missing)
+    ]
+    if not found:
+        return ""
+    return (
+        f"the experts of a layer are stacked in one tensor ({some(found, 2)}), as transformers 5 writes them with "
+        "save_original_format=False, and version 4 does not read; give the files with every expert's maps apart"
+    )
 
 
 def _quantised(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,58 +37,14 @@ from featcal.models.attention import choose_attention
 from featcal.models.decoder import fill_buffers
 from featcal.models.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.language import as_weights, masked, random_tokens, unreadable
+from featcal.models.named_block import NamedBlock
 from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.rows import class_of
 from featcal.models.standing_in import capture_calls
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 """What the first checkpoints call scale and shift of a LayerNorm."""
-
-
-@dataclass(frozen=True)
-class NamedBlock(Block):
-    """A block whose files may have other names than its class: `names` are the files'."""
-
-    place: str
-    """Where the module is in the library's whole model."""
-    renamed: Mapping[str, str] = field(compare=False)
-    """Modules inside the block, and what files call them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in self._own()))
-
-    @property
-    def path(self) -> str:
-        return self.place
-
-    def stored(self, module: str) -> str:
-        return f"{self.name}.{self.renamed.get(module, module)}"
-
-    def _own(self) -> dict[str, dict[str, int]]:
-        """Name in files, without the block's → the parameters in it, with their rows."""
-        found: dict[str, dict[str, int]] = {}
-        for name, parameter in self.module.named_parameters():
-            module, _, kind = name.rpartition(".")
-            found.setdefault(f"{self.renamed.get(module, module)}.{kind}", {})[name] = len(parameter)
-        return found
-
-    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parts of one tensor are views of it."""
-        local: dict[str, Tensor] = {}
-        for stored, parts in self._own().items():
-            views = torch.split(tensors[f"{self.name}.{stored}"], [*parts.values()])
-            local |= zip(parts, views, strict=True)
-        return local
-
-    def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tensor of several parts needs all of them."""
-        found = {}
-        for stored, parts in self._own().items():
-            own = [local[name] for name in parts if name in local]
-            if own:
-                found[f"{self.name}.{stored}"] = own[0] if len(parts) == 1 else torch.cat(own)
-        return found
 
 
 class EncoderStage(Stage):
@@ -114,8 +70,8 @@ class EncoderStage(Stage):
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name: outer[stored] for stored, name in self._outer.items()}
         read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
-        if "pixel_values" in inputs:
-            read[self._facts.reads] = inputs["pixel_values"].to(next(iter(own.values())).dtype)
+        if self._facts.modality == "pixels":
+            read = {self._facts.reads: inputs["pixel_values"].to(next(iter(own.values())).dtype)}
         return capture_calls(self._stack, self.blocks, own, **read)
 
     def weighting(self, index: int, module: str) -> str:
@@ -325,18 +281,9 @@ def encoder_of(facts: EncoderFacts) -> type[Encoder]:
     Raises:
         AttributeError: the installed transformers has no class of that name.
     """
-    config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
-    own = {
-        "family": facts.model_type,
-        "facts": facts,
-        "config_class": config,
-        "model_class": model,
-        "classes": (model.__name__,),
-        "modality": facts.modality,
-        "scores_with": "prompts" if facts.pooler else "own",
-        "defaults": facts.defaults,
-    }
-    return type(f"Encoder of {facts.model_type}", (Encoder,), own)
+    return class_of(
+        facts, Encoder, "Encoder", modality=facts.modality, scores_with="prompts" if facts.pooler else "own"
+    )
 
 
 def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:

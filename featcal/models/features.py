@@ -30,7 +30,7 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
     block is in memory at a time."""
     with walking(run.adapter):
         walk = Walk(run, "features", experts, {})
-        for _ in _layers(run.adapter, walk):
+        for _ in _layers(run.adapter, walk, [stage for stage in run.adapter.stages if stage.feeds]):
             pass
         closed = {task: _closed(run.adapter, one, run.head, walk.experts[task].calls) for task, one in experts.items()}
         return {task: mapped(experts[task].weights, task, torch.cat([*parts])) for task, parts in closed.items()}
@@ -50,7 +50,7 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
     with walking(adapter):
         walk = Walk(run, "features of every layer", {one.task: one}, {})
         calls = walk.experts[one.task].calls
-        for layer, stage in _layers(adapter, walk):
+        for layer, stage in _layers(adapter, walk, adapter.stages):
             pooled = [_pooled(adapter, stage, *both) for both in zip(calls, one.batches, strict=True)]
             found[layer] = torch.cat(pooled).cpu()
         closed = [mapped(one.weights, one.task, features) for features in _closed(adapter, one, run.head, calls)]
@@ -59,17 +59,17 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
     return found
 
 
-def _layers(adapter: Adapter, walk: Walk) -> Iterator[tuple[str, Stage]]:
-    """Every layer but the last, by name, once the walk's experts stand behind it. To be consumed to the end."""
-    names = iter(adapter.block_layers())
-    for stage in adapter.stages:
+def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
+    """Every layer of some stages, by name, once the walk's experts stand behind it. To be consumed to the end."""
+    names = {block.name: layer for block, layer in zip(adapter.blocks(), adapter.block_layers(), strict=True)}
+    for stage in stages:
         walk.enter(stage)
         yield adapter.first_layer(stage), stage
         for _, block in walk.blocks(stage):
             for task, tensors in walk.experts_at(block):
                 for _ in walk.experts[task].walk(stage, block, tensors):
                     pass
-            yield next(names), stage
+            yield names[block.name], stage
 
 
 def _closed(adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]) -> Iterator[Tensor]:
@@ -81,6 +81,6 @@ def _closed(adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls
 def _pooled(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[Tensor, "b d"]:
     """The class token's state, or the mean over the tokens that a state of ones has something at."""
     state = stage.own_state(call, batch)
-    if adapter.class_token:
+    if adapter.class_token_at(stage):
         return state[:, 0]
     return state.sum(1) / stage.own_state(call.on(torch.ones_like(call.hidden)), batch).sum(1)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -23,10 +22,11 @@ from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOpt
 from featcal.models.attention import choose_attention
 from featcal.models.decoder import Decoder, DecoderStage, fill_buffers
 from featcal.models.decoder_facts import SETTINGS
-from featcal.models.encoder import NamedBlock
 from featcal.models.generation import Generator
 from featcal.models.language import library_logits, random_tokens, without_cache
+from featcal.models.named_block import NamedBlock
 from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.rows import class_of
 from featcal.models.standing_in import capture_calls, standing_in
 from featcal.models.vision_language_facts import VisionLanguageFacts
 
@@ -334,16 +334,7 @@ def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
     Raises:
         AttributeError: the installed transformers has no class of that name.
     """
-    config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
-    own = {
-        "family": facts.model_type,
-        "facts": facts,
-        "config_class": config,
-        "model_class": model,
-        "classes": (model.__name__,),
-        "defaults": facts.defaults,
-    }
-    return type(f"Model of pictures and text, {facts.model_type}", (VisionLanguage,), own)
+    return class_of(facts, VisionLanguage, "Model of pictures and text")
 
 
 def in_files(facts: VisionLanguageFacts, name: str) -> str:

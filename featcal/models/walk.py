@@ -61,7 +61,8 @@ class Walk:
     def _check(self, task: str, one: ExpertPass) -> None:
         """Hold the first batch of a task against the library's own forward, once for all walks on these samples."""
         adapter = self._run.adapter
-        if not one.batches or any(name not in one.batches[0] for name in adapter.stages[0].spent):
+        needed = {name for stage in adapter.stages for name in stage.spent}
+        if not one.batches or not needed <= one.batches[0].keys():
             raise InputError("expert passes without `kept` are walked once; make them anew, or with room for more")
         if one.kept is None or task not in one.kept.checked:
             check_first_batch(adapter, one.batches[0])

@@ -95,7 +95,7 @@ def estimate(
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) -> float:
     """Seconds of every expert's forward pass on `samples` of every task."""
-    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
+    parameters = _passed_parameters(adapter)
     tokens = samples * sum(one.tokens for one in drawn.values())
     passes = len(drawn) ** 2 * len(adapter.blocks())
     return len(drawn) * 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + passes * CALL
@@ -119,7 +119,7 @@ def scoring_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], batch_size: in
     Args:
         answers: by task, tokens of the longest answer that is generated; a task whose answers are not is left out.
     """
-    parameters = sum(int(module.weight.numel()) for block in adapter.blocks() for module in block.linears.values())
+    parameters = _passed_parameters(adapter)
     tokens = sum(one.samples * one.tokens for one in drawn.values())
     steps = sum(-(-one.samples // batch_size) * (1 + answers.get(task, 0)) for task, one in drawn.items())
     return 2 * parameters * tokens / (EFFICIENCY * gemm_rate(torch.float32)) + steps * len(adapter.blocks()) * CALL
@@ -163,12 +163,18 @@ def _operations(
     forward, products, solve = 0.0, 0.0, 0.0
     for group in likely_groups(stage, index):
         d, m = group.inputs, group.outputs
-        forward += 2 * d * m * sum(tokens)
+        own = [group.expected(n) for n in tokens]
+        forward += 2 * d * m * sum(own)
         if group.names[0] not in maps:
             continue
-        products += sum(n * d**2 + 2 * group.costs(n)[group.route(n)] for n in tokens)
+        products += sum(n * d**2 + 2 * group.costs(n)[group.route(n)] for n in own)
         solve += d**3 / 3 + 2 * m * d**2
     return forward, products, solve
+
+
+def _passed_parameters(adapter: Adapter) -> int:
+    """Weights of all linear maps that a token passes."""
+    return sum(int(one.weight.numel() * share) for block in adapter.blocks() for one, share in block.passed())
 
 
 def _places(adapter: Adapter) -> list[tuple[Stage, int]]:

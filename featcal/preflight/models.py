@@ -66,7 +66,8 @@ def open_models(suite: Suite, places: Places) -> Opened:
             opened.located[role] = found
             if role == "base":
                 with as_described(role, found.described_in):
-                    opened.adapter = adapter_for(found.config, found.names, CPU, role)
+                    own_text = suite.text_tower == "own"
+                    opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text)
             if opened.adapter is not None:
                 opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
         except InputError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from featcal.errors import InputError
 from featcal.evaluation.evaluate import accuracy
-from featcal.evaluation.judges import head_of, names_of, right_answers, shared_heads
+from featcal.evaluation.judges import head_of, names_of, prompt_heads, right_answers
 from featcal.family import Family
 from featcal.preflight.models import expert_role
 from featcal.tasks.sources import Samples
@@ -122,10 +122,13 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     drawn = {task: one for task in family.experts if (one := _labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
         return None
-    shared = shared_heads(family, names_of(drawn))
+    names = names_of(drawn)
+    shared = prompt_heads(family, names, dict.fromkeys(names, family.base))
     right: dict[str, dict[str, float]] = {}
     for expert in drawn:
         weights, right[expert] = family.experts[expert], {}
+        if family.adapter.reads_prompts:
+            shared = prompt_heads(family, names, dict.fromkeys(names, weights))
         for task, samples in drawn.items():
             head = head_of(family, weights, task, shared.get(task))
             right[expert][task] = accuracy(family, weights, samples, head).value

@@ -78,8 +78,9 @@ class Recorded(BaseModel):
             raise InputError(f"the record has options that this version of featcal does not know: {', '.join(unknown)}")
         try:
             return TypeAdapter(CalibrationConfig).validate_python(self.config)
-        except ValidationError as error:
-            raise InputError(f"the record's options are not those of a calibration: {_first(error)}") from error
+        except (ValidationError, InputError) as error:
+            why = _first(error) if isinstance(error, ValidationError) else error
+            raise InputError(f"the record's options are not those of a calibration: {why}") from error
 
     def merge_recipe(self) -> MergeRecipe:
         """The recipe of a merge.

@@ -18,6 +18,8 @@ FITTED = ("regmean", "regmean++", "lot", "fisher", "adamerging", "adamerging-tes
 ON_ANOTHER = ("calibrated", *AFTER)
 """Names that may say of which model they are, behind an @: `calibrated:rho=1@tsv-m`."""
 WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
+_MOST = 8
+"""Models one on another, of which there is use for two or three."""
 _AND, _ALL = "+", "all"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
 word for all of them, where a suite recommends some."""
@@ -56,7 +58,8 @@ def model_name(text: str) -> ModelName:
     """The parts of a name.
 
     Raises:
-        InputError: options that are not `name=value` or that are given twice, or a name that breaks off.
+        InputError: options that are not `name=value` or that are given twice, a name that breaks off, or one of too
+            many models on one another.
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
@@ -70,6 +73,8 @@ def model_name(text: str) -> ModelName:
         own, at = text, ""
     if at and not below:
         raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
+    if at and below.count("@") >= _MOST:
+        raise InputError(f"model '{shortened(text)}' stands on more than {_MOST} others; write one of them first")
     kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:

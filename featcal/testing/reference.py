@@ -67,8 +67,10 @@ def calibrate(
 
 
 Piece = tuple[Sequence[str], str | None]
-"""Modules (with all inside them) that are fitted together, and the module that is given the residual stream which
-they write into; None for those that do not."""
+"""Modules (with all inside them) or parameters that are fitted together, and the module that is given the residual
+stream which they write into; None for those that do not."""
+STACKED = ("gate_up_proj", "down_proj")
+"""Parameters of a mixture of experts, `[experts, outputs, inputs]` each."""
 
 
 @torch.no_grad()
@@ -90,11 +92,15 @@ def refine(
         deployed = {task: inputs(student, watched, samples[task], token_weights, axis) for task in experts}
         gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
-        for name, module in (pair for top in names for pair in student.get_submodule(top).named_modules(prefix=top)):
+        for name, module, kinds in (found for top in names for found in inside(student, top)):
             if name not in next(iter(own.values())):
                 continue
             features = {task: (deployed[task][name], own[task][name]) for task in experts}
-            if isinstance(module, nn.Linear | Conv1D):
+            if {*STACKED} & {*kinds}:
+                sent = {task: routes(student, name, samples[task]) for task in experts}
+                new |= {f"{name}.{kind}": stacked(name, kind, features, sent, (student, models, experts), options)
+                        for kind in STACKED if kind in kinds}  # fmt: skip
+            elif isinstance(module, nn.Linear | Conv1D):
                 new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
@@ -110,11 +116,10 @@ def inputs(
     """What every module inside the blocks is given when the whole model runs on every sample; of a norm over heads,
     every head's part is a row that weighs what its token does."""
     rows: dict[str, list[Tensor]] = {}
-    inside = {n: module for block in blocks for n, module in model.get_submodule(block).named_modules(prefix=block)}
+    found_inside = {name: module for block in blocks for name, module, kinds in inside(model, block) if kinds}
     handles = [
         module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(_of_one(args[0])))
-        for name, module in inside.items()
-        if list(module.parameters(recurse=False))
+        for name, module in found_inside.items()
     ]
     for sample in samples:
         model(**sample)
@@ -127,6 +132,17 @@ def inputs(
         weights = torch.cat(counted).repeat_interleave(by_token[0].shape[1])
         found[name] = torch.cat([part.flatten(0, 1) for part in by_token]), weights / weights.sum()
     return found
+
+
+def inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
+    """Modules in the one called `top`, that one included, by name, with the parameters of each; if `top` is itself a
+    parameter, the module that has it, with that alone."""
+    where, _, own = top.rpartition(".")
+    above = model.get_submodule(where)
+    if own in dict(above.named_parameters(recurse=False)):
+        return [(where, above, [own])]
+    below = model.get_submodule(top).named_modules(prefix=top)
+    return [(name, module, [n for n, _ in module.named_parameters(recurse=False)]) for name, module in below]
 
 
 def _of_one(given: Tensor) -> Tensor:
@@ -170,6 +186,70 @@ def matrix(module: Any) -> Tensor:
     """The weight of a linear map, `[outputs, inputs]`."""
     weight: Tensor = module.weight
     return weight.T if isinstance(module, Conv1D) else weight
+
+
+def routes(model: Any, name: str, samples: Sequence[Sample]) -> Rows:
+    """Which experts of a mixture its router chooses for every token of a task, and the share of each: `[n, k]`."""
+    seen: list[Rows] = []
+    handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append((args[1], args[2])))
+    for sample in samples:
+        model(**sample)
+    handle.remove()
+    return torch.cat([chosen for chosen, _ in seen]), torch.cat([shares.double() for _, shares in seen])
+
+
+def stacked(
+    name: str,
+    kind: str,
+    features: Mapping[str, tuple[Rows, Rows]],
+    sent: Mapping[str, Rows],
+    all_models: tuple[Any, Mapping[str, Any], Mapping[str, Any]],
+    o: Options,
+) -> Tensor:
+    """Every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it, each of which
+    weighs its share squared; what the task's expert has at the same tokens is computed with its own maps. Tasks weigh
+    as the share of such weights that they have here, which are scaled to sum to the number of tasks. With fewer tokens
+    of all tasks than the wider of width and inner width an expert of the mixture stays as merged.
+
+    Args:
+        features: inputs of the mixture, the student's and the task's expert's.
+        sent: by task what `routes` gave of the student.
+        all_models: the student, base and merged model, the experts of the tasks.
+    """
+    student, models, experts = all_models
+    merged, base = (getattr(models[which].get_submodule(name), kind) for which in ("merged", "base"))
+    found, widest = merged.clone(), max(models["merged"].get_submodule(name).down_proj.shape[1:])
+    for place in range(len(merged)):
+        shares = {task: (own * (chosen == place)).sum(1) for task, (chosen, own) in sent.items()}
+        if sum(int((g > 0).sum()) for g in shares.values()) < widest:
+            continue
+        left = (o.lam + o.eps) * torch.eye(merged.shape[2], dtype=torch.float64)
+        right = o.lam * (o.rho * merged[place] + (1 - o.rho) * base[place])
+        counts = {t: w @ shares[t] ** 2 / (w[:, None] * sent[t][1] ** 2).sum() for t, ((_, w), _) in features.items()}
+        for task, ((x, w), (x_expert, _)) in features.items():
+            own, kept = experts[task].get_submodule(name), shares[task] > 0
+            if not kept.any():
+                continue
+            weight = w[kept] * shares[task][kept] ** 2
+            given, given_expert = x[kept], x_expert[kept]
+            if kind == STACKED[1]:
+                given = _gated(student.get_submodule(name), place, given)
+                given_expert = _gated(own, place, given_expert)
+            target = o.alpha * given_expert + (1 - o.alpha) * given
+            scaled = torch.diag(weight / weight.sum())
+            gram, cross = given.T @ scaled @ given, target.T @ scaled @ given
+            omega = counts[task] / torch.stack([*counts.values()]).mean() / torch.linalg.matrix_norm(gram)
+            left, right = left + omega * gram, right + omega * getattr(own, kind)[place] @ cross
+        found[place] = torch.linalg.solve(left.T, right.T).T
+    gathered: Tensor = found
+    return gathered
+
+
+def _gated(experts: Any, place: int, x: Tensor) -> Tensor:
+    """What the last map of an expert of a mixture is given."""
+    gate, up = (x @ half.T for half in experts.gate_up_proj[place].chunk(2))
+    made: Tensor = experts.act_fn(gate) * up
+    return made
 
 
 def norm(

@@ -20,11 +20,11 @@ from featcal.evaluation.heads import stored_head
 from featcal.family import Family, open_family
 from featcal.formats.weights import InMemory, Weights
 from featcal.models.compute import Compute
-from featcal.models.decoder_facts import DecoderFacts, DecoderPart
+from featcal.models.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
 from featcal.models.encoder_facts import EncoderFacts
 from featcal.models.features import final_features
 from featcal.suite import load_suite
-from featcal.testing.reference import Options, Piece, Sample, TokenWeights, every_token, inputs
+from featcal.testing.reference import STACKED, Options, Piece, Sample, TokenWeights, every_token, inputs
 
 Facts = DecoderFacts | EncoderFacts
 TASKS = ("left", "right")
@@ -64,8 +64,9 @@ class Trial:
         )
 
     def library(self, folder: str, dtype: torch.dtype = torch.float64) -> Any:
-        """A model as the library loads it, with its own plainest attention."""
-        return self.model_class.from_pretrained(self.root / folder, dtype=dtype, attn_implementation="eager").eval()
+        """A model as the library loads it, with its own plainest attention and experts of a mixture."""
+        plain = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if _mixed(self.facts) else {})}
+        return self.model_class.from_pretrained(self.root / folder, dtype=dtype, **plain).eval()
 
     @cached_property
     def models(self) -> Mapping[str, Any]:
@@ -100,6 +101,8 @@ class Trial:
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of blocks by canonical name, given those by their names in the library's model."""
         found: dict[str, Tensor] = {}
+        experts = _mixed(self.facts)
+        tensors = tensors if experts is None else _separated(tensors, experts)
         for block in self.family.adapter.blocks():
             inside = len(block.path) + 1
             found |= block.canonical({n[inside:]: t for n, t in tensors.items() if n.startswith(f"{block.path}.")})
@@ -181,9 +184,33 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
         if name not in together:
             pieces.append((names, None))
         together |= {*names}
+    experts = _mixed(facts)
+    if experts is not None and within[-1] == f"{block}.{experts.module}":
+        return [*pieces, *(([f"{within[-1]}.{kind}"], None) for kind in STACKED)]
     stream = f"{block}.{part.norm}" if part.norm else within[0]
     pieces.append((within[-1:], None if part.post_norm or part.joined else stream))
     return [*pieces, *([([f"{block}.{part.post_norm}"], None)] if part.post_norm else [])]
+
+
+def _mixed(facts: Facts) -> ExpertFacts | None:
+    """What the facts say of the experts of a mixture, if there is one."""
+    return None if isinstance(facts, EncoderFacts) else facts.experts
+
+
+def _separated(tensors: Mapping[str, Tensor], facts: ExpertFacts) -> dict[str, Tensor]:
+    """The same tensors with the maps of every expert of a mixture apart."""
+    found: dict[str, Tensor] = {}
+    gate, up, down = facts.maps
+    for name, tensor in tensors.items():
+        where, _, kind = name.rpartition(".")
+        if not where.endswith(f".{facts.module}") or kind not in STACKED:
+            found[name] = tensor
+            continue
+        names = (gate, up) if kind == STACKED[0] else (down,)
+        for place, whole in enumerate(tensor):
+            parts = zip(names, whole.chunk(len(names)), strict=True)
+            found |= {f"{where}.{place}.{own}.weight": part for own, part in parts}
+    return found
 
 
 def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch.float32) -> Trial:

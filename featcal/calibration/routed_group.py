@@ -1,0 +1,147 @@
+"""Statistics of the linear maps of one expert of a mixture: on the tokens that the student's router sends to it.
+
+In code an expert of a mixture is a member (`models.mixture`); the expert is the task's model. The router of the student
+decides which tokens count, and with which weight: what a member makes of a token enters the sum of all members g times,
+g the router's share of it, so an error of the member is an error of g^2 times its square in the stream. The target is
+that of every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same token, also where the
+expert's router sends the token elsewhere. A task counts for a member by the share of its weights that come there, so
+that one token of a task does not stand against thousands of another; docs/theory.md has it as formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.linear_group import CurrentTask, LinearGroup, multiplied_in
+from featcal.calibration.token_rows import Named, TokenRows
+from featcal.models.adapter import Stage
+from featcal.models.lane import Step
+from featcal.models.mixture import SHARES, TOKENS, Member, Mixture, routed
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a member is."""
+
+    name: str
+    """Of its mixture, inside the block."""
+    mixture: Mixture
+    place: int
+    """Its number in the mixture."""
+
+    @property
+    def member(self) -> Member:
+        return self.mixture.members[self.place]
+
+    def maps(self, names: Collection[str]) -> list[str]:
+        """Maps of the member by their names inside the block."""
+        return [f"{self.name}.{self.place}.{name}" for name in names]
+
+
+class RoutedGroup(LinearGroup):
+    """Maps of one member that share an input. It is solved if the router sends it as many tokens, over all tasks, as
+    the widest input of its maps has features: with fewer the Gram matrix is singular for certain, and in directions
+    that no token has the solution is the anchor, which is not the merged weight.
+    """
+
+    def __init__(self, names: Collection[str], weighting: str, seat: Seat) -> None:
+        inside = {name: seat.mixture.get_submodule(name[len(seat.name) + 1 :]) for name in seat.maps(names)}
+        super().__init__([*inside], weighting, inside)
+        self._seat = seat
+        self.floor = seat.member.widest
+        """Tokens over all tasks below which the member is starved."""
+
+    def expected(self, tokens: int) -> int:
+        return int(tokens * self._seat.mixture.passed)
+
+    def route(self, tokens: int) -> str:
+        """That with the smaller matrix, since those of all members are in memory together."""
+        return "inputs" if self.inputs <= self.outputs else "mixed"
+
+    def asked(self, tokens: int) -> tuple[list[str], list[str]]:
+        """The expert's states of all tokens: which of them count is the student's matter."""
+        return [f"{self._seat.name}.{TOKENS}"], []
+
+    def update(
+        self, inputs: Named, trace: Step, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
+    ) -> None:
+        """Count one batch of the current task, of whose tokens `count` count in all members together."""
+        kept, places, own, mass = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
+        x = inputs[self.names[0]][kept]
+        states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
+        if self._task is None:
+            self._products = multiplied_in(x.dtype, config)
+        dtype, route = self._products, self.route(count)
+        x, x_expert = x.to(dtype), self._expert_features(states[places], expert).to(dtype)
+        r = torch.lerp(x, x_expert, config.alpha)
+        if route == "mixed":
+            r = r @ self.stack(expert, "weight", dtype).mT
+        self._count(x, r, own, route, count)
+        self.current.mass += mass
+
+    def _chosen(
+        self, shares: Float[Tensor, "tokens members"], tokens: TokenRows
+    ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
+        """Of the m tokens that the router sends to the member those n that count, their places among all tokens of the
+        batch, and their weights; and the sum of all weights in all members."""
+        place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
+        counted = weights > 0  # what is padded may hold anything
+        mass = float(weights[counted] @ shares[counted].double().square().sum(1))
+        places = routed(shares, place)
+        kept = counted[places]
+        places = places[kept]
+        own = weights[places] * shares[places, place].double().square()
+        return kept, places, TokenRows(len(places), float(own.sum()), None, own), mass
+
+    def _expert_features(self, states: Float[Tensor, "n width"], expert: Named) -> Float[Tensor, "n d"]:
+        """What the expert's maps are given at these states of its own."""
+        member = self._seat.member
+        if not self.names[0].endswith(f".{member.leaving}"):
+            return states
+        gate, up = (expert[f"{name}.weight"].to(states.dtype) for name in self._seat.maps(member.entering))
+        return member.between(states, gate, up)
+
+    def _require_whole(self, current: CurrentTask) -> None:
+        """Any number of tokens may come here."""
+
+    @property
+    def starved(self) -> bool:
+        return self.sums.tokens < self.floor
+
+    def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
+        """As of every group; nothing of a starved member."""
+        if self.starved:
+            self.let_go()
+            return {}
+        return super().solve(merged, base, config)
+
+
+def routed_groups(stage: Stage, index: int, maps: Collection[str]) -> list[RoutedGroup]:
+    """Those of the members of a block whose maps are among `maps`, by name inside the block."""
+    seats = (
+        Seat(name, mixture, place)
+        for name, mixture in stage.blocks[index].mixtures.items()
+        for place in range(len(mixture.members))
+    )
+    groups = (
+        RoutedGroup(names, stage.weighting(index, seat.name), seat)
+        for seat in seats
+        for names in (seat.member.entering, (seat.member.leaving,))
+    )
+    return [group for group in groups if set(group.names) <= {*maps}]
+
+
+def routing(stage: Stage, index: int, maps: Collection[str]) -> dict[str, torch.nn.Module]:
+    """Modules of a block that are given what the router decides on tokens of some `maps`, by name inside the block."""
+    mixtures = stage.blocks[index].mixtures
+    return {
+        f"{name}.{SHARES}": mixture.get_submodule(SHARES)
+        for name, mixture in mixtures.items()
+        if any(one.startswith(f"{name}.") for one in maps)
+    }

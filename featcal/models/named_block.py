@@ -1,0 +1,57 @@
+"""A block whose files have other names than the library's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from featcal.models.adapter import Block
+
+
+@dataclass(frozen=True)
+class NamedBlock(Block):
+    """A block whose files may have other names than its class: `names` are the files'."""
+
+    place: str
+    """Where the module is in the library's whole model."""
+    renamed: Mapping[str, str] = field(compare=False)
+    """Modules inside the block, and what files call them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in self._own()))
+
+    @property
+    def path(self) -> str:
+        return self.place
+
+    def stored(self, module: str) -> str:
+        return f"{self.name}.{self.renamed.get(module, module)}"
+
+    def _own(self) -> dict[str, dict[str, int]]:
+        """Name in files, without the block's → the parameters in it, with their rows."""
+        found: dict[str, dict[str, int]] = {}
+        for name, parameter in self.module.named_parameters():
+            module, _, kind = name.rpartition(".")
+            found.setdefault(f"{self.renamed.get(module, module)}.{kind}", {})[name] = len(parameter)
+        return found
+
+    def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parts of one tensor are views of it."""
+        local: dict[str, Tensor] = {}
+        for stored, parts in self._own().items():
+            views = torch.split(tensors[f"{self.name}.{stored}"], [*parts.values()])
+            local |= zip(parts, views, strict=True)
+        return local
+
+    def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A tensor of several parts needs all of them."""
+        found = {}
+        for stored, parts in self._own().items():
+            own = [local[name] for name in parts if name in local]
+            if own:
+                found[f"{self.name}.{stored}"] = own[0] if len(parts) == 1 else torch.cat(own)
+        return found

@@ -1,0 +1,48 @@
+"""An adapter's class out of a row of a table of facts, where many architectures are one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import transformers
+
+from featcal.models.adapter import Adapter
+
+Kind = TypeVar("Kind", bound=Adapter)
+
+
+class Facts(Protocol):
+    """What a row of every table says."""
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def config(self) -> Any: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def defaults(self) -> Mapping[str, Any]: ...
+
+
+def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[Kind]:
+    """The adapter for one row.
+
+    Args:
+        kind: what all rows of the table are.
+        name: of the kind, before the model type.
+        own: further attributes of the class.
+
+    Raises:
+        AttributeError: the installed transformers has no class of that name.
+    """
+    config, model = (getattr(transformers, one) if isinstance(one, str) else one for one in (facts.config, facts.model))
+    said = {
+        "family": facts.model_type,
+        "facts": facts,
+        "config_class": config,
+        "model_class": model,
+        "classes": (model.__name__,),
+        "defaults": facts.defaults,
+    }
+    return type(f"{name} of {facts.model_type}", (kind,), said | own)
