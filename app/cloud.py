@@ -65,7 +65,6 @@ def layer_slider(session: Session) -> str:
         None,
         "Layer",
         layers,
-        value=layer,
         help="Features behind this layer. All layers but the head share one map, so positions can be compared.",
     )
     return layer

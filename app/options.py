@@ -82,12 +82,22 @@ def chosen(session: Session) -> CalibrationConfig:
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
-        config = replace(_defaults(session), **meant)
+        config = replace(recipe_defaults(session), **meant)
         return settled(config, session.family.adapter, session.tasks)
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
         stopped.end_page()
+
+
+def recipe_defaults(session: Session) -> CalibrationConfig:
+    """Of the recipe and the number of samples that are chosen.
+
+    Raises:
+        InputError: there is no such recipe, or no such number.
+    """
+    selected = state.selection()
+    return opening.defaults(session, selected.recipe, selected.samples)
 
 
 def _recipe(session: Session, place: Any) -> None:
@@ -99,7 +109,7 @@ def _recipe(session: Session, place: Any) -> None:
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    config, defaults, sliders = chosen(session), _defaults(session), _sliders(session)
+    config, defaults, sliders = chosen(session), recipe_defaults(session), _sliders(session)
 
     def control(draw: Any, name: str, label: str, note: str) -> None:
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
@@ -107,8 +117,7 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
     for place, (name, steps, label, note) in zip(places[: len(sliders)], sliders, strict=True):
         now = getattr(config, name)
         offered = sorted({*steps, now, getattr(defaults, name)})
-        # of a step that is not offered any more streamlit makes `value`, or else the first of all
-        slider = partial(place.select_slider, options=offered, value=now, format_func=_called)
+        slider = partial(place.select_slider, options=offered, format_func=_called)
         control(slider, name, label, note)
     for place, name in zip(places[len(sliders) :], opening.switches(session), strict=True):
         control(place.toggle, name, *SWITCHES[name])
@@ -132,7 +141,7 @@ def _parts(session: Session) -> None:
 
 def _exactly(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
-    config, defaults = chosen(session), _defaults(session)
+    config, defaults = chosen(session), recipe_defaults(session)
     typed = [("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0), ("beta", "β", 1.0)]
     with place.popover("Type values", icon=":material/keyboard:"):
         for name, label, most in typed if config.recipe == REFINED else typed[:-1]:
@@ -189,16 +198,6 @@ _SLIDERS = (
 def _sliders(session: Session) -> list[tuple[str, tuple[float, ...], str, str]]:
     """Those of the recipe that is chosen."""
     return [one for one in _SLIDERS if one[0] != "beta" or chosen(session).recipe == REFINED]
-
-
-def _defaults(session: Session) -> CalibrationConfig:
-    """Of the recipe and the number of samples that are chosen.
-
-    Raises:
-        InputError: there is no such recipe, or no such number.
-    """
-    selected = state.selection()
-    return opening.defaults(session, selected.recipe, selected.samples)
 
 
 def _called(step: float | str) -> str:

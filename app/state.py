@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -89,11 +90,12 @@ def control(
 
     Every page has widgets of its own: streamlit forgets those of a page that was left, the selection stays. Where
     something else has changed the field, the widget is a new one: a browser that has not seen the change yet still
-    sends the old widget's value along with whatever it asks for, and that is nobody's choice any more.
+    sends the old widget's value along with whatever it asks for, and that is nobody's choice any more. What is shown
+    is the widget's default too: a browser that has lost a widget's value falls back to that, and sends it as chosen.
 
     Args:
-        draw: such as `st.sidebar.slider`; gets `args` and `kwargs`.
-        shown: the value now.
+        draw: such as `st.sidebar.slider`; gets `args` (a label, then options where it has some) and `kwargs`.
+        shown: the value now, one of the options.
         default: the value that is not worth an entry in the address.
         variant: tells a second widget for the same field from the first.
     """
@@ -106,7 +108,16 @@ def control(
     key = _key(name)
     if key not in st.session_state or st.session_state[key] != shown:  # what was chosen, in the order that is kept
         st.session_state[key] = shown
+    kwargs |= _falls_back(draw, shown, *args)
     return draw(*args, key=key, on_change=_taken, args=(name, key, field, default), **kwargs)
+
+
+def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str, Any]:
+    """The argument that makes a value the default of a widget."""
+    takes = signature(draw).parameters
+    if "index" in takes:
+        return {"index": list(args[1]).index(shown)}
+    return {"default" if "default" in takes else "value": shown}
 
 
 def _key(name: str) -> str:

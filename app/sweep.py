@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import downloads, jobs, opening, options, runs, state, view
+from app import downloads, jobs, options, runs, state, view
 from app.downloads import Numbers
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import FeatcalError, InputError
@@ -29,15 +29,19 @@ AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α"
 
 
 def offered(config: CalibrationConfig) -> dict[str, str]:
-    """Values around a suite's own options, as they are typed: 3 × 3 × 3 calibrations.
+    """Values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations. Without the
+    experts' features (α = 0) there is no β.
 
     >>> offered(CalibrationConfig())
     {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
+    >>> offered(CalibrationConfig(recipe="refined", beta=0.5, alpha=0.6))["alpha"]
+    '0.3, 0.6, 1'
     """
     lam = [config.lam * factor for factor in (0.1, 1, 10)]
     rho = [1 + (config.rho - 1) * share for share in (0, 0.5, 1)] if config.rho != 1 else [1, 1.5, 2]
-    alpha = sorted({0.0, config.alpha, min(1.0, 2 * config.alpha)})
-    return {name: ", ".join(map(exactly, values)) for name, values in (("lam", lam), ("rho", rho), ("alpha", alpha))}
+    alpha = sorted({config.alpha / 2 if config.beta else 0.0, config.alpha, min(1.0, 2 * config.alpha)})
+    found = {"lam": lam, "rho": rho, "alpha": alpha}
+    return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
 def section(session: Session, on: View, history: History, models: Mapping[str, ModelId]) -> None:
@@ -64,7 +68,7 @@ def section(session: Session, on: View, history: History, models: Mapping[str, M
 def _grid(session: Session) -> Grid | None:
     """Three lists of values; None, and the reason on the page, where they are not such lists."""
     config, chosen = options.chosen(session), state.selection()
-    offer = offered(opening.defaults(session))
+    offer = offered(options.recipe_defaults(session))
     typed = {}
     for place, (name, symbol, meaning) in zip(st.columns(3), AXES, strict=True):
         field = f"sweep_{name}"

@@ -101,7 +101,6 @@ def sample_selector(session: Session) -> View:
         HOME.n,
         "Samples to measure on",
         sorted({*SAMPLE_CHOICES, n}),
-        value=n,
         help=f"Per task, of the {session.split} split. More samples: steadier numbers, slower.",
     )
     return View(n)

@@ -75,6 +75,20 @@ def name_of(widget: Any) -> str:
     return str(widget.key).split("--")[0]
 
 
+def shown_and_default(app: AppTest) -> dict[str, tuple[list[str], list[str]]]:
+    """Of every control its value, and the one of a browser that knows of it only what the server draws; in words."""
+    kinds = ("select_slider", "toggle", "selectbox", "button_group", "multiselect", "number_input")
+    found = {}
+    for one in (one for kind in kinds for one in app.get(kind)):
+        default = one.proto.default
+        places = [default] if one.type == "selectbox" else default if hasattr(one, "options") else None
+        words = [str(type(one.value)(default))] if places is None else [one.options[int(place)] for place in places]
+        value = one.value if isinstance(one.value, list | tuple) else [one.value]
+        called = getattr(one, "format_func", str)
+        found[one.key] = [called(v) for v in value], words
+    return found
+
+
 def fields(app: AppTest, kind: str) -> set[str]:
     """The fields that have a control of this kind on the page that is open."""
     return {name_of(one).split("-", 1)[1] for one in app.get(kind)}

@@ -12,7 +12,7 @@ import pytest
 import streamlit as st
 import torch
 import yaml
-from app_pages import PAGES, button, charts, control, fields, go, healthy, opened
+from app_pages import PAGES, button, charts, control, fields, go, healthy, opened, shown_and_default
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
@@ -94,6 +94,17 @@ def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn:
     app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
     assert healthy(app)
     assert charts(app) == drawn
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file: Path, page: str) -> None:
+    other = {"lam": "0.07", "rho": "0.7", "samples": "16", "n": "16", "recipe": "refined", "biases": "false"}
+    app = opened(tiny_suite_file, page, b="calibrated", task="signs", layer="block 1", picked="1,2", **other)
+    assert not app.exception, app.exception
+    assert not app.error, [e.value for e in app.error]
+    drawn = shown_and_default(app)
+    assert drawn
+    assert {key: default for key, (_, default) in drawn.items()} == {key: shown for key, (shown, _) in drawn.items()}
 
 
 def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
