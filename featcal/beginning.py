@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any
 
 from featcal.draft import written
 from featcal.errors import InputError
+from featcal.formats.located import TEXT_CLASSES, is_classifier
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
+from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE
 from featcal.importers.common import comments, samples_missing
 from featcal.jsons import read_json
+from featcal.models.decoder_facts import FACTS
 from featcal.models.encoder_facts import ENCODERS
 from featcal.paths import from_folder, local_path, neighbours
 from featcal.schema.recipe import METHODS
@@ -71,7 +74,7 @@ def begin(parts: Parts, out: Path) -> Beginning:
     with _collected(problems):
         content["merged"], more = _merged(parts.merged, out.parent)
         assumed += more
-    reads = _reads(parts.base)
+    reads = _reads(parts.base, parts.experts.values())
     for task, expert in parts.experts.items():
         content["tasks"][task] = {}
         with _collected(problems):
@@ -91,9 +94,10 @@ def begin(parts: Parts, out: Path) -> Beginning:
     return Beginning(head + written(content), tuple(assumed), tuple(missing))
 
 
-def _reads(base: str) -> Reads:
-    """What the models make of texts, as far as the files of a base that is here say: encoders of text tell classes
-    apart, folders of sentence-transformers how alike two texts are."""
+def _reads(base: str, experts: Iterable[str]) -> Reads:
+    """What the models make of texts, as far as the files of models that are here say: encoders of text tell classes
+    apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
+    texts are."""
     with suppress(InputError):  # whoever opens the base says what is wrong
         folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
         if (folder / MODULES_FILE).is_file():
@@ -101,7 +105,19 @@ def _reads(base: str) -> Reads:
         kind = read_json(folder / "config.json").get("model_type")
         if kind in {facts.model_type for facts in ENCODERS if facts.modality == "text"}:
             return "classes"
+        if kind in {facts.model_type for facts in FACTS} and all(map(_classifies, experts)):
+            return "classes"
     return "answers"
+
+
+def _classifies(expert: str) -> bool:
+    """Whether the files of an expert say that it has a classifier for texts; not of one on the Hub."""
+    with suppress(InputError):
+        base, adapter = split_lora(expert, Path.cwd())
+        if adapter is not None:
+            return task_type(local_path(adapter, Path.cwd(), "expert")) == TEXT_CLASSES
+        return is_classifier(read_json(local_path(base, Path.cwd(), "expert") / "config.json"))
+    return False
 
 
 def _classes(expert: str) -> dict[str, list[str]]:

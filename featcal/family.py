@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from featcal.tasks.self_generated import prompts_of, write
 from featcal.tasks.sources import Samples, draw, look
 from featcal.words import some
 
+Given, Made = TypeVar("Given"), TypeVar("Made")
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
 
@@ -257,34 +258,44 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     """
     compute = compute_for(device, precision)
     found = locate(suite.base, suite.root, "base")
+    labels = {f"expert '{task}'": task for task in suite.tasks}
+    refs = {"base": suite.base, **{label: suite.tasks[task].expert for label, task in labels.items()}}
+    refs |= {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
+    located, missing = _each(refs, lambda label, ref: found if label == "base" else locate(ref, suite.root, label))
     with as_described("base", found.described_in):
-        own_text = suite.text_tower == "own"
-        adapter = adapter_for(found.config, found.names, compute.device, "base", own_text)
+        own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
+        adapter = adapter_for(found.config, found.names, compute.device, "base", own_text, classifies)
         check_replay(adapter, compute.device)
-    problems: list[str] = []
-
-    def checked(ref: str, label: str) -> tuple[Located, Weights] | None:
-        try:
-            located = locate(ref, suite.root, label)
-            return located, open_checked(located, adapter, compute.device, suite.vocabulary == "base")
-        except InputError as error:
-            problems.extend(error.problems)
-            return None
-
-    base = checked(suite.base, "base")
-    opened = {task: checked(spec.expert, f"expert '{task}'") for task, spec in suite.tasks.items()}
-    merged = None if isinstance(suite.merged, MergeRecipe) else checked(suite.merged, "merged")
-    report_all(problems)
-    experts = {task: expert[1] for task, expert in opened.items() if expert is not None}
-    classes = {task: named_classes(expert[0].config) for task, expert in opened.items() if expert is not None}
+    cut = suite.vocabulary == "base"
+    opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, cut))
+    report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
+    base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
+    classes = {task: named_classes(located[label].config) for label, task in labels.items()}
     classes = {task: names for task, names in classes.items() if names and adapter.classifier}
-    assert base is not None
     if isinstance(suite.merged, MergeRecipe):
-        recipe = _recipe_weights(suite.merged, base[1], experts, adapter)
-        return Family(suite, adapter, compute, base[1], recipe, experts, found, found, classes)
-    assert merged is not None
-    container = found if isinstance(merged[1], FirstRows) else merged[0]  # a config that says how many rows there are
-    return Family(suite, adapter, compute, base[1], merged[1], experts, found, container, classes)
+        recipe = _recipe_weights(suite.merged, base, experts, adapter)
+        return Family(suite, adapter, compute, base, recipe, experts, found, found, classes)
+    merged = opened["merged"]
+    container = found if isinstance(merged, FirstRows) else located["merged"]  # whose config says how many rows
+    return Family(suite, adapter, compute, base, merged, experts, found, container, classes)
+
+
+def classify(experts: Mapping[str, Located]) -> bool:
+    """Whether the models of a suite have a classifier per task where their type has language models too: every expert
+    does; the base may be the language model that they were made from."""
+    return bool(experts) and all(one.classifies for one in experts.values())
+
+
+def _each(given: Mapping[str, Given], make: Callable[[str, Given], Made]) -> tuple[dict[str, Made], dict[str, list[str]]]:
+    """What is made of every model by its label, and what is wrong with the others."""
+    made: dict[str, Made] = {}
+    problems: dict[str, list[str]] = {}
+    for label, one in given.items():
+        try:
+            made[label] = make(label, one)
+        except InputError as error:
+            problems[label] = list(error.problems)
+    return made, problems
 
 
 def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -216,7 +216,8 @@ _ALL: tuple[type[Baseline], ...] = (
 )
 KINDS: Mapping[str, type[Baseline]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}
-"""By modality: FusionBench's values for CLIP and GPT-2, RegMean's own for T5, and that for encoders of text as well."""
+"""By modality, whatever reads texts causally as "causal": FusionBench's values for CLIP and GPT-2, RegMean's own for T5,
+and that for encoders of text as well."""
 
 
 def options_of(name: ModelName, family: Family) -> Baseline:
@@ -231,8 +232,9 @@ def options_of(name: ModelName, family: Family) -> Baseline:
     for option, text in name.options:
         known_option(option, tuple(types), name.kind)
         given[option] = value_of(text, types[option], f"model '{name.kind}': {option}")
-    own = config_for(family)
-    defaults = {"samples": own.samples, "seed": own.seed, "reduce": _REDUCE[family.adapter.modality]}
+    own, adapter = config_for(family), family.adapter
+    reduce = _REDUCE["causal" if adapter.causal else adapter.modality]
+    defaults = {"samples": own.samples, "seed": own.seed, "reduce": reduce}
     return kind(**{option: value for option, value in defaults.items() if option in types} | given)
 
 

@@ -88,7 +88,8 @@ def write_model(
         say_tokenizer(folder.model)
         notes = say_model(folder.model, adapter, model)
     back = locate(str(folder.model), Path.cwd(), "written model")
-    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, adapter.reads_prompts)
+    kind = adapter.reads_prompts, bool(adapter.classifier)
+    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, *kind)
     if whole:
         verify_reload(folder.model, own, model)
     else:
@@ -127,7 +128,8 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
         The document of `featcal export --json`.
     """
     container = locate(str(source), Path.cwd(), "model to export")
-    adapter = adapter_for(container.config, container.names, torch.device("cpu"), container.label)
+    cpu, classifies = torch.device("cpu"), container.classifies
+    adapter = adapter_for(container.config, container.names, cpu, container.label, classifies=classifies)
     model = container.open(adapter.canonical, adapter.aliases)
     layout = container.layout
     text, record = carried_text(container, layout)

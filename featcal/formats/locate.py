@@ -10,6 +10,7 @@ from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_
 from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
+from featcal.formats.peft import task_type
 from featcal.formats.sentences import pooled_by
 from featcal.formats.sizes import check_sizes
 from featcal.formats.weights import Canonical
@@ -50,4 +51,4 @@ def locate(ref: str, root: Path, label: str) -> Located:
         whole = Checkpoint(folder, label, canonical)
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
-    return Located(label, folder, config, names, opened)
+    return Located(label, folder, config, names, opened, "" if lora is None else task_type(lora))

@@ -20,6 +20,15 @@ Layout = Literal["hf", "open_clip"]
 """Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""
 
 
+TEXT_CLASSES = "SEQ_CLS"
+"""What peft calls training for classes of texts."""
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` names a class of transformers with a classifier for texts."""
+    return str(next(iter(config.get("architectures") or ()), "")).endswith("ForSequenceClassification")
+
+
 @dataclass(frozen=True)
 class Pictures:
     """What makes model inputs of pictures."""
@@ -44,6 +53,13 @@ class Located:
     """Names of all tensors as they are stored."""
     open: Callable[[Canonical, Mapping[str, str]], Stored]
     """The model under canonical names, given the adapter's `canonical` and `aliases`."""
+    trained_for: str = ""
+    """`task_type` of the LoRA on top, where there is one that says it."""
+
+    @property
+    def classifies(self) -> bool:
+        """Whether its files say that it has a classifier for texts."""
+        return self.trained_for == TEXT_CLASSES or is_classifier(self.config)
 
     @property
     def described_in(self) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -147,6 +148,13 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
             *(f"{label}: {file} sets {what}, which featcal cannot reproduce exactly; {_REMEDY}" for what in unsupported)
         )
     return config
+
+
+def task_type(folder: Path) -> str:
+    """What a peft folder was trained for, such as "SEQ_CLS"; empty where it does not say or cannot be read."""
+    with suppress(InputError):
+        return str(read_json(folder / CONFIG_FILE).get("task_type") or "")
+    return ""
 
 
 def weight_file(folder: Path, label: str) -> Path:

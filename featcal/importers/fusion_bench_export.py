@@ -37,10 +37,13 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     foreign = [name for name, ref in models.items() if ref.startswith(PREFIXES)]
     if foreign:
         raise InputError(*(f"model '{name}': export it to transformers' layout for a pool" for name in foreign))
-    architecture = architecture_for(locate(suite.base, suite.root, "base").config, "base")
+    sources = [source for task in suite.tasks.values() for source in map(task.source, DATA) if source is not None]
+    classifies = any(source.classified for source in sources)
+    architecture = architecture_for(locate(suite.base, suite.root, "base").config, "base", classifies)
     modality = architecture.modality
     if modality not in _LOADERS or (modality == "pixels" and architecture.family != "clip"):
-        raise InputError(f"FusionBench has no pool for models of type '{architecture.family}'")
+        heads = " with a classifier per task" if modality == "text" else ""
+        raise InputError(f"featcal knows no pool of FusionBench for models of type '{architecture.family}'{heads}")
     pool = next(pool for pool, takes in POOLS.items() if takes == modality)
     loaded = {name: _model(ref, modality, suite.root, f"model '{name}'") for name, ref in models.items()}
     return {

@@ -293,6 +293,8 @@ class Adapter(ABC):
     one that the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
+    causal = False
+    """Whether every token sees those before it alone."""
     embeds = False
     """Whether final features are embeddings of texts, whose cosines say how alike two texts are."""
     reads_prompts = False

@@ -11,13 +11,18 @@ import torch
 
 from featcal.errors import InputError
 from featcal.models.adapter import Adapter
-from featcal.models.decoder_facts import FACTS, DecoderFacts
+from featcal.models.decoder_facts import FACTS, DecoderFacts, with_classifier
 from featcal.models.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
 
 
 def adapter_for(
-    config: Mapping[str, Any], names: Collection[str], device: torch.device, label: str, text_tower: bool = False
+    config: Mapping[str, Any],
+    names: Collection[str],
+    device: torch.device,
+    label: str,
+    text_tower: bool = False,
+    classifies: bool = False,
 ) -> Adapter:
     """The adapter for a checkpoint.
 
@@ -25,13 +30,14 @@ def adapter_for(
         config: content of its `config.json`.
         names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
         text_tower: whether the text tower beside one for pictures is merged too.
+        classifies: as `architecture_for` has it.
 
     Raises:
         InputError: an architecture that featcal does not know, or a config that does not describe it.
     """
     from huggingface_hub.errors import StrictDataclassError
 
-    architecture = _with_text_tower(config, label) if text_tower else architecture_for(config, label)
+    architecture = _with_text_tower(config, label) if text_tower else architecture_for(config, label, classifies)
     try:
         return architecture(config, names, device)
     except InputError as error:
@@ -42,8 +48,12 @@ def adapter_for(
         raise InputError(f"{label}: its configuration does not describe a model of type '{kind}': {what}") from error
 
 
-def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
+def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = False) -> type[Adapter]:
     """The class of adapter for a `config.json`.
+
+    Args:
+        classifies: whether a decoder's models have a classifier per task in the place of their language-modelling head,
+            which the base alone does not say (`Located.classifies` of any model of the suite).
 
     Raises:
         InputError: an architecture that featcal does not know, with what it knows, or one that the installed
@@ -57,7 +67,7 @@ def architecture_for(config: Mapping[str, Any], label: str) -> type[Adapter]:
         adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
         return adapter
     if kind in _TOLD:
-        return _told(_TOLD[kind], label)
+        return _told(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
     else:
@@ -127,6 +137,24 @@ def _adapter_of(facts: DecoderFacts | EncoderFacts) -> type[Adapter]:
     from featcal.models.decoder import adapter_of
 
     return adapter_of(facts)
+
+
+def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts | EncoderFacts:
+    """The row with a classifier per task; of what is no decoder its own.
+
+    Raises:
+        InputError: a decoder of which transformers has no class with a classifier.
+    """
+    if not isinstance(facts, DecoderFacts) or isinstance(facts, VisionLanguageFacts):
+        return facts
+    found = with_classifier(facts)
+    if found is None:
+        named = facts.model if isinstance(facts.model, str) else facts.model.__name__
+        raise InputError(
+            f"{label}: transformers has no class of type '{facts.model_type}' with a classifier per task; give the base "
+            f"and experts as {named}"
+        )
+    return found
 
 
 def _told(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from featcal.formats.checkpoint import read_config
+from featcal.formats.pretrained import load_complete
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
@@ -29,7 +32,7 @@ from featcal.models.language import (
 from featcal.models.mixture import separate_members
 from featcal.models.named_block import NamedBlock
 from featcal.models.residual import part_of, sharing_of, sublayers_of
-from featcal.models.rows import class_of
+from featcal.models.rows import class_of, named_class
 from featcal.models.standing_in import capture_calls
 
 _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
@@ -99,6 +102,7 @@ class Decoder(LanguageModel):
     """
 
     modality = "causal"
+    causal = True
     head = ()
     facts: DecoderFacts
     config_class: Any
@@ -128,7 +132,7 @@ class Decoder(LanguageModel):
             model = self.model_class(copy.deepcopy(self._config))
             if experts is not None:
                 separate_members(model, experts.module, experts.maps, getattr(self._config, experts.chosen))
-        if self._tied:
+        if self._tied and not self.facts.classifier:
             model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedding)
         with self._device:
             fill_buffers(model)
@@ -155,7 +159,7 @@ class Decoder(LanguageModel):
     @property
     def generates(self) -> bool:
         """A class of somebody's own may be without transformers' `generate`."""
-        return hasattr(self.model_class, "generate")
+        return super().generates and hasattr(self.model_class, "generate")
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         return replace(super().generating(tensors, folder), positions=self._positions)
@@ -231,13 +235,48 @@ class Decoder(LanguageModel):
         return said, [f"needs transformers 5: {why}"] if why else []
 
 
+class DecoderClassifier(Decoder):
+    """A decoder with a classifier per task, without a bias, that reads the state of a text's last token.
+
+    As an encoder's head it is taken from the task's expert, never merged and never calibrated, and stays in a written
+    folder as the folder's origin has it. That origin, as the base, may have a language-modelling head or none.
+    """
+
+    modality = "text"
+    scores_with = "own"
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        super().__init__(config, names, device)
+        self.classifier = (self.facts.classifier,)
+        self.vocabulary, self.scoring = (self._embedding,), ()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: shape for name, shape in super().shapes().items() if not self.carried(name)}
+
+    def carried(self, name: str) -> bool:
+        return name.startswith((f"{self.facts.classifier}.", f"{self.facts.head}."))
+
+    def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        return features
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
+        with torch.no_grad():
+            states: Tensor = loaded.base_model(**inputs, use_cache=False).last_hidden_state
+        return states[:, -1]
+
+    def loader(self, config: Mapping[str, Any]) -> str:
+        """The class that the folder names, whatever its head is; without one the stack alone."""
+        return named_class(config)
+
+
 def adapter_of(facts: DecoderFacts) -> type[Decoder]:
     """The adapter for one row.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.
     """
-    return class_of(facts, Decoder, "Decoder")
+    return class_of(facts, DecoderClassifier, "Classifier") if facts.classifier else class_of(facts, Decoder, "Decoder")
 
 
 def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:

@@ -7,7 +7,7 @@ itself (widths, biases, which norm a class is, masks and positions of single blo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -89,6 +89,9 @@ class DecoderFacts:
     """Modules inside a block and what files call them, where that is not their name in the class."""
     head: str = "lm_head"
     """The head of the whole model, without a bias, tied to the embedding or not."""
+    classifier: str = ""
+    """The linear map of `model` that is there in the place of the head and scores classes by the last token of a text
+    (`with_classifier`); empty where the model is a language model."""
     norm_offset: float = 0.0
     """What scale-only norms add to their stored weight: 1 where they are (1 + weight) * z."""
     head_axis: int | None = None
@@ -102,6 +105,15 @@ class DecoderFacts:
     """How names of stored tensors end that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
     """Options of a calibration; left out they are the paper's for Llama."""
+
+
+def with_classifier(facts: DecoderFacts) -> DecoderFacts | None:
+    """The row of the same architecture with a classifier per task in the place of the language-modelling head, as
+    transformers has it; None where it has no such class."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSES
+
+    named = CLASSES.get(facts.model_type)
+    return replace(facts, model=named, classifier="score", softcap="") if named else None
 
 
 SETTINGS = (

@@ -39,7 +39,7 @@ from featcal.models.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.language import as_weights, masked, random_tokens, unreadable
 from featcal.models.named_block import NamedBlock
 from featcal.models.residual import part_of, sharing_of, sublayers_of
-from featcal.models.rows import class_of
+from featcal.models.rows import class_of, named_class
 from featcal.models.standing_in import capture_calls
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -216,8 +216,7 @@ class Encoder(Adapter):
 
     def loader(self, config: Mapping[str, Any]) -> str:
         """The class that the folder names, whatever its head is; without one the stack alone."""
-        named = next(iter(config.get("architectures") or ()), "")
-        return named if hasattr(transformers, named) else "AutoModel"
+        return named_class(config)
 
     def tokens(self, inputs: Batch) -> int:
         if self.modality == "text":

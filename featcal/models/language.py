@@ -60,8 +60,7 @@ class LanguageModel(Adapter):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
 
-    @staticmethod
-    def carried(name: str) -> bool:
+    def carried(self, name: str) -> bool:
         return False
 
 

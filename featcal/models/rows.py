@@ -46,3 +46,9 @@ def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[K
         "defaults": facts.defaults,
     }
     return type(f"{name} of {facts.model_type}", (kind,), said | own)
+
+
+def named_class(config: Mapping[str, Any]) -> str:
+    """The class of transformers that a `config.json` names, whatever its head is; without one the stack alone."""
+    named = next(iter(config.get("architectures") or ()), "")
+    return named if hasattr(transformers, named) else "AutoModel"

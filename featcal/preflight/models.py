@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from featcal.errors import InputError
-from featcal.family import Family, open_checked, open_family
+from featcal.family import Family, classify, open_checked, open_family
 from featcal.formats.checkpoint import HUB_ID
 from featcal.formats.located import Located, as_described
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
@@ -30,6 +32,14 @@ class Report:
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """What is wrong inside the `with` is put to the problems."""
+        try:
+            yield
+        except InputError as error:
+            self.problems += error.problems
 
 
 @dataclass
@@ -59,19 +69,19 @@ def open_models(suite: Suite, places: Places) -> Opened:
     """Find and compare every model from its headers, on this machine or on the Hub; nothing is fetched."""
     opened = Opened(None, {}, {}, {role: Report() for role in references(suite)})
     for role, ref in references(suite).items():
-        try:
+        with opened.reports[role].collected():
             found = places.locate(ref, role)
-            if found is None:
-                continue
-            opened.located[role] = found
+            if found is not None:
+                opened.located[role] = found
+    experts = {role: one for role, one in opened.located.items() if role not in ("base", "merged")}
+    for role, found in opened.located.items():
+        with opened.reports[role].collected():
             if role == "base":
                 with as_described(role, found.described_in):
                     own_text = suite.text_tower == "own"
-                    opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text)
+                    opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text, classify(experts))
             if opened.adapter is not None:
                 opened.weights[role] = open_checked(found, opened.adapter, CPU, suite.vocabulary == "base")
-        except InputError as error:
-            opened.reports[role].problems += error.problems
     return opened
 
 

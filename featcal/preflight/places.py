@@ -17,7 +17,7 @@ from featcal.formats.locate import locate
 from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
-from featcal.formats.peft import CONFIG_FILE, read_adapter_config
+from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
 from featcal.formats.weights import Canonical, Stored
 from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
@@ -189,4 +189,4 @@ def _adapted(under: Located, adapter: Path) -> Located:
     def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
         return LoraWeights(under.open(canonical, aliases), adapter, under.label, canonical, aliases)
 
-    return replace(under, open=opened)
+    return replace(under, open=opened, trained_for=task_type(adapter))

@@ -102,7 +102,7 @@ class Source(Strict):
     input: str | None = None
     """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
     pair: str | None = None
-    """Template of the second text, where an encoder with a classifier reads two: `input: "{premise}"`,
+    """Template of the second text, where a model with a classifier reads two: `input: "{premise}"`,
     `pair: "{hypothesis}"`. With `target`, a number, it is a text of its own, whose embedding is compared with that of
     `input` (folders of sentence-transformers)."""
     target: str | None = None

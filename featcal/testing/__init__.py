@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from featcal.models.architectures import register_decoder, register_encoder
-from featcal.models.decoder_facts import FACTS
+from featcal.models.decoder_facts import FACTS, with_classifier
 from featcal.models.encoder_facts import ENCODERS, EncoderFacts
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import Facts, write_trial
@@ -38,7 +38,7 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
     if isinstance(facts, EncoderFacts):
         if facts not in ENCODERS:
             register_encoder(facts)
-    elif facts not in FACTS:
+    elif facts not in FACTS and facts not in map(with_classifier, FACTS):
         register_decoder(facts)
     with TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))

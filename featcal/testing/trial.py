@@ -116,13 +116,15 @@ class Trial:
             scores: Tensor = found.pooler_output if self.facts.pooler else found.logits
             return scores
         logits: Tensor = library(**inputs, use_cache=False).logits
+        if self.facts.classifier:
+            return logits
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
     def scored(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
         """The same by featcal: final features, and the head that lies beside the model's weights."""
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
-        if isinstance(self.facts, EncoderFacts):
+        if isinstance(self.facts, EncoderFacts) or self.facts.classifier:
             head = stored_head(model, adapter.classifier, ()) if adapter.classifier else None
             return features if head is None else head.scores(features)
         return adapter.output(compute.place(model.read(adapter.scoring)), features)
@@ -247,7 +249,8 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
 
 def _drawn(model: Any, facts: Facts, generator: torch.Generator) -> dict[str, Tensor]:
     """Samples of one split: token ids with the mask of their padding, or pixels; with the labels of a classifier."""
-    labels = {"labels": torch.arange(COUNT) % 2} if isinstance(facts, EncoderFacts) else {}
+    classes = isinstance(facts, EncoderFacts) or facts.classifier
+    labels = {"labels": torch.arange(COUNT) % 2} if classes else {}
     table = facts.table if isinstance(facts, EncoderFacts) else facts.embedding
     if not table:
         side = model.config.image_size
@@ -282,10 +285,10 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
 def _near(base: Any, facts: Facts, generator: torch.Generator) -> Any:
     """A model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single token, or
     0.03 in a pooler, which no calibration changes."""
-    encodes, moved = isinstance(facts, EncoderFacts), deepcopy(base)
+    single, moved = isinstance(facts, EncoderFacts) or facts.classifier, deepcopy(base)
     still = f"{facts.pooler}." if isinstance(facts, EncoderFacts) and facts.pooler else None
     for name, parameter in moved.named_parameters():
-        distance = 0.03 if still and name.startswith(still) else 0.15 if encodes else 0.3
+        distance = 0.03 if still and name.startswith(still) else 0.15 if single else 0.3
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.add_(distance * noise * parameter.norm() / noise.norm())
     return moved
