@@ -36,7 +36,8 @@ from featcal.tasks.self_generated import prompts_of, write
 from featcal.tasks.sources import Samples, draw, look
 from featcal.words import some
 
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 PART = 2048
 """Pictures that are prepared together where a whole split is scored."""
 
@@ -286,7 +287,9 @@ def classify(experts: Mapping[str, Located]) -> bool:
     return bool(experts) and all(one.classifies for one in experts.values())
 
 
-def _each(given: Mapping[str, Given], make: Callable[[str, Given], Made]) -> tuple[dict[str, Made], dict[str, list[str]]]:
+def _each(
+    given: Mapping[str, Given], make: Callable[[str, Given], Made]
+) -> tuple[dict[str, Made], dict[str, list[str]]]:
     """What is made of every model by its label, and what is wrong with the others."""
     made: dict[str, Made] = {}
     problems: dict[str, list[str]] = {}

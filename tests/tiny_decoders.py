@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from featcal.models.decoder_facts import FACTS, DecoderFacts
+from featcal.models.decoder_facts import FACTS, DecoderFacts, with_classifier
 
 _COMMON = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,9 +59,14 @@ _GPT2 = {
 ROWS = {facts.model_type: facts for facts in FACTS}
 
 
-def tiny_decoder(facts: DecoderFacts) -> Any:
+CLASSIFIERS = {kind: own for kind, facts in ROWS.items() if (own := with_classifier(facts))}
+"""Those that transformers has with a classifier too."""
+
+
+def tiny_decoder(facts: DecoderFacts, **options: Any) -> Any:
     """The library's own model with random weights."""
     torch.manual_seed(0)
     common = _GPT2 if facts.model_type == "gpt2" else _COMMON
-    config = getattr(transformers, str(facts.config))(**common | _OWN[facts.model_type])
+    classes = {"num_labels": 3, "pad_token_id": 0} if facts.classifier else {}
+    config = getattr(transformers, str(facts.config))(**common | _OWN[facts.model_type] | classes | options)
     return getattr(transformers, str(facts.model))(config)

@@ -216,8 +216,8 @@ _ALL: tuple[type[Baseline], ...] = (
 )
 KINDS: Mapping[str, type[Baseline]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}
-"""By modality, whatever reads texts causally as "causal": FusionBench's values for CLIP and GPT-2, RegMean's own for T5,
-and that for encoders of text as well."""
+"""By modality, "causal" for every decoder: FusionBench's values for CLIP and GPT-2, RegMean's own for T5, and that for
+encoders of text as well."""
 
 
 def options_of(name: ModelName, family: Family) -> Baseline:

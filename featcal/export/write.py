@@ -88,8 +88,7 @@ def write_model(
         say_tokenizer(folder.model)
         notes = say_model(folder.model, adapter, model)
     back = locate(str(folder.model), Path.cwd(), "written model")
-    kind = adapter.reads_prompts, bool(adapter.classifier)
-    own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, *kind)
+    own = _adapter_of(back, adapter)
     if whole:
         verify_reload(folder.model, own, model)
     else:
@@ -106,6 +105,12 @@ def write_model(
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
     folder.commit()
     return content
+
+
+def _adapter_of(written: Located, adapter: Adapter) -> Adapter:
+    """That of a written model, read as what `adapter` is for."""
+    kind = adapter.reads_prompts, bool(adapter.classifier)
+    return adapter_for(written.config, written.names, torch.device("cpu"), written.label, *kind)
 
 
 def require_weights_alone(model: Weights) -> None:

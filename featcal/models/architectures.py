@@ -151,8 +151,8 @@ def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts
     if found is None:
         named = facts.model if isinstance(facts.model, str) else facts.model.__name__
         raise InputError(
-            f"{label}: transformers has no class of type '{facts.model_type}' with a classifier per task; give the base "
-            f"and experts as {named}"
+            f"{label}: transformers has no class with a classifier of type '{facts.model_type}'; give base and experts as "
+            f"{named}"
         )
     return found
 

@@ -242,9 +242,6 @@ class DecoderClassifier(Decoder):
     folder as the folder's origin has it. That origin, as the base, may have a language-modelling head or none.
     """
 
-    modality = "text"
-    scores_with = "own"
-
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         super().__init__(config, names, device)
         self.classifier = (self.facts.classifier,)
@@ -276,7 +273,9 @@ def adapter_of(facts: DecoderFacts) -> type[Decoder]:
     Raises:
         AttributeError: the installed transformers has no class of that name.
     """
-    return class_of(facts, DecoderClassifier, "Classifier") if facts.classifier else class_of(facts, Decoder, "Decoder")
+    if facts.classifier:
+        return class_of(facts, DecoderClassifier, "Classifier", modality="text", scores_with="own")
+    return class_of(facts, Decoder, "Decoder")
 
 
 def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:

@@ -25,8 +25,8 @@ class LanguageModel(Adapter):
     scores_with = "vocabulary"
     model: Any
     """Skeleton of the whole model."""
-    scoring: tuple[str]
-    """Canonical name of the tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
+    scoring: tuple[str, ...]
+    """Canonical name of the one tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Scores of the next token, `[batch, vocabulary]`."""
