@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from featcal.errors import InputError
 from featcal.models.architectures import architecture_for
-from featcal.models.decoder_facts import FACTS
+from featcal.models.decoder_facts import FACTS, with_classifier
 from featcal.models.encoder_facts import ENCODERS
 from featcal.models.vision_language_facts import VISION_LANGUAGE
 
@@ -38,6 +38,7 @@ OTHERS = {
     "llava": "LlavaForConditionalGeneration",
 }  # fmt: skip
 """Main vision, encoder, encoder-decoder and vision-language classes by `model_type`."""
+CLASSIFIERS = {facts.model_type for facts in FACTS if with_classifier(facts)}
 
 
 def tables() -> str:
@@ -62,7 +63,8 @@ def verdict(kind: str) -> str:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
     if kind in {facts.model_type for facts in FACTS}:
-        return "**accepted**; tests/test_decoders.py"
+        heads = ", with a classifier per task too (tests/test_decoder_heads.py)" if kind in CLASSIFIERS else ""
+        return f"**accepted**; tests/test_decoders.py{heads}"
     if kind in {facts.model_type for facts in ENCODERS}:
         return "**accepted**; tests/test_encoders.py"
     if kind in {facts.model_type for facts in VISION_LANGUAGE}:

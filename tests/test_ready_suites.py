@@ -42,6 +42,7 @@ TASKS = {
     **dict.fromkeys(MERGEBENCH, 5),
     "flan-t5-base-glue": 8,
     "flan-t5-large-glue-lora16": 8,
+    "gpt2-glue": 7,
     "mergebench-llama-3.2-3b": 3,
     "mergebench-llama-3.1-8b": 3,
 }
@@ -97,6 +98,7 @@ def test_settings_of_the_paper() -> None:
     values = {name: tuple(map(one.get, ("lam", "rho", "alpha", "samples"))) for name, one in given.items()}
     assert {values[name] for name in CLIP} == {(0.05, 2.0, 0.3, 256)}
     assert values["flan-t5-base-glue"] == values["flan-t5-large-glue-lora16"] == (1e-5, 2.0, 0.6, 256)
+    assert values["gpt2-glue"] == (None, None, None, 256)  # the paper has none
     assert values["mergebench-llama-3.2-3b"] == (1e-5, 0.5, 0.15, 256)
     assert values["mergebench-llama-3.1-8b"] == (3.0, 0.5, 0.15, 256)
     assert {values[name] for name in MERGEBENCH} == {(None, 0.5, 0.15, 256)}
@@ -131,7 +133,8 @@ def test_every_entry_of_the_catalogue_is_valid() -> None:
     suite = suite_from_dict({"name": "s", "base": "b", "merged": "m", "tasks": tasks}, Path())
     metrics = {name: task.metric for name, task in suite.tasks.items()}
     assert {name for name, metric in metrics.items() if metric == "spearman"} == {"glue-stsb"}
-    assert {name for name, metric in metrics.items() if metric == "accuracy"} == PROMPTS.keys()
+    classes = {f"glue-{task}-classes" for task in load_suite("gpt2-glue").tasks}
+    assert {name for name, metric in metrics.items() if metric == "accuracy"} == PROMPTS.keys() | classes
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts
     if found is None:
         named = facts.model if isinstance(facts.model, str) else facts.model.__name__
         raise InputError(
-            f"{label}: transformers has no class with a classifier of type '{facts.model_type}'; give base and experts as "
-            f"{named}"
+            f"{label}: transformers has no class with a classifier of type '{facts.model_type}'; give the {named} that "
+            "experts were made from"
         )
     return found
 

@@ -1,0 +1,203 @@
+"""The ready suite gpt2-glue on stand-ins with the files of its models and data sets: a base with the names, buffers and
+tokenizer of the first GPT-2, experts with classifiers, GLUE's columns, splits and names of classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file, save_file
+from tokenizers.pre_tokenizers import ByteLevel
+
+from featcal import Family, Suite, calibrate, evaluate, load_suite, measure_drift, open_family
+from featcal.calibration.calibrate import config_for
+from featcal.preflight import check
+from featcal.resources import ready_suites
+from featcal.schema.source import Source
+from featcal.suite import Task
+
+CLASSES = {
+    "cola": ("unacceptable", "acceptable"),
+    "mnli": ("entailment", "neutral", "contradiction"),
+    "mrpc": ("not_equivalent", "equivalent"),
+    "qnli": ("entailment", "not_entailment"),
+    "qqp": ("not_duplicate", "duplicate"),
+    "rte": ("entailment", "not_entailment"),
+    "sst2": ("negative", "positive"),
+}
+COLUMNS = {
+    "cola": ("sentence",),
+    "mnli": ("premise", "hypothesis"),
+    "mrpc": ("sentence1", "sentence2"),
+    "qnli": ("question", "sentence"),
+    "qqp": ("question1", "question2"),
+    "rte": ("sentence1", "sentence2"),
+    "sst2": ("sentence",),
+}
+LETTERS = sorted(ByteLevel.alphabet())
+END = len(LETTERS)
+"""The token that ends a text, behind those of single bytes: GPT-2 has no other special one, and none to pad with."""
+OPTIONS = {"vocab_size": END + 1, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": END,
+           "eos_token_id": END}  # fmt: skip
+ROWS = 6
+
+
+def write_models(folders: dict[str, Path]) -> None:
+    """As they are on the Hub; folders by task, and of "base"."""
+    torch.manual_seed(0)
+    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**OPTIONS))
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    base.save_pretrained(folders["base"])
+    file = folders["base"] / "model.safetensors"
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    seen = {f"h.{i}.attn.bias": torch.ones(64, 64).tril()[None, None] for i in range(2)}
+    save_file(bare | seen, file, {"format": "pt"})
+    (folders["base"] / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate([*LETTERS, "<|endoftext|>"])}))
+    (folders["base"] / "merges.txt").write_text("#version: 0.2\n")
+    (folders["base"] / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    for task, classes in CLASSES.items():
+        config = transformers.GPT2Config(**OPTIONS, num_labels=len(classes), pad_token_id=END)
+        expert = transformers.GPT2ForSequenceClassification(config)
+        expert.transformer.load_state_dict(base.transformer.state_dict())
+        with torch.no_grad():
+            for parameter in expert.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        expert.save_pretrained(folders[task])
+
+
+def rows_of(task: str, split: str) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(len(task) * len(split))
+
+    def text() -> str:
+        length = int(torch.randint(3, 20, (), generator=generator))
+        return "".join(chr(97 + int(i)) for i in torch.randint(26, (length,), generator=generator))
+
+    label = [-1 if split == "test" else i % len(CLASSES[task]) for i in range(ROWS)]
+    return [{**{column: text() for column in COLUMNS[task]}, "label": label[i], "idx": i} for i in range(ROWS)]
+
+
+def write_glue(folder: Path) -> None:
+    """A folder of Parquet files for every configuration, listed in its card."""
+    listed = []
+    for task, classes in CLASSES.items():
+        (folder / task).mkdir(parents=True)
+        matched = ("_matched", "_mismatched") if task == "mnli" else ("",)
+        splits = ("train", *(f"{kind}{end}" for kind in ("validation", "test") for end in matched))
+        label = {"names": list(classes), "_type": "ClassLabel"}
+        texts = {column: {"dtype": "string", "_type": "Value"} for column in COLUMNS[task]}
+        features = {**texts, "label": label, "idx": {"dtype": "int32", "_type": "Value"}}
+        described = {"huggingface": json.dumps({"info": {"features": features}})}
+        for split in splits:
+            table = pa.Table.from_pylist(rows_of(task, split.partition("_")[0])).replace_schema_metadata(described)
+            pq.write_table(table, folder / task / f"{split}-00000-of-00001.parquet")
+        files = [{"split": split, "path": f"{task}/{split}-*"} for split in splits]
+        listed.append({"config_name": task, "data_files": files})
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': listed})}---\n")
+
+
+def from_files(suite: Suite) -> Suite:
+    """The same suite with the files of its data sets in their place, which need no package to be read."""
+
+    def source(task: str, one: Source | None) -> Source | None:
+        place = {"hub": None, "config": None, "parquet": f"nyu-mll/glue/{task}"}
+        return None if one is None else one.model_copy(update=place)
+
+    def task(name: str, one: Task) -> Task:
+        return one.model_copy(update={split: source(name, one.source(split)) for split in ("calibration", "test")})
+
+    tasks = {name: task(name, one) for name, one in suite.tasks.items()}
+    return suite.model_copy(update={"tasks": tasks})
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The suite over stand-ins; data sets lie in folders of their names beside a copy of its file."""
+    root = tmp_path_factory.mktemp("gpt2-glue")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root / "hub"))
+        suite = load_suite(shutil.copy(ready_suites()["gpt2-glue"], root))
+        refs = {"base": suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
+        folders = {}
+        for name, ref in refs.items():
+            place = root / "hub" / f"models--{ref.replace('/', '--')}"
+            (place / "refs").mkdir(parents=True)
+            (place / "refs" / "main").write_text("0" * 40)
+            folders[name] = place / "snapshots" / ("0" * 40)
+            folders[name].mkdir(parents=True)
+        write_models(folders)
+        write_glue(root / "nyu-mll" / "glue")
+        yield open_family(from_files(suite), device="cpu")
+
+
+def test_it_is_in_order(family: Family) -> None:
+    assert check(family.suite).problems == ()
+    adapter = family.adapter
+    assert (adapter.modality, adapter.classifier, len(adapter.blocks())) == ("text", ("score",), 2)
+    assert adapter.aliases == {"lm_head.weight": "transformer.wte.weight"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", CLASSES)
+def test_the_data_sets_are_read_as_their_files_are(
+    family: Family, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the configurations and splits that the suite names."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    datasets.disable_progress_bars()
+    whole = open_family(load_suite(family.suite.root / "gpt2-glue.yaml"), device="cpu")
+    for split in ("calibration", "test"):
+        theirs, files = (one.samples(task, split, None, 0) for one in (whole, family))
+        assert theirs.inputs["input_ids"].equal(files.inputs["input_ids"])
+        assert (theirs.class_names, theirs.texts) == (files.class_names, files.texts)
+
+
+@pytest.mark.parametrize("task", CLASSES)
+def test_samples_and_scores_are_those_of_the_library(family: Family, task: str) -> None:
+    """By the expert's own tokenizing and forward, with the end of a text as padding."""
+    rows = rows_of(task, "validation")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(family.base_folder)
+    assert tokenizer.pad_token is None
+    tokenizer.pad_token = tokenizer.eos_token
+    inputs = tokenizer(*([row[column] for row in rows] for column in COLUMNS[task]), padding=True, return_tensors="pt")
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(
+        Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--tanganke--gpt2_{task}" / "snapshots" / ("0" * 40)
+    ).eval()
+    with torch.no_grad():
+        said = model(**inputs).logits.argmax(1)
+    drawn = family.samples(task, "test", None, 0)
+    assert drawn.inputs["attention_mask"].equal(inputs["attention_mask"])
+    assert (drawn.inputs["input_ids"] * drawn.inputs["attention_mask"]).equal(
+        inputs["input_ids"] * inputs["attention_mask"]
+    )
+    assert drawn.class_names == CLASSES[task]
+    score = evaluate(family, f"expert:{task}", split="test").tasks[task]
+    assert score.predictions.equal(said)
+    assert score.labels.tolist() == [row["label"] for row in rows]
+
+
+def test_what_is_calibrated_is_gpt2_again(family: Family, tmp_path: Path) -> None:
+    calibrate(family, config_for(family, lam=0.05)).save(tmp_path / "out")
+    model, report = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.lm_head.weight is model.transformer.wte.weight
+    before, after = measure_drift(family), measure_drift(family, str(tmp_path / "out"))
+    block, head = (
+        [after.tasks[task].layers[at].relative_drift / before.tasks[task].layers[at].relative_drift for task in CLASSES]
+        for at in (-2, -1)
+    )
+    assert max(block) < 1  # of all tokens; the classifier reads the last one of six texts alone
+    assert sum(head) / len(head) < 1
+    scores = evaluate(family, str(tmp_path / "out"), split="test")
+    assert {one.metric for one in scores.tasks.values()} == {"accuracy"}
