@@ -20,11 +20,13 @@ from featcal.baselines.options import RegMean
 from featcal.beginning import Parts, begin
 from featcal.errors import NoScores
 from featcal.evaluation.judges import head_of
+from featcal.export.write import rewrite
 from featcal.importers.fusion_bench_export import export_fusion_bench
 from featcal.model_ids import baseline_of
 from featcal.models.decoder_facts import with_classifier
 from featcal.models.features import final_features
 from featcal.preflight import check
+from featcal.studies.needs import needs
 from featcal.testing import check_adapter
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
@@ -206,6 +208,21 @@ def test_regmean_takes_the_value_for_gpt2(gpt2: Trial) -> None:
     options, _ = baseline_of("regmean", gpt2.family)
     assert isinstance(options, RegMean)
     assert options.reduce == 0.6
+
+
+def test_a_model_is_written_again_with_its_classifier(gpt2: Trial, tmp_path: Path) -> None:
+    rewrite(gpt2.root / "experts" / "left", tmp_path / "out")
+    written, own = (
+        transformers.GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
+        for folder in (tmp_path / "out", gpt2.root / "experts" / "left")
+    )
+    assert written.keys() == own.keys()
+    assert all(tensor.equal(own[name]) for name, tensor in written.items())
+
+
+def test_calibration_needs_no_labels(gpt2: Trial) -> None:
+    assert needs("calibrated", gpt2.family.adapter.modality) == ("samples",)
+    assert needs("calibrated", "causal") == ("samples", "labels")
 
 
 # ------------------------------------------------------------------------------------------------- suite files

@@ -34,7 +34,7 @@ def needs(model: str, modality: Modality) -> tuple[str, ...]:
     """What a model needs, with what it is made of: some of `NEEDS`, in that order.
 
     Language models read the answers of calibration samples as tokens, so where samples are needed these are too; no
-    method compares with them.
+    method compares with them. Classifiers of text read none.
 
     Raises:
         InputError: a name that cannot be read.
@@ -48,6 +48,6 @@ def needs(model: str, modality: Modality) -> tuple[str, ...]:
         read = model_name(name)
         found |= {*OF_A_KIND[read.kind]}
         name = read.of
-    if SAMPLES in found and modality != "pixels":
+    if SAMPLES in found and modality in ("seq2seq", "causal"):
         found.add(LABELS)
     return tuple(one for one in NEEDS if one in found)

@@ -171,7 +171,7 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
 
 
 def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Texts, or pairs of texts, → inputs of a model with a classifier, as the tokenizer in `folder` encodes and cuts them.
+    """Texts, or pairs of texts, → inputs of a classifier, by the tokenizer in `folder` as it encodes and cuts them.
 
     `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` where the
     tokenizer tells the texts of a pair. Of a pair the longer text loses its end.
