@@ -57,6 +57,8 @@ def write_model(
 ) -> dict[str, Any]:
     """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
 
+    Weights come last, but before the configuration of open_clip, which makes random weights where it finds none: what
+    a process that is killed leaves in `folder` is no model to any library, or is this one.
     Tensors outside the tower (text tower, projections) and all non-weight files are the container's own. A model of
     more than `SHARD_BYTES`, or one that is not verified whole, gets one file per block; blocks that `folder` holds
     already are not written again.
@@ -79,14 +81,14 @@ def write_model(
     source = container.open(adapter.canonical, adapter.aliases)
     notes: list[str] = []
     if container.layout == "open_clip":
-        written = _write_open_clip_config(container, folder.model)
-        written.append(_write_single(folder, adapter, source, model, whole))
+        written = [_write_single(folder, adapter, source, model, whole)]
+        written += _write_open_clip_config(container, folder.model)
     else:
         written = _copy_files(container.folder, folder.model)
-        written += _write_shards(folder, adapter, source, model, whole)
         written += say_processor(folder.model)
         say_tokenizer(folder.model)
         notes = say_model(folder.model, adapter, model)
+        written += _write_shards(folder, adapter, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, adapter.reads_prompts)
     if whole:
@@ -258,10 +260,10 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
+    beside = (container.folder / CONFIG_FILE).is_file()  # otherwise a single file among others
+    tokenizer = copy_tokenizer(container.folder, target) if beside else []
     save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
-    if not (container.folder / CONFIG_FILE).is_file():  # a single file among others
-        return [CONFIG_FILE]
-    return [CONFIG_FILE, *copy_tokenizer(container.folder, target)]
+    return [*tokenizer, CONFIG_FILE]
 
 
 def copy_tokenizer(container: Path, target: Path) -> list[str]:
