@@ -57,8 +57,6 @@ def write_model(
 ) -> dict[str, Any]:
     """Write `model` into the layout of the checkpoint `container`, verify it and commit the folder.
 
-    Weights come last, but before the configuration of open_clip, which makes random weights where it finds none: what
-    a process that is killed leaves in `folder` is no model to any library, or is this one.
     Tensors outside the tower (text tower, projections) and all non-weight files are the container's own. A model of
     more than `SHARD_BYTES`, or one that is not verified whole, gets one file per block; blocks that `folder` holds
     already are not written again.
@@ -79,16 +77,7 @@ def write_model(
     """
     require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
-    notes: list[str] = []
-    if container.layout == "open_clip":
-        written = [_write_single(folder, adapter, source, model, whole)]
-        written += _write_open_clip_config(container, folder.model)
-    else:
-        written = _copy_files(container.folder, folder.model)
-        written += say_processor(folder.model)
-        say_tokenizer(folder.model)
-        notes = say_model(folder.model, adapter, model)
-        written += _write_shards(folder, adapter, source, model, whole)
+    written, notes = _write_files(folder, adapter, container, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = adapter_for(back.config, back.names, torch.device("cpu"), back.label, adapter.reads_prompts)
     if whole:
@@ -190,6 +179,24 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
         raise NumericalError(f"{place}: written tensors are not those of the model: {', '.join(wrong[:4])}")
     inputs = adapter.probe()
     _compare(place, _outputs(adapter, model, inputs), _outputs(adapter, written, inputs))
+
+
+def _write_files(
+    folder: OutputFolder, adapter: Adapter, container: Located, source: Stored, model: Weights, whole: bool
+) -> tuple[list[str], list[str]]:
+    """Everything but card and record; returns names and notes.
+
+    Weights come last, but before the configuration of open_clip, which makes random weights where it finds none: what
+    a process that is killed leaves in `folder` is no model to any library, or is this one.
+    """
+    if container.layout == "open_clip":
+        written = [_write_single(folder, adapter, source, model, whole)]
+        return [*written, *_write_open_clip_config(container, folder.model)], []
+    written = _copy_files(container.folder, folder.model)
+    written += say_processor(folder.model)
+    say_tokenizer(folder.model)
+    notes = say_model(folder.model, adapter, model)
+    return [*written, *_write_shards(folder, adapter, source, model, whole)], notes
 
 
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
