@@ -105,4 +105,5 @@ def _share(sums: Rounding) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{percent(share)} %" if share >= 0.0005 or not share else "less than 0.1 %"
+    """With one decimal, and of what that would make 0.0 the first digit that counts."""
+    return f"{percent(share)} %" if share >= 0.001 or not share else f"{100 * share:.1g} %"
