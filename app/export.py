@@ -82,5 +82,5 @@ def _show_written(folder: Path, files: list[str], ws: Session) -> None:
         st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
     for note in record["notes"]:
-        st.caption(f"Note: {plain(note)}.")
+        st.caption(f"Note: {plain(without_places(note))}.")
     st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))
