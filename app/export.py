@@ -77,7 +77,10 @@ def output_folder(name: str) -> Path:
 
 def _show_written(folder: Path, files: list[str], ws: Session) -> None:
     said = plain(f"{folder} ({', '.join(files)})")
-    for warning in read_json(folder / RECORD_FILE)["warnings"]:
+    record = read_json(folder / RECORD_FILE)
+    for warning in record["warnings"]:
         st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
     st.success(f"Written and verified by reloading: {said}", icon=":material/check_circle:")
+    for note in record["notes"]:
+        st.caption(f"Note: {plain(without_places(note))}.")
     st.code(without_places(ws.family.adapter.loading(folder, ws.family.container.config)))

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError
 from featcal.export.change_layout import convert
-from featcal.export.write import rewrite
+from featcal.export.write import RECORD_FILE, rewrite
 from featcal.family import Family, open_family
 from featcal.formats.locate import locate
 from featcal.merging import merge_to_folder
@@ -48,6 +48,8 @@ SAMPLES = 4
 Write = Callable[[Family, Path, bool], Any]
 """Writes something of a family at a place; the last argument says that a run before this one was killed."""
 STUDY = "study.json"
+COSTS = ("seconds", "stages", "peak_bytes", "peak_rss_bytes")
+"""What records and rows say of a run that is another one's each time."""
 
 
 def calibrated(family: Family, out: Path, again: bool) -> None:
@@ -115,19 +117,25 @@ def loadable(folder: Path) -> bool:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """Files by name, but for the record, which says how long it took; of a study its rows without costs."""
+    """Files by name, the record without what the run cost; of a study its rows, without costs too."""
     if (folder / STUDY).exists():
         rows = json.loads((folder / STUDY).read_text())["rows"]
-        cost = ("seconds", "stages", "peak_bytes")
-        return {str(number): {k: v for k, v in row.items() if k not in cost} for number, row in enumerate(rows)}
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != "featcal.json"}
+        return {str(number): _without_costs(row) for number, row in enumerate(rows)}
+    found: dict[str, Any] = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    if RECORD_FILE in found:
+        found[RECORD_FILE] = _without_costs(json.loads(found[RECORD_FILE]))
+    return found
+
+
+def _without_costs(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in COSTS}
 
 
 def same_model(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Whether files are those of the finished model: all weights and configurations, and nothing that is otherwise
-    there. While it is verified a model has no card yet."""
-    needed = {name for name in expected if name.endswith((".safetensors", "config.json"))}
-    return needed <= found.keys() and all(expected.get(name) == content for name, content in found.items())
+    """Whether weights and configurations are those of the finished model; while it is verified it has no card yet."""
+    named = (".safetensors", ".bin", ".index.json", "config.json")
+    read = [{name: one for name, one in files.items() if name.endswith(named)} for files in (found, expected)]
+    return read[0] == read[1]
 
 
 def require_none_loads(folders: Sequence[Path], expected: Mapping[str, Any]) -> None:
@@ -156,8 +164,9 @@ def trial(name: str, family: Family, place: Path, seconds: float, expected: Mapp
     return "something half done" if left else "nothing"
 
 
-def trials(family: Family, folder: Path, kills: int, seed: int) -> dict[str, Counter[str]]:
-    """So many kills over all kinds of output, in turn, at moments drawn by the seed; what lay there after them."""
+def trials(family: Family, folder: Path, kills: int, seed: int) -> Iterator[tuple[str, str]]:
+    """So many kills over all kinds of output, in turn, at moments drawn by the seed: what was killed, and what lay
+    there then."""
     dice, lengths, expected = random.Random(seed), dict[str, float](), dict[str, Mapping[str, Any]]()
     for name, write in WRITES.items():
         for which in ("first", "again"):  # the first one finds no file in the system's cache
@@ -166,14 +175,12 @@ def trials(family: Family, folder: Path, kills: int, seed: int) -> dict[str, Cou
             started = time.monotonic()
             assert in_a_process(lambda: write(family, place, False)) == 0, name  # noqa: B023
             lengths[name], expected[name] = time.monotonic() - started, content(place)
-    found: dict[str, Counter[str]] = {name: Counter() for name in WRITES}
     for number in range(kills):
         name = [*WRITES][number % len(WRITES)]
         place = folder / str(number)
         place.mkdir()
-        found[name][trial(name, family, place, dice.uniform(0, lengths[name]), expected[name])] += 1
+        yield name, trial(name, family, place, dice.uniform(0, lengths[name]), expected[name])
         shutil.rmtree(place)
-    return found
 
 
 def main() -> None:
@@ -187,11 +194,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEATCAL_CACHE"] = str(Path(folder) / "cache")  # what is looked at is counted there
         started = time.monotonic()
-        found = trials(family, Path(folder) / "kills", options.kills, options.seed)
-    measure.show(
-        {"suite": options.suite, "kills": options.kills, "seed": options.seed, "found": found}
-        | {"seconds": time.monotonic() - started, "machine": measure.machine()}
-    )
+        found: dict[str, Counter[str]] = {name: Counter() for name in WRITES}
+        try:
+            for name, what in trials(family, Path(folder) / "kills", options.kills, options.seed):
+                found[name][what] += 1
+        finally:
+            measure.show(
+                {"suite": options.suite, "kills": options.kills, "seed": options.seed, "found": found}
+                | {"seconds": time.monotonic() - started, "machine": measure.machine()}
+            )
 
 
 if __name__ == "__main__":

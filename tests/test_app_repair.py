@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from app_pages import button, charts, control, go, healthy, name_of, opened, shown_model
 
 from conftest import BLOCKS, TASKS
@@ -16,8 +17,10 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import NumericalError
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables
+from featcal.jsons import read_json
 from featcal.session import Session, open_session
 from featcal.views import DriftOptions, View
+from featcal.words import percent
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 CONFIG = CalibrationConfig(samples=64)
@@ -53,6 +56,18 @@ def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) ->
     chooser(app, "tasks").set_value([]).run()
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
     assert app.metric[0].value == whole
+
+
+def test_what_is_written_says_what_its_dtype_costs(own_suite_file: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(own_suite_file.read_text())
+    own_suite_file.write_text(yaml.safe_dump(content | {"merged": content["merged"] | {"dtype": "bfloat16"}}))
+    app = opened(own_suite_file, "calibrate")
+    app.text_input(key="folder").set_value(str(tmp_path / "mine"))
+    button(app, "Write the checkpoint").click().run()
+    assert healthy(app)
+    share = percent(read_json(tmp_path / "mine" / "featcal.json")["storing"]["share"])
+    (said,) = [one.value for one in app.caption if one.value.startswith("Note: ")]
+    assert f"rounding to bfloat16 moves the weights by {share} % of what calibration moved them" in said
 
 
 def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:

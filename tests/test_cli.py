@@ -306,7 +306,7 @@ def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> N
     command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out.partial/blocks/*.sha256")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out.partial/blocks/*.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

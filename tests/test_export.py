@@ -171,6 +171,18 @@ def test_what_was_left_without_a_finished_block_is_cleared_away(tiny: Family, tm
         del again
 
 
+def test_facts_of_a_block_are_kept_beside_it(tiny: Family, tmp_path: Path) -> None:
+    folder, (first, second, *_) = begun(tiny, tmp_path / "out", None), tiny.adapter.blocks()
+    facts = {"bfloat16": [0.1 + 0.2, 1e-300]}
+    folder.put(second, tiny.base.read(second.names), facts)
+    assert (folder.facts(first), folder.facts(second)) == ({}, facts)
+    mark = folder.partial / "blocks" / f"{second.name}.json"
+    for damaged in ("", "[]", mark.read_text()[:-1], "{}"):
+        mark.write_text(damaged)
+        assert folder.finished(second) is None
+        assert folder.facts(second) == {}
+
+
 @pytest.mark.parametrize("how", ["cut short", "emptied", "another block's", "one bit"])
 def test_a_damaged_block_counts_as_unfinished(tiny: Family, tmp_path: Path, how: str) -> None:
     folder = begun(tiny, tmp_path / "out", None)

@@ -35,7 +35,7 @@ from featcal.models.features import final_features
 from featcal.models.open_clip import OpenClip, PackedBlock, SplitAttention
 
 CPU = torch.device("cpu")
-EXACT, FLOAT = Compute(CPU, torch.float64), Compute(CPU, torch.float32)
+EXACT = Compute(CPU, torch.float64)
 CONFIG = CalibrationConfig(samples=12, layernorms=True)
 VARIANTS: dict[str, dict[str, Any]] = {
     "quick_gelu": {"quick_gelu": True},
@@ -97,11 +97,11 @@ def test_replay_is_the_models_own_forward(folder: Path) -> None:
     located = found(folder)
     adapter = opened(located)
     weights, inputs = located.open(adapter.canonical, adapter.aliases), adapter.probe()
-    ours = final_features(adapter, weights, weights.read(adapter.head), [inputs], FLOAT)
-    model = open_clip.create_model(f"local-dir:{folder}").eval()
+    ours = final_features(adapter, weights, EXACT.place(weights.read(adapter.head)), [inputs], EXACT)
+    model = open_clip.create_model(f"local-dir:{folder}").double().eval()
     with torch.no_grad():
-        theirs = model.encode_image(*inputs.values())
-    assert float((ours - theirs).abs().max()) <= 1e-6 * float(theirs.abs().max())
+        theirs = model.encode_image(*(one.double() for one in inputs.values()))
+    assert float((ours - theirs).abs().max()) <= 1e-12 * float(theirs.abs().max())
     assert adapter.misfit(inputs) is None
     assert set(adapter.shapes()) == {*adapter.tower, *adapter.head}
     assert all(weights.info[name].shape == shape for name, shape in adapter.shapes().items())

@@ -162,8 +162,10 @@ def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["paper", "refined"])
 @pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
 def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
+    """T5's λ of 1e-5 makes 1e-16 of the sums 1e-10 of the first block, and float32 features 3e-6 of the second."""
     family = in_float32(suite)
-    check_alike(family, config_for(family, samples=32, recipe=recipe), tmp_path, (2, 4))
+    config = config_for(family, samples=32, recipe=recipe)
+    check_alike(family, config, tmp_path, (2, 4), most=1e-5 if config.lam < 1e-3 else 1e-6)
 
 
 def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from featcal.calibration.rounding import Rounding
 from featcal.family import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Metered, Over, Weights
@@ -54,10 +55,14 @@ class SharedBlocks:
         found = None if self._folder is None else self._folder.finished(block)
         return self._ranks.spread(found, 0) if self._ranks.told(found is not None, 0) else None
 
-    def put(self, block: Block, tensors: dict[str, Tensor]) -> None:
+    def facts(self, block: Block) -> Rounding:
+        """As the folder has them."""
+        return self._ranks.told(None if self._folder is None else self._folder.facts(block), 0) or {}
+
+    def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
         """As the folder does it."""
         if self._folder is not None:
-            self._folder.put(block, tensors)
+            self._folder.put(block, tensors, facts)
 
 
 def metered(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:

@@ -18,6 +18,7 @@ from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
+from featcal.calibration.rounding import Storing, storing
 from featcal.calibration.solving import Watch, unwatched
 from featcal.canary import canary
 from featcal.card import model_card
@@ -80,8 +81,9 @@ class CalibrationResult:
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
-    drift by block and of the final features, warnings where that rose (not where expert passes were used again), what
-    prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
+    drift by block and of the final features, warnings where that rose (not where expert passes were used again), where
+    solutions are stored in half precision how far rounding moves them (`storing`, as `Storing` has it), what prepared
+    the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
     has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
@@ -354,6 +356,7 @@ def _record(
         "spilled_bytes": run.store.spilled,
         "relative_drift": account.drift,
         **({"starved": account.starved} if account.starved else {}),
+        **({"storing": asdict(stored)} if (stored := storing(account.rounding)) else {}),
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
@@ -390,7 +393,7 @@ def _write(
     family = made.family
     record = {**made.record, **origin, **_generation(made, whole)}
     record["warnings"] = [*made.record["warnings"], *broken(record)]
-    record["notes"] = [*origin["notes"], *starving(family.adapter, made.record.get("starved", {}))]
+    record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record)]
 
     def finished_record() -> dict[str, Any]:
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}
@@ -408,11 +411,24 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
     return {"canary": canary(family, made.weights, seed=made.config.seed + 1).to_json()}
 
 
-def starving(adapter: Adapter, starved: Mapping[str, Sequence[str]]) -> list[str]:
-    """A note on experts of mixtures that keep the merged weights (`Account.starved`); none where all were solved."""
+def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
+    """Notes on what a calibration's record says: what keeps the merged weights, and what rounding costs."""
+    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
+    found = starving(layers, record.get("starved", {}))
+    if "storing" in record:
+        stored = Storing(**record["storing"])
+        found.append(stored.said(layers[stored.block]))
+    return found
+
+
+def starving(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
+    """A note on experts of mixtures that keep the merged weights (`Account.starved`); none where all were solved.
+
+    Args:
+        layers: what blocks are called in tables, by name.
+    """
     if not starved:
         return []
-    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
     which = (f"{layers[name]}: {', '.join(own.rpartition('.')[2] for own in found)}" for name, found in starved.items())
     count = sum(map(len, starved.values()))
     said = "1 expert of a mixture keeps" if count == 1 else f"{count} experts of mixtures keep"

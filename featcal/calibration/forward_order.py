@@ -15,7 +15,8 @@ from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.owners import end_task, shared_rows, solve
 from featcal.calibration.pieces import Pieces
-from featcal.calibration.solving import STUDENT, Watch, as_stored, named, unwatched
+from featcal.calibration.rounding import Rounding
+from featcal.calibration.solving import STUDENT, Solved, Watch, named, unwatched
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -36,8 +37,11 @@ class Blocks(Protocol):
     def finished(self, block: Block) -> dict[str, Tensor] | None:
         """The tensors of a block that an earlier run solved, by canonical name; None if it did not."""
 
-    def put(self, block: Block, tensors: dict[str, Tensor]) -> None:
-        """Takes a solved block: its tensors by canonical name, in the dtype they are stored in."""
+    def facts(self, block: Block) -> Rounding:
+        """What `put` was told of a finished block beside its tensors."""
+
+    def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
+        """Takes a solved block: its tensors by canonical name, in the dtype they are stored in, and what that costs."""
 
 
 class InMemoryBlocks:
@@ -49,7 +53,10 @@ class InMemoryBlocks:
     def finished(self, block: Block) -> None:
         return None
 
-    def put(self, block: Block, tensors: dict[str, Tensor]) -> None:
+    def facts(self, block: Block) -> Rounding:
+        return {}
+
+    def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
         self.tensors |= tensors
 
 
@@ -67,6 +74,8 @@ class Account:
     starved: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By block: experts of a mixture that keep the merged weights, since too few tokens came to them
     (`RoutedGroup`), by name inside the block; blocks without any are left out."""
+    rounding: Mapping[str, Rounding] = field(default_factory=dict)
+    """By block; of those that an interrupted run solved as it was then."""
 
 
 def calibrate_blocks(
@@ -98,7 +107,7 @@ def calibrate_blocks(
         NumericalError, InputError: features that are not finite, a system that cannot be solved, or an architecture
             that cannot be run block by block; names the block.
     """
-    gaps, starved = dict[str, dict[str, Gap]](), dict[str, list[str]]()
+    gaps, starved, rounding = dict[str, dict[str, Gap]](), dict[str, list[str]](), dict[str, Rounding]()
     tokens, chosen = dict[str, int](), calibrated_blocks(run.adapter, config)
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
@@ -108,27 +117,27 @@ def calibrate_blocks(
             rows = _enter(run, walk, stage, experts, config, outset)
             tokens = tokens or _tokens(walk.experts, experts)
             for index, block in walk.blocks(stage):
-                merged = _read(run, block)
-                outset.step(stage, block, merged)
+                outset.step(stage, block, merged := _read(run, block))
                 deployed = blocks.finished(block)
                 if deployed is not None:
                     _replay(walk, stage, block)
-                    deployed = merged | (solved := _moved(deployed, merged))
+                    deployed = merged | (solved := Solved(_moved(deployed, merged), blocks.facts(block))).tensors
                 elif pieces is not None and block.name in chosen:
-                    blocks.put(block, merged | (solved := pieces.calibrate(stage, index, rows)))
+                    solved = pieces.calibrate(stage, index, rows)
+                    blocks.put(block, merged | solved.tensors, solved.rounding)
                 else:
                     moments = BlockMoments(stage, index, config, block.name in chosen)
                     moments = _counted(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
-                    with run.seconds("solve"), named(block.name):
-                        solved = as_stored(block, merged, solve(run, block, merged, moments))
-                    blocks.put(block, deployed := merged | solved)
-                starved |= _starved(stage, block, config, solved) if block.name in chosen else {}
+                    solved = solve(run, block, merged, moments)
+                    blocks.put(block, deployed := merged | solved.tensors, solved.rounding)
+                starved |= _starved(stage, block, config, solved.tensors) if block.name in chosen else {}
+                rounding[block.name] = solved.rounding
                 gaps[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
         walk.finish()
-    return replace(_account(run, tokens, gaps, final), starved=starved)
+    return replace(_account(run, tokens, gaps, final), starved=starved, rounding=rounding)
 
 
 def _moved(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:

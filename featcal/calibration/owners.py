@@ -17,7 +17,8 @@ from torch import Tensor
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.norm_groups import NormGroup
-from featcal.calibration.solving import anchors
+from featcal.calibration.rounding import added, rounding
+from featcal.calibration.solving import Solved, anchors, as_stored, named, named_solutions
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block
 from featcal.models.run import Run
@@ -66,15 +67,21 @@ def _adding(group: Group) -> Callable[[Any], None]:
     return add
 
 
-def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> list[dict[str, Tensor]]:
-    """The solutions of all groups of a block, by name inside it.
+def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
+    """The solutions of all groups of a block, as they are stored, and what that costs.
 
     Args:
         merged: its tensors by canonical name.
 
     Raises:
-        NumericalError: a system that cannot be solved.
+        NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
     """
+    with run.seconds("solve"), named(block.name):
+        return _solved(run, block, merged, moments)
+
+
+def _solved(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
+    """As `solve`; what storing costs is measured by the owners, who alone have more digits than are stored."""
     ranks, groups, config = run.ranks, moments.groups, moments.config
     owners = _owners(ranks, groups)
     if ranks.several:
@@ -87,12 +94,15 @@ def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> list[
     mine = [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
     own, base = anchors(run, block, merged) if mine else ({}, {})
     solved = [group.solve(own, base, config) for group in mine]
+    stored = as_stored(block, merged, solved)
+    found = Solved(stored, rounding(merged, named_solutions(block, solved), stored))
     if not ranks.several:
-        return solved
+        return found
     for group in groups:
         group.let_go()
-    stored = {name: tensor.to(own[name].dtype) for one in solved for name, tensor in one.items()}
-    return [ranks.spread(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
+    spread = [ranks.spread(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
+    whole = {name: tensor for one in spread for name, tensor in one.items()}
+    return Solved(whole, added(ranks.gathered(found.rounding)))
 
 
 def _nothing(theirs: Any) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.owners import end_task, solve
-from featcal.calibration.solving import STUDENT, Watch, as_stored, named
+from featcal.calibration.solving import STUDENT, Solved, Watch, named
 from featcal.calibration.token_rows import TaskRows
 from featcal.errors import InputError
 from featcal.models.activations import CallList
@@ -75,8 +75,8 @@ class Pieces:
         self._parts: dict[tuple[str, ...], list[Part]] = {}
         self._held: tuple[str, Mapping[str, Mapping[str, Tensor]]] = ("", {})
 
-    def calibrate(self, stage: Stage, index: int, rows: Mapping[str, TaskRows]) -> dict[str, Tensor]:
-        """Solve a block; the tensors that were solved by canonical name, in the dtype they are stored in.
+    def calibrate(self, stage: Stage, index: int, rows: Mapping[str, TaskRows]) -> Solved:
+        """Solve a block.
 
         Args:
             rows: which tokens of every task count.
@@ -86,7 +86,7 @@ class Pieces:
             InputError: a block that does not fall apart into residual parts, or a module that cannot be calibrated.
         """
         run, block = self._run, stage.blocks[index]
-        merged, solved = run.merged.read(block.names), dict[str, Tensor]()
+        merged, solved = run.merged.read(block.names), Solved()
         parts = self._seen(stage, block)
         counting = {
             (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
@@ -100,9 +100,8 @@ class Pieces:
                     continue
                 self._count(part, moments, placed, traces, rows)
                 self._watch(moments)
-                with run.seconds("solve"), named(block.name):
-                    solved |= as_stored(block, merged, solve(run, block, merged, moments))
-                placed = block.local(run.compute.place(merged | solved))
+                solved |= solve(run, block, merged, moments)
+                placed = block.local(run.compute.place(merged | solved.tensors))
             with run.seconds("student forward"):
                 self._pass(stage.sublayers(block, placed)[part.name])
         return solved

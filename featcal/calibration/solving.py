@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from featcal.calibration.moments import BlockMoments
+from featcal.calibration.rounding import Rounding, added, dtype_name
 from featcal.errors import NumericalError
 from featcal.models.adapter import Block
 from featcal.models.run import Run
@@ -17,6 +20,19 @@ Watch = Callable[[BlockMoments], None]
 """Sees finished statistics before they are solved; what it keeps of them it takes by `BlockMoments.again`."""
 STUDENT = "student"
 """The model under calibration, as its lanes are called."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was solved of a block."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """By canonical name, in the dtype they are stored in."""
+    rounding: Rounding = field(default_factory=dict)
+
+    def __or__(self, other: Solved) -> Solved:
+        """With other tensors of the same block."""
+        return Solved(self.tensors | other.tensors, added([self.rounding, other.rounding]))
 
 
 def unwatched(moments: BlockMoments) -> None:
@@ -48,11 +64,25 @@ def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[
     Raises:
         NumericalError: one does not fit its dtype.
     """
-    whole = {name: tensor for one in solved for name, tensor in one.items()}
-    stored = {name: tensor.to(old[name]) for name, tensor in block.canonical(whole).items()}
+    whole = named_solutions(block, solved)
+    stored = {name: tensor.to(old[name]) for name, tensor in whole.items()}
     for name, tensor in stored.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise NumericalError(
-                f"{name}: the solution does not fit {tensor.dtype}; store it wider, or calibrate with a larger lam"
-            )
+            raise NumericalError(f"{name}: {_misfit(whole[name], tensor.dtype)}")
     return stored
+
+
+def named_solutions(block: Block, solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Solutions of the groups of a block, by name inside it, together under canonical names."""
+    return block.canonical({name: tensor for one in solved for name, tensor in one.items()})
+
+
+def _misfit(solution: Tensor, dtype: torch.dtype) -> str:
+    """Why a solution is not finite in a dtype, and what to do."""
+    largest, limit, kind = float(solution.abs().max()), torch.finfo(dtype).max, dtype_name(dtype)
+    if not math.isfinite(largest):
+        return "the solution is not finite; calibrate with a larger lam"
+    what = "calibrate with a larger lam, or a rho nearer to 1"
+    if dtype is torch.float16:
+        what = f"store the merged model in bfloat16 or float32 (a merge recipe has `dtype` for that), or {what}"
+    return f"the solution does not fit {kind}: its largest value is {largest:.6g}, {kind} ends at {limit:.6g}; {what}"

@@ -80,8 +80,8 @@ def _write_open_clip(located: Located, target: Path) -> tuple[list[str], list[st
     tokenizer, tokenizer_notes = clip_inputs.tokenizer_for_open_clip(located.folder, model_cfg["text_cfg"], target)
     preprocess, notes = clip_inputs.preprocess_for_open_clip(located.folder, model_cfg["vision_cfg"]["image_size"])
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess}
-    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
     save_tensors(tensors, target / WEIGHT_FILE)
+    save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)  # without weights it is a random model
     return [CONFIG_FILE, WEIGHT_FILE, *tokenizer], [*notes, *tokenizer_notes]
 
 
@@ -94,10 +94,10 @@ def _write_hf(located: Located, target: Path) -> tuple[list[str], list[str]]:
     pairs = clip_pairs(config["vision_config"]["num_hidden_layers"], config["text_config"]["num_hidden_layers"])
     tensors = to_hf(stored.read(stored.info), pairs, located.label)
     tensors["logit_scale"] = tensors["logit_scale"].reshape(())
-    save_tensors(tensors, target / SINGLE_FILE)
     CLIPConfig(**config, architectures=["CLIPModel"]).save_pretrained(target)
     processor, notes = clip_inputs.processor_for_hf(located.config, target)
     tokenizer, tokenizer_notes = clip_inputs.tokenizer_for_hf(located, target)
+    save_tensors(tensors, target / SINGLE_FILE)
     return [SINGLE_FILE, "config.json", *processor, *tokenizer], [*notes, *tokenizer_notes]
 
 

@@ -77,16 +77,7 @@ def write_model(
     """
     require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
-    notes: list[str] = []
-    if container.layout == "open_clip":
-        written = _write_open_clip_config(container, folder.model)
-        written.append(_write_single(folder, adapter, source, model, whole))
-    else:
-        written = _copy_files(container.folder, folder.model)
-        written += _write_shards(folder, adapter, source, model, whole)
-        written += say_processor(folder.model)
-        say_tokenizer(folder.model)
-        notes = say_model(folder.model, adapter, model)
+    written, notes = _write_files(folder, adapter, container, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = _adapter_of(back, adapter)
     if whole:
@@ -197,6 +188,24 @@ def verify_streamed(written: Stored, adapter: Adapter, expected: Mapping[str, Te
     _compare(place, _outputs(adapter, model, inputs), _outputs(adapter, written, inputs))
 
 
+def _write_files(
+    folder: OutputFolder, adapter: Adapter, container: Located, source: Stored, model: Weights, whole: bool
+) -> tuple[list[str], list[str]]:
+    """Everything but card and record; returns names and notes.
+
+    Weights come last, but before the configuration of open_clip, which makes random weights where it finds none: what
+    a process that is killed leaves in `folder` is no model to any library, or is this one.
+    """
+    if container.layout == "open_clip":
+        written = [_write_single(folder, adapter, source, model, whole)]
+        return [*written, *_write_open_clip_config(container, folder.model)], []
+    written = _copy_files(container.folder, folder.model)
+    written += say_processor(folder.model)
+    say_tokenizer(folder.model)
+    notes = say_model(folder.model, adapter, model)
+    return [*written, *_write_shards(folder, adapter, source, model, whole)], notes
+
+
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
     cpu = Compute(torch.device("cpu"), torch.float32)
     features = final_features(adapter, model, {}, [inputs], cpu)
@@ -265,10 +274,10 @@ def _write_open_clip_config(container: Located, target: Path) -> list[str]:
     """`open_clip_config.json` with the activation in words, and the tokenizer files of an open_clip folder."""
     model_cfg = {**container.config["model_cfg"], "quick_gelu": quick_gelu(container.config["model_cfg"])}
     content = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_settings(container.config)}
+    beside = (container.folder / CONFIG_FILE).is_file()  # otherwise a single file among others
+    tokenizer = copy_tokenizer(container.folder, target) if beside else []
     save_text(json.dumps(content, indent=2) + "\n", target / CONFIG_FILE)
-    if not (container.folder / CONFIG_FILE).is_file():  # a single file among others
-        return [CONFIG_FILE]
-    return [CONFIG_FILE, *copy_tokenizer(container.folder, target)]
+    return [*tokenizer, CONFIG_FILE]
 
 
 def copy_tokenizer(container: Path, target: Path) -> list[str]:

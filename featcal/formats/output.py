@@ -103,7 +103,7 @@ class OutputFolder:
 
     def _begun(self) -> bool:
         """Whether a block was finished here."""
-        return any(self._blocks.glob("*.sha256"))
+        return any(self._blocks.glob("*.json"))
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
         if not resume:
@@ -131,28 +131,33 @@ class OutputFolder:
         They are copies: products of tensors that are mapped from disk can differ in the last bit from products of the
         same numbers where the allocator puts them.
         """
-        file = self._file(block)
-        try:
-            whole = file.with_suffix(".sha256").read_text(encoding="utf-8") == sha256(file)
-        except FileNotFoundError:
+        file, mark = self._file(block), self._mark(block)
+        if mark is None or not file.is_file() or mark.get("sha256") != sha256(file):
             return None
-        return {name: tensor.clone() for name, tensor in load_file(file).items()} if whole else None
+        return {name: tensor.clone() for name, tensor in load_file(file).items()}
+
+    def facts(self, block: Named) -> dict[str, Any]:
+        """What `put` was told of a finished block beside its tensors."""
+        return dict((self._mark(block) or {}).get("facts", {}))
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
         """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
         return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
 
-    def put(self, block: Named, tensors: Mapping[str, Tensor]) -> None:
+    def put(self, block: Named, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
         """Keep a finished block on disk.
+
+        Args:
+            facts: small things as JSON has them that belong to it; none of them gets into the model.
 
         Raises:
             InputError: the disk refuses.
         """
         file = self._file(block)
         try:
-            self._clear(file.with_suffix(".sha256"))
+            self._clear(self._mark_file(block))
             put(file, lambda place: save_tensors(tensors, place))
-            put(file.with_suffix(".sha256"), sha256(file))
+            put(self._mark_file(block), json.dumps({"sha256": sha256(file), "facts": dict(facts or {})}))
         except OSError as error:
             raise InputError(f"cannot write {file}: {error.strerror}") from error
 
@@ -180,6 +185,18 @@ class OutputFolder:
 
     def _file(self, block: Named) -> Path:
         return self._blocks / f"{block.name}.safetensors"
+
+    def _mark_file(self, block: Named) -> Path:
+        """What says that a block is finished: its hash and its facts, written last."""
+        return self._file(block).with_suffix(".json")
+
+    def _mark(self, block: Named) -> dict[str, Any] | None:
+        """What the mark of a block says; None where there is none, or not as it was written."""
+        try:
+            mark = json.loads(self._mark_file(block).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return mark if isinstance(mark, dict) and isinstance(mark.get("facts"), dict) else None
 
     def commit(self) -> None:
         """Turn what was written into the output folder, whole.
