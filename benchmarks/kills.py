@@ -86,6 +86,7 @@ def in_a_process(work: Callable[[], object], seconds: float | None = None) -> in
     child = os.fork()
     if child == 0:
         try:
+            torch.set_num_threads(1)  # torch's pool is made anew by its first user here: two at once would race
             work()
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.__stderr__, flush=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from featcal.ranks import Ranks, joined
@@ -49,6 +50,7 @@ def _fork(rank: int, size: int, told: int, work: Callable[[Ranks], object], log:
         return child
     status = 1
     try:
+        torch.set_num_threads(1)  # the pool of a forked process is made anew by its first user: two at once would race
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.read(told, 5).decode().strip()}
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}

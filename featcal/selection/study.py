@@ -62,7 +62,11 @@ class Study:
             self._storage = optuna.storages.RDBStorage(
                 f"sqlite:///{file}", engine_kwargs={"connect_args": {"timeout": PATIENCE}}
             )
-            self._study = optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+            try:
+                self._study = optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let the file go."""
