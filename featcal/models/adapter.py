@@ -46,7 +46,7 @@ class TokenOptions(Protocol):
 
     @property
     def patch_weight(self) -> float:
-        """Weight of the other tokens beside a class token in the last block."""
+        """Weight of the other tokens in the last block, where the head reads one token alone."""
 
     @property
     def completion_only(self) -> bool:
@@ -509,6 +509,21 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
     finally:
         handle.remove()
     return seen[0]
+
+
+def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | None = None) -> Tensor:
+    """Token weights `[batch, tokens]`, float64, where the head reads one token of every sample alone: 1 for that one.
+
+    Args:
+        call: of the stage's first block.
+        read: its position in every sample, `[batch]` or one for all.
+        other: weight of every other token.
+        attended: 1 for tokens, 0 for padding, which counts for nothing.
+    """
+    batch, device = len(call.hidden), call.hidden.device
+    weights = torch.full(call.hidden.shape[:2], other, device=device, dtype=torch.float64)
+    weights[torch.arange(batch, device=device), read] = 1.0
+    return weights if attended is None else weights * attended
 
 
 def check_buffers(skeleton: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ from featcal.models.adapter import (
     TokenOptions,
     capture_call,
     check_buffers,
+    read_alone,
 )
 from featcal.models.attention import choose_attention
 
@@ -62,12 +63,7 @@ class VisionStage(Stage):
         return "class-token" if last and module not in ("self_attn.k_proj", "self_attn.v_proj") else "all"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        if weighting == "all":
-            return None
-        shape, device = call.hidden.shape[:2], call.hidden.device
-        weights = torch.full(shape, options.patch_weight, device=device, dtype=torch.float64)
-        weights[:, 0] = 1.0
-        return weights
+        return None if weighting == "all" else read_alone(call, 0, options.patch_weight)
 
     def part(self, module: str) -> str:
         return "attention" if module.startswith("self_attn.") else "mlp"

@@ -32,6 +32,7 @@ from featcal.models.adapter import (
     Sublayer,
     TokenOptions,
     check_buffers,
+    read_alone,
 )
 from featcal.models.attention import choose_attention
 from featcal.models.decoder import fill_buffers
@@ -83,12 +84,7 @@ class EncoderStage(Stage):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Padding has weight 0, every other token 1, or `patch_weight` beside a class token that counts alone."""
         attended = as_weights(inputs.get("attention_mask"))
-        if weighting == "tokens":
-            return attended
-        shape, device = call.hidden.shape[:2], call.hidden.device
-        weights = torch.full(shape, options.patch_weight, device=device, dtype=torch.float64)
-        weights[:, 0] = 1.0
-        return weights if attended is None else weights * attended
+        return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))

@@ -29,6 +29,7 @@ from featcal.models.adapter import (
     Sublayer,
     TokenOptions,
     check_buffers,
+    read_alone,
 )
 from featcal.models.attention import choose_attention
 from featcal.models.clip import ClipVision
@@ -86,10 +87,7 @@ class TextStage(Stage):
         attended = as_weights(inputs.get("attention_mask"))
         if weighting == "tokens":
             return attended
-        ids = inputs["input_ids"]
-        weights = torch.full(ids.shape, options.patch_weight, device=ids.device, dtype=torch.float64)
-        weights[torch.arange(len(ids), device=ids.device), self.read(inputs)] = 1.0
-        return weights if attended is None else weights * attended
+        return read_alone(call, self.read(inputs), options.patch_weight, attended)
 
     def read(self, inputs: Batch) -> Tensor:
         """`[batch]`: the token whose last state becomes the features: the last one where prompts are not masked
