@@ -10,6 +10,7 @@ from typing import Any
 
 from featcal.draft import written
 from featcal.errors import InputError
+from featcal.formats.hub import hub_model
 from featcal.formats.located import TEXT_CLASSES, is_classifier
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
@@ -158,7 +159,7 @@ def _folder_or_id(given: str, root: Path, label: str) -> str:
     if path.is_dir():
         return from_folder(path, root)
     within = Path(given).parts[0] if given else ""
-    if given.startswith((".", "/", "~")) or given.count("/") != 1 or Path(within).is_dir():
+    if given.startswith((".", "/", "~")) or hub_model(given) is None or Path(within).is_dir():
         raise InputError(
             f"{label}: no folder {path}; give the folder of a model, or an id such as 'owner/name' on the Hub."
             f"{did_you_mean(given, neighbours(given))}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from featcal.formats.checkpoint import HUB_ID
+from featcal.formats.hub import hub_model
 from featcal.schema.recipe import MergeRecipe
 from featcal.suite import Suite
 
@@ -32,20 +32,22 @@ def model_card(
 ) -> str:
     """Front matter for the Hub and a short account of how the weights were made.
 
-    Only references that cannot be local folders are named as base models.
+    Only references that cannot be local folders are named as base models: in the front matter, which the Hub reads,
+    their repositories, and in the account as they were given.
 
     Args:
         merged_name: of the merged model that the weights were made of, where it is not the suite's.
     """
     refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    on_hub = [ref.partition("@")[0] for ref in refs if HUB_ID.fullmatch(ref) and not (suite.root / ref).exists()]
+    on_hub = [one for ref in refs if (one := hub_model(ref)) is not None and not (suite.root / ref).exists()]
     front: dict[str, Any] = {"library_name": library, "tags": ["merge", "featcal"]}
     if on_hub:
-        front |= {"base_model": on_hub, "base_model_relation": "merge"}
+        front |= {"base_model": list(dict.fromkeys(one.repo for one in on_hub)), "base_model_relation": "merge"}
     merged = suite.merged
     recipe = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "a merged checkpoint"
     of = recipe if merged_name == "merged" else merged_name
-    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+    known = {"models on the Hub": ", ".join(one.ref for one in on_hub)} if on_hub else {}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in {**known, **settings}.items())
     header = yaml.safe_dump(front, sort_keys=False)
     return f"""---
 {header}---

@@ -33,8 +33,8 @@ from featcal.shared import require_inside
 from featcal.words import did_you_mean, shortened
 
 ModelRef = Annotated[str, Field(min_length=1)]
-"""Folder (relative to the suite file), Hub id, optionally with `@revision`, or `open_clip:…`; `REF+ADAPTER` is
-a model with a LoRA adapter."""
+"""Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
+`REF+ADAPTER` is a model with a LoRA adapter."""
 
 SPLITS = ("calibration", "validation", "test")
 

@@ -9,46 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-import yaml
+from glue_files import CLASSES, COLUMNS, LETTERS, cached_models, from_files, rows_of, write_glue
 from safetensors.torch import load_file, save_file
-from tokenizers.pre_tokenizers import ByteLevel
 
-from featcal import Family, Suite, calibrate, evaluate, load_suite, measure_drift, open_family
+from featcal import Family, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.preflight import check
 from featcal.resources import ready_suites
-from featcal.schema.source import Source
-from featcal.suite import Task
 
-CLASSES = {
-    "cola": ("unacceptable", "acceptable"),
-    "mnli": ("entailment", "neutral", "contradiction"),
-    "mrpc": ("not_equivalent", "equivalent"),
-    "qnli": ("entailment", "not_entailment"),
-    "qqp": ("not_duplicate", "duplicate"),
-    "rte": ("entailment", "not_entailment"),
-    "sst2": ("negative", "positive"),
-}
-COLUMNS = {
-    "cola": ("sentence",),
-    "mnli": ("premise", "hypothesis"),
-    "mrpc": ("sentence1", "sentence2"),
-    "qnli": ("question", "sentence"),
-    "qqp": ("question1", "question2"),
-    "rte": ("sentence1", "sentence2"),
-    "sst2": ("sentence",),
-}
-LETTERS = sorted(ByteLevel.alphabet())
 END = len(LETTERS)
 """The token that ends a text, behind those of single bytes: GPT-2 has no other special one, and none to pad with."""
 OPTIONS = {"vocab_size": END + 1, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": END,
            "eos_token_id": END}  # fmt: skip
-ROWS = 6
 
 
 def write_models(folders: dict[str, Path]) -> None:
@@ -76,50 +51,6 @@ def write_models(folders: dict[str, Path]) -> None:
         expert.save_pretrained(folders[task])
 
 
-def rows_of(task: str, split: str) -> list[dict[str, Any]]:
-    generator = torch.Generator().manual_seed(len(task) * len(split))
-
-    def text() -> str:
-        length = int(torch.randint(3, 20, (), generator=generator))
-        return "".join(chr(97 + int(i)) for i in torch.randint(26, (length,), generator=generator))
-
-    label = [-1 if split == "test" else i % len(CLASSES[task]) for i in range(ROWS)]
-    return [{**{column: text() for column in COLUMNS[task]}, "label": label[i], "idx": i} for i in range(ROWS)]
-
-
-def write_glue(folder: Path) -> None:
-    """A folder of Parquet files for every configuration, listed in its card."""
-    listed = []
-    for task, classes in CLASSES.items():
-        (folder / task).mkdir(parents=True)
-        matched = ("_matched", "_mismatched") if task == "mnli" else ("",)
-        splits = ("train", *(f"{kind}{end}" for kind in ("validation", "test") for end in matched))
-        label = {"names": list(classes), "_type": "ClassLabel"}
-        texts = {column: {"dtype": "string", "_type": "Value"} for column in COLUMNS[task]}
-        features = {**texts, "label": label, "idx": {"dtype": "int32", "_type": "Value"}}
-        described = {"huggingface": json.dumps({"info": {"features": features}})}
-        for split in splits:
-            table = pa.Table.from_pylist(rows_of(task, split.partition("_")[0])).replace_schema_metadata(described)
-            pq.write_table(table, folder / task / f"{split}-00000-of-00001.parquet")
-        files = [{"split": split, "path": f"{task}/{split}-*"} for split in splits]
-        listed.append({"config_name": task, "data_files": files})
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': listed})}---\n")
-
-
-def from_files(suite: Suite) -> Suite:
-    """The same suite with the files of its data sets in their place, which need no package to be read."""
-
-    def source(task: str, one: Source | None) -> Source | None:
-        place = {"hub": None, "config": None, "parquet": f"nyu-mll/glue/{task}"}
-        return None if one is None else one.model_copy(update=place)
-
-    def task(name: str, one: Task) -> Task:
-        return one.model_copy(update={split: source(name, one.source(split)) for split in ("calibration", "test")})
-
-    tasks = {name: task(name, one) for name, one in suite.tasks.items()}
-    return suite.model_copy(update={"tasks": tasks})
-
-
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The suite over stand-ins; data sets lie in folders of their names beside a copy of its file."""
@@ -127,15 +58,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root / "hub"))
         suite = load_suite(shutil.copy(ready_suites()["gpt2-glue"], root))
-        refs = {"base": suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
-        folders = {}
-        for name, ref in refs.items():
-            place = root / "hub" / f"models--{ref.replace('/', '--')}"
-            (place / "refs").mkdir(parents=True)
-            (place / "refs" / "main").write_text("0" * 40)
-            folders[name] = place / "snapshots" / ("0" * 40)
-            folders[name].mkdir(parents=True)
-        write_models(folders)
+        write_models(cached_models(suite))
         write_glue(root / "nyu-mll" / "glue")
         yield open_family(from_files(suite), device="cpu")
 
@@ -171,9 +94,8 @@ def test_samples_and_scores_are_those_of_the_library(family: Family, task: str) 
     assert tokenizer.pad_token is None
     tokenizer.pad_token = tokenizer.eos_token
     inputs = tokenizer(*([row[column] for row in rows] for column in COLUMNS[task]), padding=True, return_tensors="pt")
-    model = transformers.GPT2ForSequenceClassification.from_pretrained(
-        Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--tanganke--gpt2_{task}" / "snapshots" / ("0" * 40)
-    ).eval()
+    folder = cached_models(family.suite)[task]
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         said = model(**inputs).logits.argmax(1)
     drawn = family.samples(task, "test", None, 0)

@@ -330,8 +330,8 @@ NOT_OF_FUSION_BENCH = {
     "models: must be a mapping from names": pool(models=["a"]),
     "models: no expert is named": pool(models={"_pretrained_": "a/b"}),
     "models.t: 'os.system' is never called": loaded("os.system", command="true"),
-    "models.t: 'subfolder' may change which weights are loaded": loaded(
-        "x.from_pretrained", pretrained_model_name_or_path="a", subfolder="b"
+    "models.t: 'variant' may change which weights are loaded": loaded(
+        "x.from_pretrained", pretrained_model_name_or_path="a", variant="b"
     ),
     "models.t: pretrained_model_name_or_path is missing": loaded("x.from_pretrained"),
 }
@@ -386,7 +386,7 @@ def suite_on_disk(folder: Path, model_type: str) -> Suite:
         (folder / name / "config.json").write_text(json.dumps({"model_type": model_type}))
         save_file({"w": ones(1)}, folder / name / "model.safetensors")
     hub = {"hub": "a/data", "config": "small", "split": "train", "revision": "abc"}
-    lora = "base+a/lora" if model_type != "llama" else "a/plain@v1"
+    lora = "base+a/lora" if model_type != "llama" else "a/plain/sub/folder@v1"
     tasks = {
         "one": {"expert": "expert", "calibration": hub, "test": {"hub": "a/data", "split": "test"}},
         "two": {"expert": lora, "calibration": {"imagefolder": "pictures"}},
@@ -409,7 +409,7 @@ def test_a_pool_that_was_exported_is_the_same_suite(tmp_path: Path, name: str) -
         "calibration": one.calibration and one.calibration.model_dump(exclude_none=True),
         "test": one.test and one.test.model_dump(exclude_none=True),
     }
-    expected = f"{tmp_path / 'base'}+a/lora" if name != "CausalLMPool" else "a/plain@v1"
+    expected = f"{tmp_path / 'base'}+a/lora" if name != "CausalLMPool" else "a/plain/sub/folder@v1"
     assert two == {"expert": expected}
     assert any(line.startswith("calibration samples of two") for line in again.missing)
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
+from glue_files import cached
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call
@@ -281,6 +283,15 @@ def test_reads_only_what_is_asked_for(adapt: Adapt, monkeypatch: pytest.MonkeyPa
     assert applied == []
     assert weights.read([f"{K}.weight"]).keys() == {f"{K}.weight"}
     assert applied == [weights.changes[f"{K}.weight"]]
+
+
+def test_an_adapter_in_a_folder_of_the_hub(
+    bases: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    write_adapter(cached("someone/loras/math/r2"), factors(Q))
+    located = locate(f"{bases['llama']}+someone/loras/math/r2@main", tmp_path, "expert 'x'")
+    close(change(located.open(str, {}), bases["llama"], f"{Q}.weight"), 1.5 * product(factors(Q), Q))
 
 
 def test_identity(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.family import Family, open_family
 from featcal.formats.checkpoint import Checkpoint, resolve
+from featcal.formats.hub import hub_model
 from featcal.formats.weights import InMemory, Overlay
 from featcal.models.compute import compute_for
 from featcal.suite import load_suite
@@ -161,15 +164,89 @@ def test_references_that_lead_nowhere(tmp_path: Path, reference: str, said: str)
 
 
 def test_hub_cache_is_read_in_the_hubs_own_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was downloaded before is found offline, by id and revision."""
+    """A model that was downloaded before is found offline, by id, folder and revision."""
     snapshot = tmp_path / "models--someone--model" / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
+    (snapshot / "tuned" / "a").mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     refs = tmp_path / "models--someone--model" / "refs"
     refs.mkdir()
     (refs / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert resolve("someone/model", Path("/"), "base") == snapshot
+    assert resolve("someone/model/tuned/a@main", Path("/"), "base") == snapshot / "tuned" / "a"
+    with pytest.raises(InputError, match="nor in its local cache, or the Hub cannot be reached"):
+        resolve("someone/model/tuned/b", Path("/"), "base")
+
+
+@pytest.mark.parametrize(
+    ("ref", "parts"),
+    [
+        ("owner/name", ("owner/name", "", None)),
+        ("owner/name@refs/pr/1", ("owner/name", "", "refs/pr/1")),
+        ("owner/name/a-1.0/b_2@v1", ("owner/name", "a-1.0/b_2", "v1")),
+        ("name", None),
+        ("/owner/name", None),
+        ("./owner/name", None),
+        ("owner/..", None),
+        ("owner/name/../other", None),
+        ("owner/name/a/..@v1", None),
+        ("owner/name/./a", None),
+        ("owner/name//a", None),
+        ("owner/name/a/", None),
+        ("owner/name/*", None),
+    ],
+)
+def test_what_an_id_of_the_hub_names(ref: str, parts: tuple[str, str, str | None] | None) -> None:
+    model = hub_model(ref)
+    assert (None if model is None else (model.repo, model.folder, model.revision)) == parts
+
+
+@pytest.fixture
+def one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of the Hub's client, one that fetches as it does: a repository of several models, into an
+    empty cache, which is returned."""
+    kinds = ("config.json", "vocab.txt", "model.safetensors", "classifier_head.pt", "training_args.bin")
+    folders = ("tuned/a", "tuned/a/checkpoint-5", "tuned/b", "lora")
+    names = [f"{folder}/{file}" for folder in folders for file in kinds]
+
+    def download(repo: str, **options: Any) -> str:
+        assert (repo, options["revision"]) == ("some/several", "v1")
+        patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+        for name in filter_repo_objects(names, **patterns):
+            (tmp_path / "cache" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "cache" / name).write_text("{}")
+        return str(tmp_path / "cache")
+
+    answer = SimpleNamespace(list_repo_files=lambda repo, revision: names)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: answer)
+    return tmp_path / "cache"
+
+
+def test_of_a_folder_on_the_hub_only_its_own_files_are_fetched(one_of_several: Path) -> None:
+    """No pickles, no weights of models below, nothing of its neighbours."""
+    assert resolve("some/several/tuned/a@v1", Path("/"), "m") == one_of_several / "tuned" / "a"
+    found = {str(file.relative_to(one_of_several)) for file in one_of_several.rglob("*") if file.is_file()}
+    own = {f"tuned/a/{name}" for name in ("config.json", "vocab.txt", "model.safetensors")}
+    assert found == own | {f"tuned/a/checkpoint-5/{name}" for name in ("config.json", "vocab.txt")}
+
+
+def test_a_folder_that_the_hub_does_not_have(one_of_several: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve("some/several/tuned/aa@v1", Path("/"), "expert 'x'")
+    assert str(caught.value) == (
+        "expert 'x': no folder /some/several/tuned/aa@v1, and 'some/several' on the Hub has no folder 'tuned/aa'; "
+        "its folders with safetensors are 'lora', 'tuned/a', 'tuned/a/checkpoint-5', 'tuned/b'. Did you mean 'tuned/a'?"
+    )
+
+
+def test_a_folder_here_comes_before_one_on_the_hub(one_of_several: Path, tmp_path: Path) -> None:
+    """And a path into a folder that is here is never an id."""
+    (tmp_path / "some" / "several" / "tuned").mkdir(parents=True)
+    assert resolve("some/several/tuned", tmp_path, "m") == (tmp_path / "some/several/tuned").resolve()
+    with pytest.raises(InputError, match="give an existing folder or a Hub id"):
+        resolve("some/several/tuned/a@v1", tmp_path, "m")
+    assert not one_of_several.exists()
 
 
 def test_recipe_is_task_arithmetic_tensor_by_tensor(tiny: Family) -> None:

@@ -50,7 +50,7 @@ State = dict[str, Tensor]
 
 # ------------------------------------------------------------------------------------------- a Hub that is not there
 class FakeHub:
-    """Folders as models of a Hub, by id; counts what is asked for."""
+    """Folders as repositories of a Hub, by id; counts what is asked for."""
 
     def __init__(self, models: Mapping[str, Path], gated: tuple[str, ...] = ()) -> None:
         self.models, self.gated, self.fetched = dict(models), gated, list[str]()
@@ -58,17 +58,19 @@ class FakeHub:
     def model_info(self, repo: str, *, revision: str | None = None, files_metadata: bool = False) -> Any:
         if repo not in self.models and repo not in self.gated:
             raise _http(RepositoryNotFoundError)
-        files = sorted(self.models[repo].iterdir()) if repo in self.models else []
-        siblings = [SimpleNamespace(rfilename=file.name, size=file.stat().st_size) for file in files]
+        root = self.models.get(repo, Path("nowhere"))
+        files = sorted(file for file in root.rglob("*") if file.is_file())
+        siblings = [SimpleNamespace(rfilename=str(one.relative_to(root)), size=one.stat().st_size) for one in files]
         return SimpleNamespace(gated="manual" if repo in self.gated else False, siblings=siblings)
 
     def auth_check(self, repo: str) -> None:
         raise _http(GatedRepoError)
 
-    def get_safetensors_metadata(self, repo: str, *, revision: str | None = None) -> Any:
-        tensors = load_file(self.models[repo] / "model.safetensors")
-        info = {name: SimpleNamespace(shape=list(t.shape), dtype="F32") for name, t in tensors.items()}
-        return SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=info)})
+    def parse_safetensors_file_metadata(self, repo: str, name: str, *, revision: str | None = None) -> Any:
+        tensors = load_file(self.models[repo] / name)
+        return SimpleNamespace(
+            tensors={name: SimpleNamespace(shape=list(t.shape), dtype="F32") for name, t in tensors.items()}
+        )
 
     def hf_hub_download(self, repo: str, name: str, *, revision: str | None = None, local_dir: str) -> str:
         self.fetched.append(name)
@@ -396,6 +398,76 @@ def test_a_half_fetched_model_counts_as_not_there(tmp_path: Path, hub: Callable[
     assert list(places.downloads) == ["some/t5"]
     with pytest.raises(InputError, match="was not fetched from the Hub yet"):
         located.open(lambda name: name, {}).read(["shared.weight"])
+
+
+@pytest.fixture
+def several(own_suite_file: Path, tmp_path: Path) -> Path:
+    """A repository with a folder for every model, and what else such folders hold; nothing lies at its top."""
+    root = own_suite_file.parent
+    shutil.copytree(root / "experts", tmp_path / "several" / "tuned")
+    for task in TASKS:
+        folder = tmp_path / "several" / "tuned" / task
+        (folder / "classifier_head.pt").write_bytes(bytes(7))
+        (folder / "training_args.bin").write_bytes(bytes(7))
+        shutil.copytree(folder, folder / "checkpoint-5")
+    return tmp_path / "several"
+
+
+def test_a_model_in_a_folder_of_a_repository(edit_suite: Edit, several: Path, hub: Callable[..., FakeHub]) -> None:
+    """Sizes, headers and config are those of its folder; pickles beside the weights, which are not fetched, and
+    models in folders below do not count."""
+    fake = hub({"some/several": several})
+    ref = "some/several/tuned/pets@main"
+    found = check(load_suite(edit_suite(referring(pets=ref))), probe=False)
+    assert found.problems == ()
+    files = {file.name: file.stat().st_size for file in (several / "tuned" / "pets").iterdir() if file.is_file()}
+    pickles = {"classifier_head.pt", "training_args.bin"}
+    below = sum(file.stat().st_size for file in (several / "tuned/pets/checkpoint-5").glob("*.json"))
+    assert {one.ref: one.bytes for one in found.downloads} == {
+        ref: sum(size for name, size in files.items() if name not in pickles) + below
+    }
+    assert fake.fetched == ["tuned/pets/config.json"]
+    file = several / "tuned" / "pets" / "model.safetensors"
+    name = "vision_model.encoder.layers.0.self_attn.q_proj.weight"
+    save_file(load_file(file) | {name: torch.zeros(2, 2)}, file)
+    (problem,) = check(load_suite(edit_suite(referring(pets=ref))), probe=False).problems
+    assert problem.startswith(f"expert 'pets': tensor '{name}' has shape [2, 2], expected [16, 16]")
+
+
+def test_shards_of_a_model_on_the_hub(several: Path, hub: Callable[..., FakeHub]) -> None:
+    hub({"some/several": several})
+    folder = several / "tuned" / "pets"
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for number in range(2):
+        save_file(dict(list(whole.items())[number::2]), folder / f"part-{number}.safetensors")
+    places = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(whole)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    located = Places(several).locate("some/several/tuned/pets", "m")
+    assert located is not None
+    assert set(located.names) == set(whole)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(InputError, match=r"index\.json is not a valid index of shards"):
+        Places(several).locate("some/several/tuned/pets", "m")
+
+
+@pytest.mark.parametrize(
+    ("ref", "said"),
+    [
+        (
+            "some/several/tuned/pats",
+            r"'some/several' on the Hub has no folder 'tuned/pats'; .* Did you mean 'tuned/pets'",
+        ),
+        ("some/several/tuned", "'some/several/tuned' on the Hub has no safetensors; "),
+        ("some/several", "'some/several' on the Hub has no safetensors; "),
+    ],
+)
+def test_folders_of_a_repository_are_listed(several: Path, hub: Callable[..., FakeHub], ref: str, said: str) -> None:
+    hub({"some/several": several})
+    with pytest.raises(InputError, match=said) as caught:
+        Places(several).locate(ref, "m")
+    folders = [f"tuned/{task}{below}" for task in sorted(TASKS) for below in ("", "/checkpoint-5")]
+    assert f"its folders with safetensors are {', '.join(map(repr, folders))}." in str(caught.value)
 
 
 # ----------------------------------------------------------------------------------------------------------- lineage

@@ -43,6 +43,7 @@ TASKS = {
     "flan-t5-base-glue": 8,
     "flan-t5-large-glue-lora16": 8,
     "gpt2-glue": 7,
+    "roberta-base-glue": 7,
     "mergebench-llama-3.2-3b": 3,
     "mergebench-llama-3.1-8b": 3,
 }
@@ -98,7 +99,7 @@ def test_settings_of_the_paper() -> None:
     values = {name: tuple(map(one.get, ("lam", "rho", "alpha", "samples"))) for name, one in given.items()}
     assert {values[name] for name in CLIP} == {(0.05, 2.0, 0.3, 256)}
     assert values["flan-t5-base-glue"] == values["flan-t5-large-glue-lora16"] == (1e-5, 2.0, 0.6, 256)
-    assert values["gpt2-glue"] == (None, None, None, 256)  # the paper has none
+    assert values["gpt2-glue"] == values["roberta-base-glue"] == (None, None, None, 256)  # the paper has none
     assert values["mergebench-llama-3.2-3b"] == (1e-5, 0.5, 0.15, 256)
     assert values["mergebench-llama-3.1-8b"] == (3.0, 0.5, 0.15, 256)
     assert {values[name] for name in MERGEBENCH} == {(None, 0.5, 0.15, 256)}

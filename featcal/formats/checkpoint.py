@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from featcal.errors import InputError
+from featcal.formats.hub import fetched, hub_model
 from featcal.formats.weights import TensorInfo, check_finite
 from featcal.jsons import read_json
 from featcal.paths import local_path, require_plain
@@ -23,9 +23,6 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MOST_DIMENSIONS = 8
 """Of a tensor; weights have four at most."""
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-"""Of a model on the Hub, the files that are fetched."""
 Header = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype code of every tensor of a file, by stored name."""
 _DTYPES = {
@@ -105,7 +102,8 @@ class Checkpoint:
 
 
 def resolve(ref: str, root: Path, label: str) -> Path:
-    """Local folder of a model reference: a folder relative to `root`, or a Hub id with an optional `@revision`.
+    """Local folder of a model reference: a folder relative to `root`, or a Hub id, perhaps with a folder inside it
+    and a revision (`owner/name/folder@revision`). A path whose first part is a folder here is never an id.
 
     Raises:
         InputError: neither a folder nor a model that the Hub (or its local cache) has.
@@ -115,36 +113,17 @@ def resolve(ref: str, root: Path, label: str) -> Path:
         require_links_inside(folder, label)
         return folder
     inside_known_folder = (root / ref.split("/")[0]).is_dir()
-    if inside_known_folder or not HUB_ID.fullmatch(ref):
-        raise InputError(f"{label}: no folder {folder}; give an existing folder or a Hub id such as 'owner/name'")
+    model = hub_model(ref)
+    if inside_known_folder or model is None:
+        raise InputError(
+            f"{label}: no folder {folder}; give an existing folder or a Hub id such as 'owner/name' or "
+            "'owner/name/folder'"
+        )
     require_no_hub(label)
-    return _download(ref, folder, label)
-
-
-def _download(ref: str, folder: Path, label: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    repo, _, revision = ref.partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=HUB_FILES))
-    except OSError as error:  # every error of the Hub's client is one
-        raise InputError(f"{label}: no folder {folder}, and {hub_problem(error, ref)}") from error
-
-
-def hub_problem(error: Exception, ref: str, kind: str = "model") -> str:
-    """What an error of the Hub's client means for `owner/name[@revision]`, and what to do."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    repo, _, revision = ref.partition("@")
-    if isinstance(error, GatedRepoError):
-        return f"'{repo}' is gated; accept its licence on the Hub and set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
-    if isinstance(error, RevisionNotFoundError):
-        return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
-    return (
-        f"'{ref}' is neither on the Hub nor in its local cache, or the Hub cannot be reached ({type(error).__name__})"
-    )
+        return fetched(model)
+    except InputError as error:
+        raise InputError(*(f"{label}: no folder {folder}, and {problem}" for problem in error.problems)) from error
 
 
 def stored_names(folder: Path, label: str) -> list[str]:
@@ -176,14 +155,8 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         return [folder / SINGLE_FILE]
     index = folder / INDEX_FILE
     if index.is_file():
-        content = read_json(index, f"{label}: {index}")
-        try:
-            names = sorted(set(content["weight_map"].values()))
-            if not names or any(Path(name).name != name or len(name) > 255 for name in names):
-                raise ValueError("it names files that lie beside it")
-            missing = [name for name in names if not (folder / name).is_file()]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InputError(f"{label}: {index} is not a valid index of shards ({error})") from error
+        names = shards(read_json(index, f"{label}: {index}"), f"{label}: {index}")
+        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
         return [folder / name for name in names]
@@ -194,6 +167,17 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
             f"{unpickling(folder, pickles)}"
         )
     raise InputError(f"{label}: no {SINGLE_FILE} in {folder}")
+
+
+def shards(index: Any, what: str) -> list[str]:
+    """The files that an index of shards names, which lie beside it; InputError naming `what` if it is none."""
+    try:
+        names = sorted(set(index["weight_map"].values()))
+        if not names or any(Path(name).name != name or len(name) > 255 for name in names):
+            raise ValueError("it names files that lie beside it")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{what} is not a valid index of shards ({error})") from error
+    return names
 
 
 def pickled(names: Iterable[str]) -> list[str]:

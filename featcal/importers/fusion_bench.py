@@ -128,14 +128,15 @@ def _model(value: Any, where: str, beside: Path) -> str:
     if model is None:
         known = ", ".join(ARGUMENTS)
         raise InputError(f"{where}: '{target}' is never called, and featcal has no equal for it, only for {known}")
-    used = {model, adapter, *(["revision"] if adapter is None else []), *_SAME_WEIGHTS}
+    used = {model, adapter, *(["revision", "subfolder"] if adapter is None else []), *_SAME_WEIGHTS}
     unknown = [f"'{name}'" for name in arguments if name not in used]
     if unknown:
         raise InputError(f"{where}: {', '.join(unknown)} may change which weights are loaded; give a plain reference")
     lacking = [name for name in (model, adapter) if name is not None and not isinstance(arguments.get(name), str)]
     if lacking:
         raise InputError(f"{where}: {' and '.join(lacking)} is missing")
-    found = reference(arguments[model], arguments.get("revision"), beside)
+    path = "/".join(str(one) for one in (arguments[model], arguments.get("subfolder")) if one)
+    found = reference(path, arguments.get("revision"), beside)
     return found if adapter is None else f"{found}+{reference(arguments[adapter], None, beside)}"
 
 

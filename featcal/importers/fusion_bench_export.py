@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import InputError
+from featcal.formats.hub import hub_model
 from featcal.formats.locate import locate
 from featcal.formats.lora import split_lora
 from featcal.formats.open_clip import PREFIXES
@@ -59,15 +60,14 @@ def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, A
     """How FusionBench loads a model: a folder or Hub id alone where the pool takes one, or a function with its
     arguments."""
     under, adapter = split_lora(ref, root)
-    path, revision = _place(under, root)
+    path, within = _place(under, root)
     if adapter is None:
-        if revision is None and modality != "seq2seq":
+        if not within and modality != "seq2seq":
             return path
-        pinned = {} if revision is None else {"revision": revision}
-        return {"_target_": _LOADERS[modality], "pretrained_model_name_or_path": path, **pinned}
-    adapter_path, adapter_revision = _place(adapter, root)
+        return {"_target_": _LOADERS[modality], "pretrained_model_name_or_path": path, **within}
+    adapter_path, within_adapter = _place(adapter, root)
     target = _LORA_LOADERS.get(modality)
-    if target is None or revision or adapter_revision:
+    if target is None or within or within_adapter:
         raise InputError(f"{label}: FusionBench has no place for '{ref}'; write base and adapter as one model first")
     model_key, adapter_key = ARGUMENTS[target.rpartition(".")[2]]
     return {"_target_": target, model_key: path, str(adapter_key): adapter_path}
@@ -80,13 +80,15 @@ def _tokenizer(base: str | dict[str, Any], modality: str) -> dict[str, Any]:
     return {"processor" if modality == "pixels" else "tokenizer": base} if isinstance(base, str) else {}
 
 
-def _place(ref: str, root: Path) -> tuple[str, str | None]:
-    """Absolute folder, or Hub id and revision."""
+def _place(ref: str, root: Path) -> tuple[str, dict[str, str]]:
+    """Absolute folder, or repository on the Hub with the revision and the folder inside it that the reference says."""
     folder = local_path(ref, root, "model")
     if folder.is_dir():
-        return str(folder.resolve()), None
-    path, _, revision = ref.partition("@")
-    return path, revision or None
+        return str(folder.resolve()), {}
+    model = hub_model(ref)
+    if model is None:
+        return ref, {}
+    return model.repo, {name: one for name, one in (("revision", model.revision), ("subfolder", model.folder)) if one}
 
 
 def _data_sets(suite: Suite, split: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 
 from featcal.errors import InputError
 from featcal.family import Family, classify, open_checked, open_family
-from featcal.formats.checkpoint import HUB_ID
+from featcal.formats.hub import hub_model
 from featcal.formats.located import Located, as_described
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
@@ -164,10 +164,9 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
     lora = _under(weights, "declared_base")
     declared = lora if lora is not None else found.config.get("_name_or_path")
     own = references(suite)[role]
-    known = {_repo(str(one)) for one in (suite.base, base.config.get("_name_or_path"), own)}
-    if not isinstance(declared, str) or not HUB_ID.fullmatch(declared) or not any(map(HUB_ID.fullmatch, known)):
-        return []
-    if _repo(declared) in known:
+    known = {_repo(one) for one in (suite.base, base.config.get("_name_or_path"), own)} - {None}
+    repo = _repo(declared)
+    if repo is None or not known or repo in known:
         return []
     where = "adapter_config.json" if lora is not None else "config.json"
     return [
@@ -175,5 +174,7 @@ def _declared_base(suite: Suite, role: str, base: Located, found: Located, weigh
     ]
 
 
-def _repo(ref: str) -> str:
-    return ref.partition("@")[0]
+def _repo(ref: Any) -> str | None:
+    """The repository on the Hub that is a whole model; None for everything else, as for paths of several parts."""
+    model = hub_model(ref) if isinstance(ref, str) else None
+    return None if model is None or model.folder else model.repo

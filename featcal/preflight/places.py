@@ -12,7 +12,8 @@ from pathlib import Path
 
 from featcal.errors import InputError
 from featcal.family import report_all
-from featcal.formats.checkpoint import HUB_FILES, HUB_ID, INDEX_FILE, resolve
+from featcal.formats.checkpoint import INDEX_FILE, resolve
+from featcal.formats.hub import HubModel, Unreachable, hub_model, snapshot
 from featcal.formats.locate import locate
 from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
@@ -20,7 +21,7 @@ from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
 from featcal.formats.weights import Canonical, Stored
 from featcal.paths import local_path
-from featcal.preflight.remote import Download, RemoteModel, Unreachable, remote_data, remote_model
+from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
 from featcal.schema.source import Source
 
 Place = Path | RemoteModel | None
@@ -114,12 +115,13 @@ class Places:
 
     def _place(self, part: str, label: str) -> Place:
         def find() -> Place:
-            if self._is_folder(part) or self._is_folder(part.split("/")[0]) or not HUB_ID.fullmatch(part):
+            model = hub_model(part)
+            if self._is_folder(part) or self._is_folder(part.split("/")[0]) or model is None:
                 return resolve(part, self._root, label)
-            cached = cached_folder(part)
+            cached = cached_folder(model)
             if cached is not None:
                 return cached
-            found = remote_model(part)
+            found = remote_model(model)
             self.downloads[part] = found.download
             return found
 
@@ -145,15 +147,10 @@ class Places:
         return found
 
 
-def cached_folder(ref: str) -> Path | None:
-    """The snapshot of a Hub model in the local cache; None if there is none with all its weights."""
-    from huggingface_hub import snapshot_download
-
-    repo, _, revision = ref.partition("@")
+def cached_folder(model: HubModel) -> Path | None:
+    """The folder of a Hub model in the local cache; None if there is none with all its weights."""
     try:
-        folder = Path(
-            snapshot_download(repo, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True)
-        )
+        folder = snapshot(model, local_files_only=True)
     except (OSError, ValueError):
         return None
     try:

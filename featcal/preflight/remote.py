@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,15 +13,15 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import (
-    HUB_FILES,
     INDEX_FILE,
     SINGLE_FILE,
     Header,
     dtype_of,
-    hub_problem,
     pickled,
+    shards,
     unpickling,
 )
+from featcal.formats.hub import HubModel, ask, no_such_folder
 from featcal.formats.located import Located
 from featcal.formats.weights import Canonical, TensorInfo
 from featcal.jsons import read_json
@@ -38,10 +39,6 @@ class Download:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class Unreachable(Exception):
-    """The Hub does not answer: nothing can be said of an id."""
 
 
 @dataclass(frozen=True)
@@ -95,37 +92,58 @@ class RemoteWeights:
         raise InputError(f"{self.label}: '{self._ref}' was not fetched from the Hub yet")
 
 
-def remote_model(ref: str) -> RemoteModel:
-    """Ask the Hub for a model `owner/name[@revision]`: sizes, headers and config; no weights are fetched.
+def remote_model(model: HubModel) -> RemoteModel:
+    """Ask the Hub for a model: sizes, headers and config; no weights are fetched.
 
     Raises:
-        InputError: no such model or revision, gated, or not in safetensors.
+        InputError: no such model, folder or revision, gated, or not in safetensors.
         Unreachable: the Hub does not answer.
     """
-    repo, _, revision = ref.partition("@")
-    with_revision = {"revision": revision or None}
-    info = _ask(ref, "model", lambda api: api.model_info(repo, files_metadata=True, **with_revision))
+    ref = model.ref
+    info = ask(ref, "model", lambda api: api.model_info(model.repo, files_metadata=True, revision=model.revision))
     if info.gated:
-        _ask(ref, "model", lambda api: api.auth_check(repo))
+        ask(ref, "model", lambda api: api.auth_check(model.repo))
     from huggingface_hub.utils import filter_repo_objects
 
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    wanted = list(filter_repo_objects(list(sizes), allow_patterns=HUB_FILES))
+    if model.folder and not model.below(sizes):
+        raise InputError(no_such_folder(model, sizes))
+    wanted = list(filter_repo_objects(list(sizes), **model.patterns))
     download = Download(ref, "model", len(wanted), sum(sizes[name] for name in wanted))
-    header: Header = {}
-    if SINGLE_FILE in sizes or INDEX_FILE in sizes:
-        found = _ask(ref, "model", lambda api: api.get_safetensors_metadata(repo, **with_revision))
-        for file in found.files_metadata.values():
-            header |= {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in file.tensors.items()}
-    elif not any(name.endswith(".safetensors") for name in sizes):
-        pickles = pickled(name for name in sizes if "/" not in name)
+    own = [name for name in model.below(sizes) if "/" not in name]
+    if not any(name.endswith(".safetensors") for name in own):
+        pickles = pickled(own)
         what = f"only pickled weights ({', '.join(pickles)})" if pickles else "no safetensors"
         remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
-        raise InputError(f"'{ref}' on the Hub has {what}{remedy}")
+        raise InputError(f"'{ref}' on the Hub has {what}{remedy or model.other_folders(sizes)}")
     config, adapter = (
-        _fetched(ref, name) if name in sizes else None for name in ("config.json", "adapter_config.json")
+        _fetched(model, name) if name in own else None for name in ("config.json", "adapter_config.json")
     )
-    return RemoteModel(ref, download, config, header, adapter)
+    return RemoteModel(ref, download, config, _header(model, own), adapter)
+
+
+def _header(model: HubModel, own: Sequence[str]) -> Header:
+    """Shape and dtype code of every tensor, of which the Hub sends nothing but the headers of files.
+
+    Args:
+        own: names of the files in the model's folder; empty headers for those of another layout.
+    """
+    if SINGLE_FILE in own:
+        names = [SINGLE_FILE]
+    elif INDEX_FILE in own:
+        names = shards(_fetched(model, INDEX_FILE), f"'{model.ref}' on the Hub: {INDEX_FILE}")
+    else:
+        return {}
+
+    def read(api: Any) -> list[Any]:
+        def of(name: str) -> Any:
+            return api.parse_safetensors_file_metadata(model.repo, model.path(name), revision=model.revision)
+
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(of, names))
+
+    files = ask(model.ref, "model", read)
+    return {name: (tuple(one.shape), str(one.dtype)) for file in files for name, one in file.tensors.items()}
 
 
 def remote_data(ref: str, config: str | None) -> Download:
@@ -136,47 +154,20 @@ def remote_data(ref: str, config: str | None) -> Download:
         Unreachable: the Hub does not answer.
     """
     repo, _, revision = ref.partition("@")
-    info = _ask(ref, "data set", lambda api: api.dataset_info(repo, revision=revision or None, files_metadata=True))
+    info = ask(ref, "data set", lambda api: api.dataset_info(repo, revision=revision or None, files_metadata=True))
     if info.gated:
-        _ask(ref, "data set", lambda api: api.auth_check(repo, repo_type="dataset"))
+        ask(ref, "data set", lambda api: api.auth_check(repo, repo_type="dataset"))
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
     own = {name: size for name, size in sizes.items() if config and name.startswith(f"{config}/")}
     return Download(ref, "data set", len(own or sizes), sum((own or sizes).values()))
 
 
-def _ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
-    import huggingface_hub
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        NotASafetensorsRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-        SafetensorsParsingError,
-    )
-
-    try:
-        return question(huggingface_hub.HfApi())
-    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise InputError(hub_problem(error, ref, kind)) from error
-    except (EntryNotFoundError, NotASafetensorsRepoError, SafetensorsParsingError, HFValidationError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"'{ref}' on the Hub cannot be read: {reason}") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise Unreachable(type(error).__name__) from error
-    except Exception as error:  # connection errors of the client's own transport
-        if type(error).__module__.startswith(("httpx", "requests", "urllib3")):
-            raise Unreachable(type(error).__name__) from error
-        raise
-
-
-def _fetched(ref: str, name: str) -> Mapping[str, Any]:
+def _fetched(model: HubModel, name: str) -> Mapping[str, Any]:
     """A small file of a model, read without a trace in the cache: half a snapshot there would look like a whole."""
-    repo, _, revision = ref.partition("@")
     with tempfile.TemporaryDirectory() as folder:
-        path = _ask(
-            ref, "model", lambda api: api.hf_hub_download(repo, name, revision=revision or None, local_dir=folder)
+        path = ask(
+            model.ref,
+            "model",
+            lambda api: api.hf_hub_download(model.repo, model.path(name), revision=model.revision, local_dir=folder),
         )
-        return read_json(Path(path), f"'{ref}' on the Hub: {name}")
+        return read_json(Path(path), f"'{model.ref}' on the Hub: {name}")

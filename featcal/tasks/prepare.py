@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.errors import InputError
-from featcal.formats.checkpoint import HUB_FILES, read_config
+from featcal.formats.checkpoint import read_config
+from featcal.formats.hub import HUB_FILES
 from featcal.formats.located import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.language import IGNORED

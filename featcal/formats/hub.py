@@ -1,0 +1,165 @@
+"""Models on the Hub: what an id names, how its files get here, and what the errors of the Hub's client mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import InputError
+from featcal.words import did_you_mean, some
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+"""Of a model on the Hub, the files that are fetched."""
+_PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
+"""Between slashes; no `.` and no `..`."""
+_ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
+
+
+class Unreachable(Exception):
+    """The Hub does not answer: nothing can be said of an id."""
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on the Hub: in a repository, which has exactly one slash in its name, or in a folder inside it."""
+
+    ref: str
+    """As it was given."""
+    repo: str
+    """`OWNER/NAME`."""
+    folder: str
+    """What stands behind the second slash; empty where the model is the whole repository."""
+    revision: str | None
+
+    @property
+    def patterns(self) -> dict[str, list[str]]:
+        """The files that are fetched, as the Hub's client takes patterns: of the model's folder and those below it,
+        weights of those below not, since they are other models."""
+        return {
+            "allow_patterns": [self.path(pattern) for pattern in HUB_FILES],
+            "ignore_patterns": [self.path("*/*.safetensors")],
+        }
+
+    def path(self, name: str) -> str:
+        """A file of the model as its repository calls it."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def below(self, files: Iterable[str]) -> list[str]:
+        """Of the repository's files those in the model's folder and below it, as they are called from there.
+
+        >>> hub_model("owner/name/a").below(["a/config.json", "a/b/config.json", "ab/config.json"])
+        ['config.json', 'b/config.json']
+        """
+        start = self.path("")
+        return [file.removeprefix(start) for file in files if file.startswith(start)]
+
+    def other_folders(self, files: Iterable[str]) -> str:
+        """For messages: the folders of the repository that hold models, those inside this one first.
+
+        Args:
+            files: all of the repository.
+        """
+        found = {file.rpartition("/")[0] for file in files if file.endswith(".safetensors")} - {"", self.folder}
+        nearest = sorted(found, key=lambda one: (not one.startswith(self.path("")), one))
+        if not nearest:
+            return ""
+        return f"; its folders with safetensors are {some(nearest, 24)}.{did_you_mean(self.folder, nearest)}"
+
+
+def hub_model(ref: str) -> HubModel | None:
+    """What a reference `OWNER/NAME[/FOLDER][@REVISION]` names; None for a text of another form.
+
+    >>> hub_model("owner/name/sub/folder@v1").folder, hub_model("owner/name/../x")
+    ('sub/folder', None)
+    """
+    found = _ID.fullmatch(ref)
+    return found and HubModel(ref, found["repo"], found["folder"] or "", found["revision"])
+
+
+def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
+    """The folder of a model in the Hub's cache, its files fetched where they may be; it is not there if the
+    repository has no such folder, and may lack files if the Hub was not asked.
+
+    Raises:
+        OSError: every error of the Hub's client.
+    """
+    from huggingface_hub import snapshot_download
+
+    place = snapshot_download(model.repo, revision=model.revision, local_files_only=local_files_only, **model.patterns)
+    return Path(place) / model.folder
+
+
+def fetched(model: HubModel) -> Path:
+    """The folder of a model in the Hub's cache, after its files were fetched.
+
+    Raises:
+        InputError: neither the Hub nor the cache has it.
+    """
+    try:
+        place = snapshot(model)
+        if place.is_dir():
+            return place
+        files = ask(model.ref, "model", lambda api: api.list_repo_files(model.repo, revision=model.revision))
+    except (OSError, Unreachable) as error:
+        raise InputError(hub_problem(error, model.ref)) from error
+    raise InputError(no_such_folder(model, files))
+
+
+def no_such_folder(model: HubModel, files: Iterable[str]) -> str:
+    """The message for a folder that a repository with these files does not have."""
+    return f"'{model.repo}' on the Hub has no folder '{model.folder}'{model.other_folders(files)}"
+
+
+def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
+    """The Hub's answer to a question about a "model" or "data set".
+
+    Args:
+        question: called with the client.
+
+    Raises:
+        InputError: there is no such thing, or it cannot be read.
+        Unreachable: the Hub does not answer.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+        SafetensorsParsingError,
+    )
+
+    try:
+        return question(huggingface_hub.HfApi())
+    except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise InputError(hub_problem(error, ref, kind)) from error
+    except (EntryNotFoundError, SafetensorsParsingError, HFValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"'{ref}' on the Hub cannot be read: {reason}") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise Unreachable(type(error).__name__) from error
+    except Exception as error:  # connection errors of the client's own transport
+        if type(error).__module__.startswith(("httpx", "requests", "urllib3")):
+            raise Unreachable(type(error).__name__) from error
+        raise
+
+
+def hub_problem(error: Exception, ref: str, kind: str = "model") -> str:
+    """What an error of the Hub's client means for `owner/name[/folder][@revision]`, and what to do."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    named, _, revision = ref.partition("@")
+    repo = "/".join(named.split("/")[:2])
+    if isinstance(error, GatedRepoError):
+        return f"'{repo}' is gated; accept its licence on the Hub and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the Hub has no {kind} '{repo}' (private ones need HF_TOKEN)"
+    if isinstance(error, RevisionNotFoundError):
+        return f"'{repo}' has no revision '{revision}' on the Hub; give one of its commits, tags or branches"
+    why = str(error) if isinstance(error, Unreachable) else type(error).__name__
+    return f"'{ref}' is neither on the Hub nor in its local cache, or the Hub cannot be reached ({why})"
