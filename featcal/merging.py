@@ -32,7 +32,7 @@ DEFAULT_SCALES = {
     "dare": dare.DEFAULT_SCALE,
     "dare-ties": ties.DEFAULT_SCALE,
     "breadcrumbs": breadcrumbs.DEFAULT_SCALE,
-    **dict.fromkeys(("tsv-m", "iso-c", "iso-cts"), by_matrix.DEFAULT_SCALE),
+    **dict.fromkeys(("tsv-m", "iso-c", "iso-cts", "ace"), by_matrix.DEFAULT_SCALE),
 }
 
 

@@ -47,6 +47,7 @@ _OF_A_MERGER = {
     "beta": float,
     "gamma": float,
     "common": float,
+    "eps": float,
     "steps": int,
     "normalize": bool,
     "dtype": str,

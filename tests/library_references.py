@@ -138,6 +138,21 @@ def linears_of(model: Any, block: str) -> dict[str, torch.nn.Linear]:
     return {f"{block}.{name}": one for name, one in found if isinstance(one, torch.nn.Linear)}
 
 
+@torch.no_grad()
+def inputs_of(model: Any, samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Tensor]:
+    """What modules are given, `[tokens, width]`, by their names."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen[name].append(args[0][0]))
+        for name in names
+    ]
+    for sample in samples:
+        model(**sample)
+    for hook in hooks:
+        hook.remove()
+    return {name: torch.cat(given) for name, given in seen.items()}
+
+
 def calibration_samples(reference: Reference, config: CalibrationConfig) -> dict[str, list[Sample]]:
     """Those that a run draws."""
     drawn = {

@@ -210,7 +210,7 @@ GPT2 = ROWS["gpt2"]
 MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
-@pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "svc"])
+@pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "ace", "svc"])
 def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method: str, tmp_path: Path) -> None:
     """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
     from featcal.baselines.options import Svc

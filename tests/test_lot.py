@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from library_references import Reference, linears_of, reference_of
+from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
 from conftest import TASKS
@@ -19,7 +19,6 @@ from featcal.baselines.lot import task_matrix
 from featcal.baselines.options import Lot
 from featcal.errors import InputError
 from featcal.family import Family
-from featcal.testing.reference import Sample
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -29,21 +28,6 @@ def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> tuple[Reference, Sequence[str]]:
     return reference_of(request.param, tmp_path_factory.mktemp(request.param), tiny_suite_file.parent, tiny64)
-
-
-@torch.no_grad()
-def inputs(model: Any, samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Tensor]:
-    """What modules are given, `[tokens, width]`, by their names."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen[name].append(args[0][0]))
-        for name in names
-    ]
-    for sample in samples:
-        model(**sample)
-    for hook in hooks:
-        hook.remove()
-    return {name: torch.cat(given) for name, given in seen.items()}
 
 
 def norms_of(model: Any, block: str) -> list[str]:
@@ -70,7 +54,7 @@ def expected(reference: Reference, blocks: Sequence[str], scale: float) -> dict[
     for block in blocks:
         linears, norms = list(linears_of(reference.models["base"], block)), norms_of(reference.models["base"], block)
         given = {
-            task: inputs(expert, reference.samples["calibration"][task], [*linears, *norms])
+            task: inputs_of(expert, reference.samples["calibration"][task], [*linears, *norms])
             for task, expert in reference.experts.items()
         }
         for name in linears:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from featcal.errors import NumericalError
 from featcal.formats.weights import InMemory
-from featcal.mergers import breadcrumbs, dare, iso_c, iso_cts, model_stock, recipe, selection, ties, tsv_m, wudi
+from featcal.mergers import (
+    ace,
+    breadcrumbs,
+    by_matrix,
+    dare,
+    iso_c,
+    iso_cts,
+    model_stock,
+    recipe,
+    selection,
+    ties,
+    tsv_m,
+    wudi,
+)
 from featcal.mergers.recipe import RecipeWeights
 from featcal.schema.recipe import MergeRecipe
 
@@ -77,6 +92,7 @@ IN_ANY_ORDER: dict[str, dict[str, object]] = {
     "tsv-m": {},
     "iso-c": {},
     "iso-cts": {"common": 0.5},
+    "ace": {},
     "wudi": {"steps": 5},
     "wudi-optimum": {},
 }
@@ -325,8 +341,113 @@ def test_wudi_of_tasks_that_read_different_directions_is_their_sum() -> None:
     close(wudi.minimise([nothing, nothing]), nothing)
 
 
+LIKE, UNLIKE = [0.5, 0.6, 0.7], [0.1, 1.0, 20.0]
+"""Norms of task matrices on either side of ACE's threshold: Eq. 7 gives 0.07 and 88."""
+
+
+def of_norms(norms: list[float], m: int = 12, d: int = 9) -> list[Tensor]:
+    return [norm * one / one.norm() for norm, one in zip(norms, matrices(len(norms), m, d), strict=True)]
+
+
+def ace_by_equations(tasks: list[Tensor], eps: float) -> Tensor:
+    """Eqs. 5 to 19 as they stand, in NumPy."""
+    deltas = [one.numpy() for one in tasks]
+    m, d = deltas[0].shape
+    squares = np.array([(one**2).sum() for one in deltas])
+    apart = np.log(squares).var() / np.log(squares).mean() ** 2 > 0.3
+    s, regular = [], []
+    for delta in deltas:
+        centred = delta - np.ones((m, 1)) @ (delta.T @ np.ones((m, 1)) / m).T
+        own = centred.T @ centred
+        trace = np.trace(own) if apart else 1.0
+        s.append(own / trace)
+        regular.append(own / trace + eps / trace * np.eye(d))
+    prior = np.ones((d, 1)) @ (np.ones((1, d)) @ sum(s) / d)
+    prior = prior / squares.mean() if apart else prior
+    pre = sum(x @ r for x, r in zip(deltas, regular, strict=True)) @ np.linalg.inv(sum(regular) + prior)
+    if not apart:
+        return torch.from_numpy(pre)
+    mean = sum(regular) / len(regular)
+    residual = sum(x @ (one - mean) for x, one in zip(deltas, s, strict=True))
+    u, values, vh = np.linalg.svd(pre + residual, full_matrices=False)
+    k = int(0.3 * min(m, d))
+    return torch.from_numpy(pre + values[:k].mean() * u[:, :k] @ vh[:k])
+
+
+@pytest.mark.parametrize("shape", [(12, 9), (5, 14)])
+@pytest.mark.parametrize("norms", [LIKE, UNLIKE])
+def test_ace_is_the_published_construction(norms: list[float], shape: tuple[int, int]) -> None:
+    tasks = of_norms(norms, *shape)
+    assert ace.unlike(tasks) == (norms is UNLIKE)
+    for eps in (1e-3, 0.1):
+        close(ace.merge(tasks, eps), ace_by_equations(tasks, eps), 1e-9)
+        close(ace.merge(tasks[::-1], eps), ace.merge(tasks, eps), 1e-9)
+
+
+@pytest.mark.parametrize("norms", [LIKE, UNLIKE])
+def test_ace_follows_a_basis_of_outputs_that_keeps_their_mean(norms: list[float]) -> None:
+    """The mean of all rows is what is taken off, so a rotation may move all but that."""
+    tasks = of_norms(norms)
+    whole = torch.linalg.qr(torch.cat([torch.ones(12, 1).double(), matrices(1, 12, 11)[0]], 1)).Q
+    turn = torch.block_diag(torch.ones(1, 1).double(), torch.linalg.qr(matrices(1, 11, 11, seed=6)[0]).Q)
+    rotation = whole @ turn @ whole.T
+    close(rotation.sum(0), torch.ones(12).double())
+    close(ace.merge([rotation @ one for one in tasks]), rotation @ ace.merge(tasks), 1e-8)
+
+
+def test_ace_minimises_but_for_its_prior() -> None:
+    """By autograd the gradient of sum tr((W - tau) R (W - tau)^T) is -2 W P: 0 in outputs that have no prior."""
+    tasks, eps = of_norms(LIKE), 1e-2
+    w = ace.merge(tasks, eps).requires_grad_()
+    centred = [one - one.mean(0) for one in tasks]
+    terms = [((w - t) @ c.T).square().sum() + eps * (w - t).square().sum() for t, c in zip(tasks, centred, strict=True)]
+    found = torch.autograd.grad(torch.stack(terms).sum(), w)[0]
+    prior = torch.ones(9, 1).double() @ sum((c.T @ c for c in centred), torch.zeros(9, 9).double()).mean(0)[None]
+    close(found, -2 * w.detach() @ prior, 1e-10)
+    assert float(found.abs().max()) > 1e-3
+
+
+def test_ace_of_experts_that_agree_is_that_of_one() -> None:
+    """Whose rows the prior shortens along equal inputs: tau less (tau 1) times a row; with sums of 0, tau itself."""
+    one, eps = matrices(1)[0], 1e-3
+    close(ace.merge([one] * 4, eps), ace.merge([one], eps), 1e-10)
+    covariance = (one - one.mean(0)).T @ (one - one.mean(0))
+    row = torch.linalg.solve(covariance + eps * torch.eye(9).double(), covariance.mean(0))
+    sums = one.sum(1, keepdim=True)
+    close(ace.merge([one], eps), one - sums * row / (1 + row.sum()), 1e-10)
+    level = one - one.mean(1, keepdim=True)
+    close(ace.merge([level, level], eps), level, 1e-10)
+
+
+def test_ace_leaves_out_what_did_not_change() -> None:
+    for norms in (LIKE, UNLIKE):
+        tasks = of_norms(norms)
+        nothing = torch.zeros_like(tasks[0])
+        close(ace.merge([nothing, *tasks, nothing]), ace.merge(tasks))
+        assert ace.merge([nothing, nothing]).equal(nothing)
+
+
+def test_ace_of_rows_that_are_all_the_same() -> None:
+    """No covariance: eps alone, the mean of those experts; beside others, nothing to be divided by."""
+    rows = [norm * matrices(1, 1, 9, seed)[0] for norm, seed in ((1.0, 3), (2.0, 4))]
+    close(ace.merge(rows), (rows[0] + rows[1]) / 2)
+    tasks = of_norms([0.1, 1.0])
+    level = 20 * torch.ones(12, 1).double() @ rows[0]
+    assert ace.unlike([*tasks, level])
+    found = ace.merge([*tasks, level], 1e-2)
+    assert float(found.norm()) < 0.5 * float(level.norm())  # which it is where its trace is taken for one
+    close(ace.merge([*tasks, level * (1 + 1e-15)], 1e-2), found, 1e-9)
+
+
+def test_ace_says_that_eps_is_too_small() -> None:
+    tasks = of_norms(LIKE, 4, 20)
+    message = r"ace: no decomposition of tensor 'a' \(eps of 1e-20 is lost in rounding.*raise it"
+    with pytest.raises(NumericalError, match=message):
+        by_matrix.merge(MergeRecipe(method="ace", eps=1e-20), tasks, "a")
+
+
 def test_what_is_no_matrix_is_averaged() -> None:
-    for method in ("tsv-m", "iso-c", "iso-cts"):
+    for method in ("tsv-m", "iso-c", "iso-cts", "ace"):
         found = merged(method, EXPERTS, scale=0.7)
         for name in ("b", "c"):
             changes = [expert.tensors[name] - BASE.tensors[name] for expert in EXPERTS.values()]

@@ -187,6 +187,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tsv-m": {"scale": 0.9},
     "iso-c": {},
     "iso-cts": {"common": 0.5},
+    "ace": {"scale": 0.9, "eps": 1e-3},
     "wudi": {"steps": 3},
     "wudi-optimum": {},
     "ties-per-tensor": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},
@@ -355,6 +356,8 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
         ({"method": "wudi", "scale": 1.0}, "'scale' means nothing to wudi, which takes steps, dtype"),
         ({"method": "iso-c", "common": 0.5}, "'common' means nothing to iso-c"),
         ({"method": "iso-cts", "common": 1.5}, "less than or equal to 1"),
+        ({"method": "ace", "eps": 0.0}, "greater than 0"),
+        ({"method": "tsv-m", "eps": 0.1}, "'eps' means nothing to tsv-m, which takes scale, dtype"),
         ({"method": "model-stock", "scale": 0.5}, "'scale' means nothing to model-stock, which takes dtype"),
         ({"method": "task-arithmetic", "weights": {"a": 0.1, "b": -0.1}, "normalize": True}, "sum to 0"),
         ({"method": "ties-per-tensor", "dtype": "int8"}, "'float32', 'bfloat16' or 'float16'"),
@@ -364,6 +367,12 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
 def test_recipes_that_mean_nothing(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         MergeRecipe.model_validate(content)
+
+
+def test_an_option_that_is_left_out_leaves_what_a_suite_says() -> None:
+    """As it was before there was an eps: the history and shipped measurements of a suite go by that."""
+    assert "eps" not in MergeRecipe(method="ace").model_dump()
+    assert MergeRecipe(method="ace", eps=0.1).model_dump(exclude_none=True) == {"method": "ace", "eps": 0.1}
 
 
 def test_a_name_with_two_meanings_is_explained() -> None:

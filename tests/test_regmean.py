@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from library_references import Reference, linears_of, reference_of
+from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
 from conftest import TASKS
@@ -41,20 +41,9 @@ def reference(
     return reference_of(request.param, tmp_path_factory.mktemp(request.param), tiny_suite_file.parent, tiny64)
 
 
-@torch.no_grad()
 def grams(model: Any, samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Tensor]:
     """The mean of x x^T over all tokens of all samples, by the name of the map that x is given to."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen[name].append(args[0][0]))
-        for name in names
-    ]
-    for sample in samples:
-        model(**sample)
-    for hook in hooks:
-        hook.remove()
-    rows = {name: torch.cat(given) for name, given in seen.items()}
-    return {name: x.mT @ x / len(x) for name, x in rows.items()}
+    return {name: x.mT @ x / len(x) for name, x in inputs_of(model, samples, names).items()}
 
 
 def regression(experts: Mapping[str, Any], own: Mapping[str, Mapping[str, Tensor]], name: str, reduce: float) -> Tensor:
@@ -184,7 +173,13 @@ def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.Mo
 
 
 def test_merge_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
-    for name in ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8", "fisher:samples=4"):
+    for name in (
+        "regmean:samples=8,reduce=0.5",
+        "regmean++:samples=8",
+        "lot:samples=8",
+        "esm:samples=8",
+        "fisher:samples=4",
+    ):
         out = tmp_path / model_name(name).kind
         done = CliRunner().invoke(
             commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]

@@ -1,4 +1,4 @@
-"""The mean of the experts: what baselines leave where they have nothing to say."""
+"""The mean of the experts, or of their changes: what baselines leave where they have nothing to say."""
 
 from __future__ import annotations
 
@@ -14,4 +14,11 @@ def averaged(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
     """Simple Averaging of the experts; of the base the dtype counts."""
     models = {task: one.weights for task, one in experts.items()}
     recipe = MergeRecipe(method="simple-averaging")
+    return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)
+
+
+def averaged_changes(run: Run, experts: Mapping[str, ExpertPass], scale: float) -> RecipeWeights:
+    """The base plus `scale` times the mean of the experts' changes."""
+    models = {task: one.weights for task, one in experts.items()}
+    recipe = MergeRecipe(method="task-arithmetic", scale=scale / len(experts))
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.baselines.adamerging import adamerging
+from featcal.baselines.esm import esm
 from featcal.baselines.fisher import fisher
 from featcal.baselines.fitted import Fitted
 from featcal.baselines.gradients import heads_of
 from featcal.baselines.lot import lot
-from featcal.baselines.options import AdaMerging, Baseline, Fisher, Lot, Polish, RegMean, Sampled, Surgery, Svc
+from featcal.baselines.options import AdaMerging, Baseline, Esm, Fisher, Lot, Polish, RegMean, Sampled, Surgery, Svc
 from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
@@ -77,6 +78,8 @@ def _made(
             return regmean(run, experts, options), {}
         case Lot():
             return lot(run, experts, options), {}
+        case Esm():
+            return esm(run, experts, options), {}
         case Fisher():
             return fisher(run, experts, heads_of(family, family.experts, options.split), options), {}
         case AdaMerging():

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from featcal.baselines.averaged import averaged_changes
 from featcal.baselines.options import Lot
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
@@ -33,12 +34,10 @@ from featcal.calibration.solving import as_stored, named
 from featcal.calibration.token_rows import TaskRows, task_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
-from featcal.mergers.recipe import RecipeWeights
 from featcal.models.adapter import Stage, walking
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.run import Run
 from featcal.models.walk import Walk
-from featcal.schema.recipe import MergeRecipe
 
 
 def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
@@ -53,9 +52,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
         InputError: an architecture that cannot be run block by block, a map that is not given one row per token, or a
             norm that is another function of its parameters.
     """
-    models = {task: one.weights for task, one in experts.items()}
-    mean = MergeRecipe(method="task-arithmetic", scale=options.scale / len(experts))
-    under = RecipeWeights(mean, run.base, models, run.adapter.tower, run.adapter.vocabulary)
+    under = averaged_changes(run, experts, options.scale)
     found: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
         walk = Walk(run, options.kind, experts, {})

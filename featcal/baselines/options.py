@@ -110,16 +110,29 @@ class Polish(Sampled):
 
 
 @dataclass(frozen=True)
-class Lot(Sampled):
-    """LOT Merging (arXiv 2505.23859): the task vector that changes every layer's own features least."""
+class Scaled(Sampled):
+    """Of a baseline that merges task vectors."""
 
-    kind: ClassVar[str] = "lot"
     scale: float = 1.0
     """Factor of the merged task vector."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(math.isfinite(self.scale), "scale", "is finite")
+
+
+@dataclass(frozen=True)
+class Lot(Scaled):
+    """LOT Merging (arXiv 2505.23859): the task vector that changes every layer's own features least."""
+
+    kind: ClassVar[str] = "lot"
+
+
+@dataclass(frozen=True)
+class Esm(Scaled):
+    """Essential Subspace Merging (arXiv 2602.20208): what every task vector does most to its own features."""
+
+    kind: ClassVar[str] = "esm"
 
 
 @dataclass(frozen=True)
@@ -200,12 +213,13 @@ class ProbSurgery(Surgery):
         self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
 
 
-Baseline = RegMean | Lot | Fisher | AdaMerging | Svc | Polish | Surgery
+Baseline = RegMean | Lot | Esm | Fisher | AdaMerging | Svc | Polish | Surgery
 """The options of any baseline."""
 _ALL: tuple[type[Baseline], ...] = (
     RegMean,
     RegMeanPlusPlus,
     Lot,
+    Esm,
     Fisher,
     AdaMerging,
     AdaMergingTest,

@@ -19,7 +19,7 @@ from featcal.schema.recipe import METHODS
 @click.option(
     "--method",
     help=f"{', '.join(METHODS)}.  [the suite's own recipe] Or a baseline with its options: "
-    "regmean:samples=64,reduce=0.9, regmean++, lot, fisher, adamerging:steps=200, svc:alpha=0.1.",
+    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, fisher, adamerging:steps=200, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
 @click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")

@@ -1,7 +1,7 @@
 """Mergers that take a task matrix as a whole: one of every expert is in memory, in float64, with what its decomposition
 takes: more than a block of each model where an expert's matrices are a third of a block. Of eight B/32 experts Iso-C
-takes 0.24 GB, TSV-M 0.5, Iso-CTS 0.6 and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32.
-None of it grows with the number of blocks.
+takes 0.24 GB, TSV-M 0.5, Iso-CTS 0.6, ACE and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in
+float32. None of it grows with the number of blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import NumericalError
-from featcal.mergers import iso_c, iso_cts, tsv_m, wudi
+from featcal.mergers import ace, iso_c, iso_cts, tsv_m, wudi
 from featcal.schema.recipe import MergeRecipe
 
 DEFAULT_SCALE = 1.0
@@ -23,6 +23,7 @@ MERGERS: Mapping[str, Callable[[MergeRecipe, Sequence[Tensor]], Tensor]] = {
     "tsv-m": lambda recipe, changes: tsv_m.merge(changes),
     "iso-c": lambda recipe, changes: iso_c.merge(changes),
     "iso-cts": lambda recipe, changes: iso_cts.merge(changes, recipe.common),
+    "ace": lambda recipe, changes: ace.merge(changes, recipe.eps),
     "wudi": lambda recipe, changes: wudi.descend(changes, recipe.steps),
     "wudi-optimum": lambda recipe, changes: wudi.minimise(changes),
 }

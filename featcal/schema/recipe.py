@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from featcal.schema.strict import Strict
 
@@ -22,6 +22,7 @@ Method = Literal[
     "tsv-m",
     "iso-c",
     "iso-cts",
+    "ace",
     "wudi",
     "wudi-optimum",
 ]
@@ -45,6 +46,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "tsv-m": ("scale",),
     "iso-c": ("scale",),
     "iso-cts": ("scale", "common"),
+    "ace": ("scale", "eps"),
     "wudi": ("steps",),
     "wudi-optimum": (),
 }
@@ -71,12 +73,20 @@ class MergeRecipe(Strict):
     """Breadcrumbs: share of a tensor's entries above which the largest are masked; 0.99 when left out."""
     common: Share | None = None
     """Iso-CTS: share of a matrix's directions that the common space has; 0.8 when left out."""
+    eps: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """ACE: ridge strength, in the unit of the weights squared; 1e-5 when left out."""
     steps: Annotated[int, Field(ge=0)] | None = None
     """WUDI: steps of Adam; 300 when left out."""
     normalize: bool | None = None
     """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Storage dtype of the merged model; the base's own when left out."""
+
+    @model_serializer(mode="wrap")
+    def _younger_options_where_given(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an `eps` that is left out: the history and the measurements of a suite go by what it says, and those
+        from before there was one are still of it."""
+        return {name: value for name, value in dumped(self).items() if name != "eps" or value is not None}
 
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> MergeRecipe:

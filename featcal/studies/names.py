@@ -25,7 +25,7 @@ def everything(anchor: float) -> list[str]:
     polished = [f"polished:steps=30@{one}" for one in ("merged", *calibrated)]
     surgery = [f"{kind}@{one}" for kind in ("surgery", "probsurgery") for one in ("merged", _REFINED)]
     trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
-    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", *trained]
+    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", *trained]
     anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]
     return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
 

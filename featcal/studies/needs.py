@@ -18,7 +18,7 @@ SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
 )
 """Calibration samples; their labels, or answers that are read as tokens; samples of the test split; steps of gradient
 descent; modules or whole models per task; the task of a sample known when the model is used."""
-_SEES = dict.fromkeys(("calibrated", "regmean", "regmean++", "lot", "fisher"), (SAMPLES,))
+_SEES = dict.fromkeys(("calibrated", "regmean", "regmean++", "lot", "esm", "fisher"), (SAMPLES,))
 _TRAINS = {
     "wudi": (TRAINING,),
     **dict.fromkeys(("polished", "adamerging"), (SAMPLES, TRAINING)),

@@ -1,0 +1,188 @@
+"""Essential Subspace Merging: of every task vector what it does most to its own features (Li et al., Model Merging in
+the Essential Subspace, CVPR 2026, arXiv 2602.20208).
+
+With X_t the inputs of a linear map as expert t has them on its own samples and D_t = W_t - W_0 in R^{m x d} of T tasks,
+outputs shift by X_t D_t^T. Principal directions P_t of this shift are the eigenvectors of D_t G_t D_t^T with the
+floor(m / T) largest eigenvalues, one at least and none that is 0; G_t = X_t^T X_t over all tokens but padding. That is
+the second moment, not the covariance: what the discarded eigenvalues sum to is then what the shift loses. Coordinates
+are A_t = P_t^T D_t. With polarised scaling p(v)_i = (v_i / mean_j v_j)^2, and whitening, which puts the polar factor of
+a matrix in its place,
+
+    tasks     A_t is scaled by p of all ||A_t||
+    merged    P = whitened [P_1 | ... | P_T];  A = N whitened V, with [A_1; ...; A_T] = N V, N the norms of its rows
+    inputs    column j of A is scaled by p of the norms of the columns of [A_1; ...; A_T]
+    layers    D = P A is scaled by p of the norms of D at the same place of all blocks of its stage
+
+and W = W_0 + `scale` D. The paper takes 32 samples at most and chooses the scale on a validation split; here it is 1.
+
+What is our reading: the descriptions that we have whiten [A_1; ...; A_T] as it is. All singular values of P A would
+be 1 then, however little the experts changed; so the norms of the rows stay between the factors, as singular values do
+in TSV-Merge. Inputs are those of the expert alone, as in RegMean and LOT Merging. Whatever else there is gets the mean
+of the experts' changes: biases, norms, embeddings, and maps outside the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.baselines.averaged import averaged_changes
+from featcal.baselines.options import Esm
+from featcal.calibration.gram import Gram
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.moments import linear_groups
+from featcal.calibration.solving import as_stored, named
+from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.errors import NumericalError
+from featcal.formats.weights import Overlay, Weights, all_finite
+from featcal.mergers.singular import orthonormal
+from featcal.models.adapter import Stage, walking
+from featcal.models.lane import ExpertPass, Step
+from featcal.models.maps import turned
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+
+_LINALG: Any = torch.linalg
+Directions: TypeAlias = tuple[Tensor, Tensor]
+"""P_t `[m, k]`, orthonormal, and A_t `[k, d]` of one task."""
+
+
+def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
+    """Merge the experts. Memory holds one block of the base and of one expert with the principal directions and
+    coordinates of all tasks there, and of a whole stage what its linear maps change, in float64 on the CPU, since every
+    layer's scale depends on all others; then what was merged so far.
+
+    Args:
+        experts: one expert pass per task; their batches are the samples.
+
+    Raises:
+        NumericalError: features that are not finite, or a decomposition that does not converge; names the map.
+        InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
+    """
+    under = averaged_changes(run, experts, options.scale)
+    found: dict[str, Tensor] = {}
+    with walking(run.adapter), run.seconds(options.kind):
+        walk = Walk(run, options.kind, experts, {})
+        for stage in run.adapter.stages:
+            walk.enter(stage)
+            rows = {
+                task: task_rows(stage, lane.calls, experts[task].batches, options.counting)
+                for task, lane in walk.experts.items()
+            }
+            changes: list[dict[str, Tensor]] = []
+            for index, block in walk.blocks(stage):
+                shifts = BlockShifts(stage, index, len(experts))
+                base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}
+                with named(block.name):
+                    for task, tensors in walk.experts_at(block):
+                        steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears)
+                        shifts.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
+                    changes.append({name: change.cpu() for name, change in shifts.merged().items()})
+            for block, own in zip(stage.blocks, by_layer(changes), strict=True):
+                start = block.local(run.base.read(block.names))
+                solved = {name: start[name].double() + options.scale * change for name, change in own.items()}
+                found |= as_stored(block, under.read(block.names), [solved])
+        walk.finish()
+    return Overlay(f"merged model ({options.kind})", under, found)
+
+
+class BlockShifts:
+    """The principal directions of all tasks for the linear maps of one block."""
+
+    def __init__(self, stage: Stage, index: int, tasks: int) -> None:
+        self._stage, self._index, self._tasks = stage, index, tasks
+        self._maps = stage.blocks[index].linears
+        self._found: dict[str, list[Directions]] = {name: [] for name in self._maps}
+
+    def count(self, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
+        """Take one task.
+
+        Args:
+            steps: the expert's block on every batch of the task, with the inputs of its linear maps.
+            vectors: its task vectors, by name inside the block, in float64.
+
+        Raises:
+            NumericalError: features that are not finite, or no decomposition.
+        """
+        groups: list[LinearGroup] = []
+        grams: dict[str, Gram] = {}
+        for position, step in enumerate(steps):
+            groups = groups or linear_groups(self._stage, self._index, step.inputs)
+            for group in groups:
+                x = group.features(step.inputs, rows.batches[position][group.weighting]).double()
+                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
+        for group in groups:
+            gram = grams[str(group)].full(torch.float64)
+            if not all_finite(gram):
+                raise NumericalError(f"{group}: features are not finite")
+            for name in group.names:
+                change = turned(self._maps[name], vectors[f"{name}.weight"])
+                with _decomposed(name):
+                    self._found[name].append(directions(change, gram, self._tasks))
+
+    def merged(self) -> dict[str, Tensor]:
+        """What every linear map is changed by before layers are scaled, as weights are stored, by name of the tensor
+        inside the block.
+
+        Raises:
+            NumericalError: no decomposition.
+        """
+        changes: dict[str, Tensor] = {}
+        for name, found in self._found.items():
+            if found:
+                with _decomposed(name):
+                    changes[f"{name}.weight"] = turned(self._maps[name], together(found)).contiguous()
+        return changes
+
+
+def directions(change: Float[Tensor, "m d"], gram: Float[Tensor, "d d"], tasks: int) -> Directions:
+    """P_t and A_t of one task among so many."""
+    values, vectors = torch.linalg.eigh(change @ gram @ change.mT)
+    m = len(values)
+    rank = int((values > m * torch.finfo(values.dtype).eps * values[-1]).sum())
+    principal = vectors[:, m - min(rank, max(1, m // tasks)) :]
+    return principal, principal.mT @ change
+
+
+def together(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
+    """P A of the P_t and A_t of all tasks, with the scales of tasks and inputs."""
+    by_task = polarised(torch.stack([own.norm() for _, own in found]))
+    coordinates = torch.cat([factor * own for factor, (_, own) in zip(by_task, found, strict=True)])
+    norms = coordinates.norm(dim=1)
+    principal = orthonormal(torch.cat([own for own, _ in found], 1))
+    merged: Tensor = principal * norms @ orthonormal(coordinates / norms.where(norms > 0, 1)[:, None])
+    return merged * polarised(coordinates.norm(dim=0))
+
+
+def by_layer(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The changes of the blocks of a stage, by name inside the block, scaled against those of that name in others."""
+    norms: dict[str, list[Tensor]] = {}
+    for own in changes:
+        for name, change in own.items():
+            norms.setdefault(name, []).append(change.norm())
+    factors = {name: iter(polarised(torch.stack(own))) for name, own in norms.items()}
+    return [{name: next(factors[name]) * change for name, change in own.items()} for own in changes]
+
+
+def polarised(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """(size / mean of all sizes)^2; 0 where all sizes are.
+
+    >>> polarised(torch.tensor([1.0, 3.0])).tolist()
+    [0.25, 2.25]
+    """
+    mean = sizes.mean()
+    return (sizes / mean.where(mean > 0, 1)).square()
+
+
+@contextmanager
+def _decomposed(name: str) -> Iterator[None]:
+    """Inside the `with`, a decomposition that does not converge is an error that says of which map."""
+    try:
+        yield
+    except _LINALG.LinAlgError as error:
+        raise NumericalError(f"{name}: no decomposition ({error})") from error
