@@ -295,7 +295,7 @@ def test_any_address_is_a_selection(query: dict[str, str]) -> None:
     chosen, problems = from_query(query)
     assert isinstance(chosen, Selection)
     assert len(problems) <= len(query)
-    assert all(len(one) < 200 for one in problems)
+    assert all(len(one) < 250 for one in problems)
     again, none = from_query(chosen.to_query())
     assert (again, none) == (chosen, [])
 
