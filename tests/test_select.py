@@ -24,6 +24,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
 from featcal.model_ids import resolved
+from featcal.progress import silent
 from featcal.selection import candidates, held_out
 from featcal.selection.candidates import CHOSEN, options_of, parameters, planned, suggested
 from featcal.selection.choose import Selection
@@ -242,10 +243,12 @@ select(family, CalibrationConfig(samples=32, layernorms=False), budget=9, study=
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_study_whose_process_was_killed_goes_on_to_the_same_end(
-    many: Family, many_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    many: Family, many_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, many_file, tmp_path / "a.sqlite"], check=False)
+    a, b = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    ended = subprocess.run([sys.executable, "-c", KILLED, many_file, a], check=False)
     assert ended.returncode == -9
     monkeypatch.setattr(candidates, "LAMS", (1e-3,))
     made: list[CalibrationConfig] = []
@@ -256,14 +259,14 @@ def test_a_study_whose_process_was_killed_goes_on_to_the_same_end(
         return real(held, config, *more)
 
     monkeypatch.setattr(HeldOut, "calibrated", counted)
-    resumed = select(many, ASKED, budget=9, study=tmp_path / "a.sqlite")
+    resumed = select(many, ASKED, budget=9, study=a)
     assert len(made) == 2
-    whole = select(many, ASKED, budget=9, study=tmp_path / "b.sqlite")
+    whole = select(many, ASKED, budget=9, study=b)
     assert len(made) == 11
     assert _scores(resumed) == _scores(whole)
     assert resumed.config == whole.config
     assert len({json.dumps(one.options) for one in whole.candidates}) == 9
-    assert select(many, ASKED, budget=9, study=tmp_path / "b.sqlite").margin == whole.margin
+    assert select(many, ASKED, budget=9, study=b).margin == whole.margin
     assert len(made) == 11
 
 
@@ -278,7 +281,8 @@ def test_a_study_belongs_to_its_samples_and_options(many: Family, tmp_path: Path
     assert _scores(select(moved, ASKED, budget=2, study=file)) != _scores(first)
 
 
-def test_processes_share_a_study(many: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["s.sqlite", "s.journal"])
+def test_processes_share_a_study(many: Family, tmp_path: Path, file: str) -> None:
     """Nobody takes what another computes; what another left is taken again."""
     score = Score("drift", {"t": (0.5,)}, {"t": (1.0,)})
     plan = [options_of(config) for config in planned(many, ASKED)[:2]]
@@ -289,7 +293,7 @@ def test_processes_share_a_study(many: Family, tmp_path: Path) -> None:
             raise TimeoutError
 
     told: list[int] = []
-    with opened(tmp_path / "s.sqlite", "name", 0) as one, opened(tmp_path / "s.sqlite", "name", 0) as two:
+    with opened(tmp_path / file, "name", 0) as one, opened(tmp_path / file, "name", 0) as two:
         one.plan(plan)
         two.plan(plan)
         with one.taken(2, tell) as first, two.taken(2, tell) as second:
@@ -309,6 +313,28 @@ def test_processes_share_a_study(many: Family, tmp_path: Path) -> None:
             assert none is None
         found = [(one.options, one.score, one.failure) for one in one.found()]
     assert found == [(plan[0], None, "singular"), (plan[1], score, "")]
+
+
+def test_half_a_line_of_a_journal_is_taken_away(many: Family, tmp_path: Path) -> None:
+    """A process that dies while it appends leaves one; a file of something else is left alone."""
+    file, plan = tmp_path / "s.journal", [options_of(config) for config in planned(many, ASKED)[:2]]
+    with opened(file, "name", 0) as study:
+        study.plan(plan[:1])
+    before = file.read_bytes()
+    assert before.endswith(b"\n")
+    for torn in (b'{"op', b'{"op_code":4,"worker_id":"x","trial'):
+        file.write_bytes(before + torn)
+        with opened(file, "name", 0) as study:
+            study.plan(plan)
+            with study.taken(2, silent) as taken:
+                assert taken is not None
+                assert taken[1] == plan[0]
+        assert file.read_bytes().startswith(before + b'{"op_code":')
+    for other in ("no journal", "no journal\n", "{}\n"):
+        file.write_text(other)
+        with pytest.raises(InputError, match=r"s\.journal: .*; give another file with --study"), opened(file, "n", 0):
+            pass
+        assert file.read_text() == other
 
 
 def test_a_candidate_that_fails_is_named_and_never_chosen(

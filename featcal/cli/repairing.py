@@ -205,7 +205,7 @@ def sweep(
 @click.option(
     "--study",
     type=click.Path(path_type=Path),
-    help="File of the study; several processes may work on one.  [in the cache folder]",
+    help="File of the study; processes may share it, and machines where it ends in .journal.  [in the cache folder]",
 )
 @click.option(
     "--recipe",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,6 +25,7 @@ from featcal.locks import locked
 from featcal.progress import Progress
 from featcal.selection.candidates import Options, parameters, suggested
 from featcal.selection.held_out import Score
+from featcal.selection.journal import ENDING, journal
 
 PATIENCE = 60.0
 """Seconds to wait for another process that takes or gives back a candidate."""
@@ -59,9 +61,7 @@ class Study:
     def __init__(self, file: Path, name: str, seed: int) -> None:
         self._file, self._name, self._seed = file, name, seed
         with self._turn():
-            self._storage = optuna.storages.RDBStorage(
-                f"sqlite:///{file}", engine_kwargs={"connect_args": {"timeout": PATIENCE}}
-            )
+            self._storage = _storage(file)
             try:
                 self._study = optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
             except BaseException:
@@ -70,8 +70,9 @@ class Study:
 
     def close(self) -> None:
         """Let the file go."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        if isinstance(self._storage, RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     def plan(self, options: Sequence[Options]) -> None:
         """Put candidates in line that are to be tried before any are suggested; those it knows stay as they are."""
@@ -179,6 +180,12 @@ class Study:
             return free
 
 
+def _storage(file: Path) -> RDBStorage | JournalStorage:
+    if file.suffix == ENDING:
+        return journal(file, PATIENCE)
+    return RDBStorage(f"sqlite:///{file}", engine_kwargs={"connect_args": {"timeout": PATIENCE}})
+
+
 def _candidate(kept: Mapping[str, Any]) -> Candidate:
     score = None
     if _SCORE in kept:
@@ -189,7 +196,8 @@ def _candidate(kept: Mapping[str, Any]) -> Candidate:
 
 @contextmanager
 def opened(file: Path, name: str, seed: int) -> Iterator[Study]:
-    """A study of a file, which is made where there is none.
+    """A study of a file, which is made where there is none: a journal, where its name ends in `.journal`, for a disk
+    that machines share, else a SQLite database.
 
     Raises:
         InputError: the file cannot be read or written, or is something else.
@@ -197,7 +205,7 @@ def opened(file: Path, name: str, seed: int) -> Iterator[Study]:
     said = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        with _named(file, OSError, sqlite3.Error):
+        with _named(file, OSError, sqlite3.Error, ValueError):  # of a journal that holds something else
             file.parent.mkdir(parents=True, exist_ok=True)
             study = Study(file.absolute(), name, seed)
         try:
