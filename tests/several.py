@@ -1,18 +1,27 @@
-"""Work that several ranks do together: processes forked from this one, which keeps their store as torchrun does."""
+"""Work that several ranks do together: processes forked from this one, which keeps their store as torchrun does; and
+whether they give what one process gives."""
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
 
+from featcal.calibration.calibrate import calibrate_to_folder
+from featcal.calibration.config import CalibrationConfig
+from featcal.family import Family
 from featcal.ranks import Ranks, joined
 
 PATIENCE = 60
@@ -65,3 +74,53 @@ def _fork(rank: int, size: int, told: int, work: Callable[[Ranks], object], log:
         log.write_text(f"{type(error).__name__}: {error}")
     finally:
         os._exit(status)
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "featcal.json").read_text())
+    return found
+
+
+def apart(one: Path, other: Path) -> float:
+    """Largest relative difference of a tensor, by Frobenius norms."""
+    mine, theirs = tensors(one), tensors(other)
+    assert mine.keys() == theirs.keys()
+    return max(
+        float((t.double() - theirs[name].double()).norm() / t.double().norm().clamp_min(1e-30))
+        for name, t in mine.items()
+    )
+
+
+def calibrated(family: Family, config: CalibrationConfig, out: Path, size: int, **more: Any) -> Ended:
+    return run_ranks(
+        size, lambda ranks: calibrate_to_folder(family, config, out, **more), out.parent / f"{out.name}.log"
+    )
+
+
+def check_alike(
+    family: Family, config: CalibrationConfig, place: Path, sizes: tuple[int, ...], most: float = 1e-6
+) -> list[dict[str, Any]]:
+    """Every number of ranks gives the tensors and the account of one process; the records, one process's first."""
+    alone = place / "alone"
+    calibrate_to_folder(family, config, alone)
+    found = [record(alone)]
+    for size in sizes:
+        out = place / str(size)
+        ended = calibrated(family, config, out, size)
+        assert ended.status == [0] * size, ended.said
+        assert apart(alone, out) <= most, size
+        found.append(record(out))
+        for kind in ("tokens", "samples", "sha256", "indices", "truncated"):
+            assert {t: one[kind] for t, one in found[-1]["tasks"].items()} == {
+                t: one[kind] for t, one in found[0]["tasks"].items()
+            }
+        assert list(found[-1]["tasks"]) == list(found[0]["tasks"])
+        assert found[-1]["inputs"] == found[0]["inputs"]
+        assert found[-1]["notes"] == found[0]["notes"]
+        for block, drift in found[0]["relative_drift"].items():
+            assert found[-1]["relative_drift"][block] == pytest.approx(drift, rel=1e-5)
+    return found

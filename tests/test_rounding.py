@@ -78,16 +78,16 @@ def test_the_same_solved_in_float32(dtype: str, tiny_suite: Suite) -> None:
 def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family, monkeypatch: Any) -> None:
     """Every solution is seen on its way to the stored dtype; chunks of three numbers are as good as whole tensors."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    as_stored = owners.as_stored
+    rounded = owners.rounded
 
     def watched(block: Any, old: Any, solved: Any) -> dict[str, Tensor]:
-        found = as_stored(block, old, solved)
-        exact = {f"{block.name}.{name}": tensor for one in solved for name, tensor in one.items()}
-        assert not seen.keys() & exact.keys()
-        seen.update({name: (exact[name].double(), tensor) for name, tensor in found.items()})
+        found = rounded(block, old, solved)
+        pairs = {f"{block.name}.{name}": (solved[name].double(), tensor) for name, tensor in found.items()}
+        assert not seen.keys() & pairs.keys()
+        seen.update(pairs)
         return found
 
-    monkeypatch.setattr(owners, "as_stored", watched)
+    monkeypatch.setattr(owners, "rounded", watched)
     monkeypatch.setattr(rounding, "CHUNK", 3)
     found = calibrate(half, config)
     merged, stored = half.merged.read(seen), found.weights.read(seen)

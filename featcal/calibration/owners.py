@@ -18,7 +18,7 @@ from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.rounding import added, rounding
-from featcal.calibration.solving import Solved, anchors, as_stored, named, named_solutions
+from featcal.calibration.solving import Solved, anchors, named, rounded, together
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block
 from featcal.models.run import Run
@@ -81,7 +81,8 @@ def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solve
 
 
 def _solved(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
-    """As `solve`; what storing costs is measured by the owners, who alone have more digits than are stored."""
+    """As `solve`; what storing costs is measured by the owners, who alone have more digits than are stored. Parts of
+    one tensor may have several owners."""
     ranks, groups, config = run.ranks, moments.groups, moments.config
     owners = _owners(ranks, groups)
     if ranks.several:
@@ -93,16 +94,16 @@ def _solved(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Sol
         _collect(ranks, range(ranks.size), owners, givers, sums)
     mine = [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
     own, base = anchors(run, block, merged) if mine else ({}, {})
-    solved = [group.solve(own, base, config) for group in mine]
-    stored = as_stored(block, merged, solved)
-    found = Solved(stored, rounding(merged, named_solutions(block, solved), stored))
+    solved = together(group.solve(own, base, config) for group in mine)
+    old = block.local(merged)
+    stored = rounded(block, old, solved)
+    lost = rounding(old, solved, stored)
     if not ranks.several:
-        return found
+        return Solved(block.canonical(stored), lost)
     for group in groups:
         group.let_go()
     spread = [ranks.spread(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
-    whole = {name: tensor for one in spread for name, tensor in one.items()}
-    return Solved(whole, added(ranks.gathered(found.rounding)))
+    return Solved(block.canonical(together(spread)), added(ranks.gathered(lost)))
 
 
 def _nothing(theirs: Any) -> None:

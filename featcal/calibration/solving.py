@@ -12,6 +12,7 @@ from torch import Tensor
 
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.rounding import Rounding, added, dtype_name
+from featcal.calibration.token_rows import Named
 from featcal.errors import NumericalError
 from featcal.models.adapter import Block
 from featcal.models.run import Run
@@ -64,17 +65,25 @@ def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[
     Raises:
         NumericalError: one does not fit its dtype.
     """
-    whole = named_solutions(block, solved)
-    stored = {name: tensor.to(old[name]) for name, tensor in whole.items()}
+    return block.canonical(rounded(block, block.local(old), together(solved)))
+
+
+def rounded(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
+    """Solutions in the dtype and place of the tensors they replace, both by name inside the block.
+
+    Raises:
+        NumericalError: one does not fit its dtype.
+    """
+    stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
     for name, tensor in stored.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise NumericalError(f"{name}: {_misfit(whole[name], tensor.dtype)}")
+            raise NumericalError(f"{block.name}.{name}: {_misfit(solved[name], tensor.dtype)}")
     return stored
 
 
-def named_solutions(block: Block, solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Solutions of the groups of a block, by name inside it, together under canonical names."""
-    return block.canonical({name: tensor for one in solved for name, tensor in one.items()})
+def together(solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Solutions of several groups of a block."""
+    return {name: tensor for one in solved for name, tensor in one.items()}
 
 
 def _misfit(solution: Tensor, dtype: torch.dtype) -> str:
