@@ -6,9 +6,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,28 @@ def _fork(rank: int, size: int, told: int, work: Callable[[Ranks], object], log:
         log.write_text(f"{type(error).__name__}: {error}")
     finally:
         os._exit(status)
+
+
+def killed_once(command: list[str], file: Path, rank: int | None = None) -> Ended:
+    """A command whose process, or one rank of which, is killed (SIGKILL) as soon as a file is there."""
+    started = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        while not file.exists():
+            assert running.poll() is None, "it ended before the file was there"
+            time.sleep(0.01)
+        victim = running.pid if rank is None else _process(f"RANK={rank}")
+        os.kill(victim, signal.SIGKILL)
+        said = running.communicate(timeout=PATIENCE)[1]
+    return Ended([running.returncode], [said], time.monotonic() - started)
+
+
+def _process(setting: str) -> int:
+    """The first process that was started with a setting in its environment."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if setting.encode() in environment.read_bytes().split(b"\0"):
+                return int(environment.parent.name)
+    raise AssertionError(f"no process has {setting}")
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

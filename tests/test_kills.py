@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, trials
+from several import killed_once
 
 from featcal.family import Family
 from featcal.jobs.queue import Order, Queue
@@ -75,6 +77,19 @@ def test_killed_at_every_file_operation(name: str, tiny: Family, tmp_path: Path)
             assert list(place.iterdir()) == [out]
         points += 1
     assert points >= 8
+
+
+@pytest.mark.parametrize("file", ["blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors"])
+def test_the_command_killed_while_it_runs(file: str, tmp_path: Path) -> None:
+    """As users start it: what it left is no output, and the same command with --resume gives that of a whole run."""
+    command = [sys.executable, "-m", "featcal", "calibrate", "clip-mini", "--samples", "8", "--device", "cpu", "--out"]
+    out, whole = tmp_path / "killed" / "out", tmp_path / "whole"
+    assert killed_once([*command, str(out)], out.with_name("out.partial") / file).status == [-signal.SIGKILL]
+    assert not out.exists()
+    for arguments in ([str(out), "--resume"], [str(whole)]):
+        subprocess.run([*command, *arguments], check=True, stdout=subprocess.DEVNULL)
+    assert content(out) == content(whole)
+    assert [*out.parent.iterdir()] == [out]
 
 
 def killed_after(done: int, seconds: float, step: Callable[[int], object]) -> int:

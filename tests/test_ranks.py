@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from open_clip_models import suite_as_open_clip
-from several import apart, calibrated, check_alike, record, run_ranks
+from several import apart, calibrated, check_alike, killed_once, record, run_ranks
 from torch import Tensor
 
 from conftest import in_float64
@@ -260,3 +260,19 @@ def test_torchrun(tiny_suite_file: Path, tmp_path: Path) -> None:
     assert failed.returncode != 0
     assert failed.stderr.count("featcal: ") == 1
     assert "exists already" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a rank is found by its environment")
+def test_torchrun_of_which_a_process_is_killed(tmp_path: Path) -> None:
+    """torchrun ends with an error, one line of featcal's says what to do, and one process then ends the run."""
+    featcal = ["-m", "featcal", "calibrate", "clip-mini", "--samples", "32", "--device", "cpu", "--out"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    first = tmp_path / "out.partial" / "blocks" / "vision_model.encoder.layers.0.safetensors"
+    killed = killed_once([sys.executable, *torchrun, *featcal, str(tmp_path / "out")], first, rank=1)
+    assert killed.status == [1]
+    assert killed.said[0].count("featcal: another process of this run has ended") == 1
+    assert not (tmp_path / "out").exists()
+    for name, more in {"out": ["--resume"], "whole": []}.items():
+        subprocess.run([sys.executable, *featcal, str(tmp_path / name), *more], check=True, stdout=subprocess.DEVNULL)
+    assert apart(tmp_path / "whole", tmp_path / "out") == 0
