@@ -330,7 +330,10 @@ def test_what_is_no_matrix_is_read_from_one_expert_at_a_time(method: str, watche
 
 def test_what_does_not_fit_the_dtype_is_an_error() -> None:
     merged, _ = open_recipe("task-arithmetic", dtype="float16", scale=1e30)
-    with pytest.raises(InputError, match=r"task-arithmetic 1e\+30\): tensor 'a' in torch.float16.*NaN or infinite"):
+    with pytest.raises(
+        InputError,
+        match=r"task-arithmetic 1e\+30\): tensor 'a' in torch.float16.*NaN or infinite; merge with a smaller scale",
+    ):
         merged.read(["a"])
 
 

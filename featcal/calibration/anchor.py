@@ -35,5 +35,5 @@ class AnchorWeights:
         merged, base = self.merged.read(wanted), self.base.read(wanted)
         found = {n: anchor(merged[n].double(), base[n].double(), self.rho).to(merged[n].dtype) for n in wanted}
         for name, tensor in found.items():
-            check_finite(tensor, f"{self.label}: tensor '{name}'")
+            check_finite(tensor, f"{self.label}: tensor '{name}'", "choose a rho nearer to 1")
         return found

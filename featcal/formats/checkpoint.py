@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.hub import fetched, hub_model
-from featcal.formats.weights import TensorInfo, check_finite
+from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite
 from featcal.jsons import read_json
 from featcal.paths import local_path, require_plain
 from featcal.shared import require_links_inside, require_no_hub
@@ -96,7 +96,7 @@ class Checkpoint:
             with open_file(file, self.label) as handle:
                 for name, stored in wanted:
                     tensor: Tensor = handle.get_tensor(stored)
-                    check_finite(tensor, f"{self.label}: tensor '{stored}' in {file}")
+                    check_finite(tensor, f"{self.label}: tensor '{stored}' in {file}", ANOTHER_FILE)
                     tensors[name] = tensor
         return tensors
 

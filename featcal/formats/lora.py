@@ -16,7 +16,7 @@ from torch import Tensor
 from featcal.errors import InputError
 from featcal.formats.checkpoint import dtype_of, open_file, read_header
 from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
-from featcal.formats.weights import Canonical, Stored, TensorInfo, check_finite
+from featcal.formats.weights import ANOTHER_FILE, Canonical, Stored, TensorInfo, check_finite
 from featcal.paths import local_path
 
 
@@ -105,7 +105,7 @@ class LoraWeights:
                 own = {key: handle.get_tensor(key).to(dtype) for key in change.stored()}
                 tensors[name] = change.apply(tensors[name].to(dtype), own)
                 what = ", ".join(f"'{key}'" for key in own)
-                check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}")
+                check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}", ANOTHER_FILE)
         return tensors
 
     def _read_added(self, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ class LoraWeights:
         with open_file(self._file, self.label) as handle:
             tensors: dict[str, Tensor] = {name: handle.get_tensor(key) for name, key in own.items()}
         for name, tensor in tensors.items():
-            check_finite(tensor, f"{self.label}: tensor '{own[name]}' of {self._file}")
+            check_finite(tensor, f"{self.label}: tensor '{own[name]}' of {self._file}", ANOTHER_FILE)
         return tensors
 
 

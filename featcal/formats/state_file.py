@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from featcal.errors import InputError
-from featcal.formats.weights import Canonical, TensorInfo, check_finite
+from featcal.formats.weights import ANOTHER_FILE, Canonical, TensorInfo, check_finite
 from featcal.paths import require_plain
 from featcal.words import printable
 
@@ -60,7 +60,7 @@ class StateFile:
             if name not in self._names:
                 raise InputError(f"{self.label}: tensor '{name}' is missing from {self.files[0]}")
             tensor = self._stored[self._names[name]]
-            check_finite(tensor, f"{self.label}: tensor '{name}' in {self.files[0]}")
+            check_finite(tensor, f"{self.label}: tensor '{name}' in {self.files[0]}", ANOTHER_FILE)
             read[name] = tensor
         return read
 

@@ -220,8 +220,12 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
-def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise InputError naming `what` if a value is NaN or infinite."""
+ANOTHER_FILE = "get the file anew, or train or save the model again"
+"""What to do about numbers of a file."""
+
+
+def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
+    """Raise InputError naming `what` and what to do if a value is NaN or infinite."""
     if not all_finite(tensor):
         bad = int((~torch.isfinite(tensor)).sum())
-        raise InputError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")
+        raise InputError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite; {remedy}")

@@ -32,6 +32,8 @@ VALUES_AT_ONCE = 2**21
 A larger tensor is merged by itself. Of eight B/32 experts that is 0.2 to 0.4 GB at most (a block of each model and the
 base takes 0.25 GB in float32)."""
 
+_SMALLER = "merge with a smaller scale, or store the merged model with more range (`dtype: bfloat16` or `float32`)"
+
 
 @dataclass(frozen=True)
 class RecipeWeights:
@@ -113,7 +115,7 @@ class RecipeWeights:
         """A copy of a merged tensor in the dtype that the model has."""
         dtype = self._dtype(of_base)
         stored = merged.to(dtype, copy=True)
-        check_finite(stored, f"{self.label}: tensor '{name}' in {dtype}")
+        check_finite(stored, f"{self.label}: tensor '{name}' in {dtype}", _SMALLER)
         return stored
 
     def _merge(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Tensor:

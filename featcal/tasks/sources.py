@@ -110,7 +110,7 @@ def draw(
             drawn = _draw_text(spec, pool, indices, preparation, (task, split))
             return replace(drawn, total=len(picked))
         drawn = _draw_pictures(spec, pool, indices, preparation, (task, split))
-    check_finite(drawn.inputs["pixel_values"], label)
+    check_finite(drawn.inputs["pixel_values"], label, "leave out the sample, or prepare it again")
     return replace(drawn, total=len(picked))
 
 
