@@ -271,8 +271,10 @@ def test_torchrun_of_which_a_process_is_killed(tmp_path: Path) -> None:
     first = tmp_path / "out.partial" / "blocks" / "vision_model.encoder.layers.0.safetensors"
     killed = killed_once([sys.executable, *torchrun, *featcal, str(tmp_path / "out")], first, rank=1)
     assert killed.status == [1]
-    assert killed.said[0].count("featcal: another process of this run has ended") == 1
+    assert killed.said[0].count("featcal: ") == 1
+    assert "another process of this run has ended" in killed.said[0]
     assert not (tmp_path / "out").exists()
-    for name, more in {"out": ["--resume"], "whole": []}.items():
-        subprocess.run([sys.executable, *featcal, str(tmp_path / name), *more], check=True, stdout=subprocess.DEVNULL)
+    family = open_family(load_suite("clip-mini"), "cpu")
+    for name in ("out", "whole"):
+        calibrate_to_folder(family, config_for(family, samples=32), tmp_path / name, resume=name == "out")
     assert apart(tmp_path / "whole", tmp_path / "out") == 0
