@@ -21,6 +21,7 @@ import measure
 SHAPES = {
     "small": families.SMALL,
     "middle": families.ClipShape(width=512, hidden=2048, blocks=6, heads=8),
+    "s16": families.ClipShape(width=384, hidden=1536, blocks=12, heads=6, patch=16),
     "b32": families.B32,
 }
 

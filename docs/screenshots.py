@@ -1,6 +1,8 @@
 """Photograph every page of the app in both themes: `python docs/screenshots.py [--suite SUITE --out DIR]`.
 
-A page is ready when streamlit has finished running, every chart is drawn and nothing on it changes any more.
+Whole pages lie in `build/screenshots` then; of clip-mini, what the documents show is cut out of them into
+`docs/images`. A page is ready when streamlit has finished running, every chart is drawn and nothing on it changes any
+more.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ import browser
 THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
+ROOT = Path(__file__).resolve().parents[1]
+SHOWN = {"drift": 755, "calibrate": 1145, "features": 1250, "accuracy": 800, "leaderboard": 1310}
+"""Page → pixels from its top that the README shows."""
 
 
 def photograph(page: Page, file: Path) -> None:
@@ -63,9 +68,17 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
         photograph(page, out / f"{name}-{theme}.png")
 
 
+def show(out: Path) -> None:
+    """Cut what the documents show out of whole pages."""
+    for name, height in SHOWN.items():
+        for theme in THEMES:
+            with Image.open(out / f"{name}-{theme}.png") as whole:
+                whole.crop((0, 0, WIDTH, height)).save(ROOT / "docs" / "images" / f"{name}-{theme}.png", optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "screenshots")
     parser.add_argument("--suite", default="clip-mini")
     browser.arguments(parser)
     options = parser.parse_args()
@@ -74,6 +87,8 @@ def main() -> None:
             page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=theme)
             tour(page, app.address, options.suite, theme, options.out)
             page.close()
+    if options.suite == "clip-mini":
+        show(options.out)
     print(f"pictures in {options.out}")
 
 
