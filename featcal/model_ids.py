@@ -19,6 +19,7 @@ from featcal.formats.weights import Weights
 from featcal.jsons import read_json
 from featcal.merging import recipe_for
 from featcal.schema.model_name import (
+    ALL,
     FITTED,
     REFERENCE,
     WITH_OPTIONS,
@@ -155,7 +156,8 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
         parts += [f"--{'' if on else 'no-'}{name.replace('_', '-')}"] if on != getattr(defaults, name) else []
     for name in PARTIAL:
         chosen = getattr(config, name)
-        parts += [f"--{name}", ",".join(chosen)] if chosen is not None else []
+        if chosen is not None or getattr(defaults, name) is not None:
+            parts += [f"--{name}", ALL if chosen is None else ",".join(chosen)]
     return shlex.join([*parts, "--out", out])
 
 

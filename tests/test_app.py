@@ -357,6 +357,13 @@ def test_the_command_line_repeats_the_sliders() -> None:
     )
 
 
+def test_the_command_line_takes_back_what_a_suite_chose() -> None:
+    suites_own = CalibrationConfig(tasks=("digits",), maps=("mlp",))
+    line = calibrate_command("mine.yaml", CalibrationConfig(maps=("attention",)), suites_own, "out")
+    assert "--maps attention --tasks all" in line
+    assert "--blocks" not in line
+
+
 def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
     configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]

@@ -116,6 +116,12 @@ def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
     assert len(images[:32]) == len(drawn)
 
 
+def test_init_takes_nothing_for_granted_of_what_is_said(run: Run, t5: Path) -> None:
+    source = "{{jsonl: {0}.jsonl.gz, split: calibration, input: 'Say {{label}}:', target: '{{label}}'}}"
+    code, out, err = run("init", *options(TEXT, source), "--merged", "ties", "--out", "mine.yaml")
+    assert (code, out.strip(), err) == (0, "written to mine.yaml", "")
+
+
 def test_init_says_what_is_missing_and_writes_the_rest(run: Run, t5: Path) -> None:
     given = options(TEXT, "{}.jsonl.gz")[:-2]  # without the samples of the last task
     code, out, err = run("init", *given, "--out", "mine.yaml")

@@ -201,6 +201,8 @@ def test_a_suite_file_may_ask_for_parts(edit_suite: Callable[[Callable[[dict[str
     family = open_family(load_suite(file), "cpu")
     assert (config_for(family).blocks, config_for(family).maps) == (("block 1",), ("mlp",))
     assert config_for(family, blocks=family.adapter.block_layers()).blocks is None
+    assert config_for(family, blocks="all") == config_for(family, blocks=family.adapter.block_layers())
+    assert config_for(family, maps=["all"]).maps is None
     file = edit_suite(lambda content: content.update(calibration={"tasks": ["pet"]}))
     assert any("tasks: no 'pet'" in problem for problem in check(load_suite(file), probe=False).problems)
 

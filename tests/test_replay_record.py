@@ -90,6 +90,12 @@ def test_a_record_alone_is_held_against_its_hashes(own_suite_file: Path, made: P
     assert (left.tensor, left.why) == ("logit_scale", "only in the replay")
 
 
+def test_the_number_of_processes_is_named(own_suite_file: Path, made: Path, edit: Any) -> None:
+    """Several processes sum in another order, and those that share a task in float32."""
+    edit(lambda record: record.update(ranks=[{"tasks": {}}, {"tasks": {}}]))
+    assert replay(made, own_suite_file).surroundings["machine"] == ["processes 2 then, 1 now"]
+
+
 def test_a_changed_input_is_named_first(own_suite_file: Path, made: Path) -> None:
     expert = own_suite_file.parent / "experts" / "signs" / WEIGHTS
     tensors = load_file(expert)
@@ -137,6 +143,7 @@ def test_other_versions_explain_and_do_not_differ(own_suite_file: Path, made: Pa
     assert f"note: versions: torch 1.0 then, {all_versions()['torch']} now" in found.stderr
     assert "note: machine: cpu_capability none then" in found.stderr
     assert "threads" not in found.output
+    assert "processes" not in found.output
     assert torch.get_num_threads() == 1
 
 

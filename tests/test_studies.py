@@ -76,6 +76,12 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
     assert "n" in study_tables.printed(study.summaries())[1]
 
 
+def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
+    """A name with samples of its own would stand at every number and be the same model."""
+    with pytest.raises(InputError, match="'calibrated:samples=4' says its own number of samples"):
+        budget.budget(own, plan("merged", "calibrated:samples=4"), (2, 5))
+
+
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     budget.budget(own, plan("merged", "calibrated"), (5, 8))
     monkeypatch.setattr(runner, "_made", None)

@@ -12,6 +12,7 @@ from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import PRECISIONS
 from featcal.models.maps import LinearMap
+from featcal.schema.model_name import ALL
 from featcal.words import did_you_mean
 
 PAPER, REFINED = RECIPES = ("paper", "refined")
@@ -190,7 +191,8 @@ _LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
 def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
     """The same options with every part by its own name and in its own order; all parts are None.
 
-    Several names may be one text with commas between, and a block may be named by the prefix of its tensors.
+    Several names may be one text with commas between, a block may be named by the prefix of its tensors, and "all",
+    where nothing is called so, is every part: it takes back a suite's own choice.
 
     Raises:
         InputError: unknown names, all of them.
@@ -206,7 +208,8 @@ def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     found: dict[str, tuple[str, ...] | None] = {}
     for option, names in known.items():
         asked = getattr(config, option)
-        chosen = set() if asked is None else {names.get(one, one) for one in _apart(asked, names)}
+        every = asked is None or (asked == (ALL,) and ALL not in names)
+        chosen = set() if every else {names.get(one, one) for one in _apart(asked, names)}
         unknown = sorted(chosen - set(names.values()))
         own = tuple(dict.fromkeys(names.values()))
         listed = ", ".join(own) if len(own) <= 8 else f"{own[0]} … {own[-1]}"

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
-    """The document as JSON, or its rows as an aligned table."""
+    """The document as JSON, or its rows as an aligned table; nothing where there is neither row nor header."""
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     titled = [[printable(name) for name in header]] if any(header) else []
     cells = [*titled, *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(header))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 

@@ -56,8 +56,12 @@ def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
 
 def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[str]]:
     """What else can move a number, each with a list: parts of the suite file, what prepared the samples, versions and
-    facts of the machine. They explain differences and are none themselves."""
-    machines = ({k: str(v) for k, v in one.machine.items() if k not in BITLESS} for one in (then, now))
+    facts of the machine, with the number of processes: several sum in another order. They explain differences and are
+    none themselves."""
+    machines = (
+        {k: str(v) for k, v in one.machine.items() if k not in BITLESS} | {"processes": str(one.processes)}
+        for one in (then, now)
+    )
     return {
         "suite file": _apart("", then.suite_file.sha256, now.suite_file.sha256),
         "preparation": _then_and_now(then.preparation, now.preparation),

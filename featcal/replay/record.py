@@ -52,6 +52,8 @@ class Recorded(BaseModel):
     preparation: dict[str, str] = {}
     versions: dict[str, str]
     machine: dict[str, str | int]
+    ranks: tuple[dict[str, Any], ...] = ()
+    """What every process of several did; of one alone nothing."""
     written: tuple[str, ...]
     tensors: Annotated[dict[str, str], Field(min_length=1)]
     """Digest of every written tensor, as `tensor_digests` gives it."""
@@ -66,6 +68,11 @@ class Recorded(BaseModel):
         """How many shared a product, where it says a number that a machine can have."""
         threads = self.machine.get("threads")
         return threads if isinstance(threads, int) and 1 <= threads <= 1024 else None
+
+    @property
+    def processes(self) -> int:
+        """How many made it."""
+        return len(self.ranks) or 1
 
     def options(self) -> CalibrationConfig:
         """The options of a calibration.

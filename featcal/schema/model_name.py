@@ -20,7 +20,7 @@ ON_ANOTHER = ("calibrated", *AFTER)
 WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
 _MOST = 8
 """Models one on another, of which there is use for two or three."""
-_AND, _ALL = "+", "all"
+_AND, ALL = "+", "all"
 """Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
 word for all of them, where a suite recommends some."""
 _ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
@@ -116,7 +116,7 @@ def parts_of(text: str) -> tuple[str, ...] | None:
     >>> parts_of("block 0+a%2Bb"), parts_of("all")
     (('block 0', 'a+b'), None)
     """
-    return None if text == _ALL else tuple(unquote(one) for one in text.split(_AND))
+    return None if text == ALL else tuple(unquote(one) for one in text.split(_AND))
 
 
 def parts_said(parts: Sequence[str] | None) -> str:
@@ -125,7 +125,7 @@ def parts_said(parts: Sequence[str] | None) -> str:
     >>> parts_said(["block 0", "a+b"])
     'block 0+a%2Bb'
     """
-    return _ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
+    return ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
 
 
 def value_of(text: str, kind: type, what: str) -> bool | int | float | str:

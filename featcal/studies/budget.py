@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from featcal.errors import InputError
 from featcal.session import Session
+from featcal.studies.names import varied
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
@@ -18,9 +19,11 @@ def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Stud
     """Every method with every number of samples per task; a task that has fewer gives all it has.
 
     Raises:
-        InputError: no number, one below 1, or a name that cannot be read.
+        InputError: no number, one below 1, or a name that cannot be read or says its own number of samples.
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")
+    if fixed := [name for name in plan.methods if not varied(name)]:
+        raise InputError(*(f"method '{name}' says its own number of samples; leave it to the counts" for name in fixed))
     points = [point for count in counts for point in at(plan.points([EXPERT, *plan.methods], count), n=count)]
     return study_of("budget", session, plan.on, plan.run(session, points))

@@ -89,6 +89,16 @@ def drawn(model: str, samples: int, seed: int) -> str:
     return f"{name.kind}{':' if said else ''}{said}{below}"
 
 
+def varied(model: str) -> bool:
+    """Whether `drawn` has its way with the number of samples: false of a name that says its own somewhere.
+
+    >>> varied("calibrated:rho=1"), varied("tsv-m"), varied("polished:steps=5@calibrated:samples=8")
+    (True, True, False)
+    """
+    name = model_name(model)
+    return "samples" not in dict(name.options) and (name.of in (None, "merged") or varied(str(name.of)))
+
+
 def _draws(kind: str) -> tuple[str, ...]:
     """Which of samples and seed are options of a kind of model."""
     if kind == "calibrated" or (kind in KINDS and issubclass(KINDS[kind], Sampled)):
