@@ -59,6 +59,13 @@ def test_suites(run: Run) -> None:
     assert "clip-mini" in [suite["name"] for suite in suites]
 
 
+def test_of_several_processes_each_would_do_it_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = run("suites")
+    assert (code, out) == (1, "")
+    assert "only calibrate shares its work; start this without torchrun" in err
+
+
 def test_check_finds_nothing_wrong(run: Run, tiny_suite_file: Path) -> None:
     found = document(run("check", tiny_suite_file, "--json"))
     assert (found["ok"], found["problems"], found["blocks"], found["tasks"]) == (True, [], BLOCKS, len(TASKS))

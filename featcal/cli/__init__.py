@@ -5,6 +5,7 @@ Exit status: 0 done, 1 the input is wrong, 2 usage, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -13,16 +14,26 @@ import click
 from featcal import __version__
 from featcal.cli import files, measuring, repairing, scoring, showing, starting, studying, suites
 from featcal.cli.terminal import say
-from featcal.errors import FeatcalError
+from featcal.errors import FeatcalError, InputError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcal")
-def commands() -> None:
+@click.pass_context
+def commands(context: click.Context) -> None:
     """See where a merged model went wrong, repair it in closed form, ship the checkpoint.
 
     SUITE is the name of an embedded suite or the path of a suite file.
     """
+    if context.invoked_subcommand not in _SHARING and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
+            f"'{context.invoked_subcommand}': only {', '.join(_SHARING)} shares its work; start this without torchrun"
+        )
+
+
+_SHARING = ("calibrate",)
+"""Commands that several processes run together."""
 
 
 for _room in (suites, starting, measuring, repairing, scoring, studying, files, showing):

@@ -22,7 +22,6 @@ from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups
 from featcal.locks import locked
-from featcal.ranks import launched
 from featcal.shared import require_inside
 from featcal.stamps import sha256
 from featcal.whole_files import put
@@ -99,10 +98,7 @@ class OutputFolder:
                 who = f"process {other['process']} on {other['host']}"
             except (OSError, ValueError):  # it has only begun, or is about to end
                 who = "another process"
-            remedy = "wait until it has ended, or choose another --out"
-            if launched() > 1:
-                remedy = "of all commands only calibrate shares its work among processes; start others without torchrun"
-            raise InputError(f"{who} is writing to {self.partial}; {remedy}")
+            raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another --out")
         put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
 
     def _begun(self) -> bool:

@@ -336,7 +336,7 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
     if backend != BACKEND:
         raise InputError(
             f"transformers prepares pictures with the backend '{backend}' here, featcal's pixels are those of "
-            f"'{BACKEND}': install transformers 5.4 or later and torchvision"
+            f"'{BACKEND}': upgrade transformers, and install torchvision"
         )
     return processor
 
