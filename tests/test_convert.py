@@ -18,6 +18,9 @@ from featcal.errors import InputError, NumericalError
 from featcal.export.change_layout import convert
 from featcal.export.clip_counterparts import hf_config, open_clip_config
 from featcal.export.clip_inputs import preprocess_for_open_clip
+from featcal.family import open_checked
+from featcal.formats.locate import locate
+from featcal.models.architectures import adapter_for
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,16 @@ def test_text_tower_kept_apart_and_eps(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["vision_config"]["layer_norm_eps"] == 1e-3
     assert load_file(tmp_path / "out" / "model.safetensors")["logit_scale"].shape == ()
+
+
+def test_a_suite_says_how_its_base_is_laid_out(own: Path, tmp_path: Path) -> None:
+    convert(own, tmp_path / "other", "open_clip")
+    folders = {"hf": str(own), "open_clip": reference(tmp_path / "other")}
+    for layout, other in (("hf", "open_clip"), ("open_clip", "hf")):
+        base = locate(folders[layout], Path("/"), "base")
+        adapter = adapter_for(base.config, base.names, torch.device("cpu"), "base")
+        with pytest.raises(InputError, match=f"another library than the base; 'featcal convert .* --format {layout} "):
+            open_checked(locate(folders[other], Path("/"), "expert"), adapter, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("layout", ["hf", "open_clip"])

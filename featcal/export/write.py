@@ -109,7 +109,7 @@ def require_weights_alone(model: Weights) -> None:
     if brings(model):
         raise InputError(
             f"{model.label}: its maps and heads of {some(sorted(brings(model)))} have no place in a checkpoint of this "
-            "architecture; write its weights alone (Model.under)"
+            "architecture; name the model that they were fitted on instead (in Python its `under`)"
         )
 
 

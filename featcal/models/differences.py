@@ -71,7 +71,11 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
-    """What a `config.json` calls the model, where that is no class with the adapter's tensors; else empty."""
+    """What the configuration calls the model, where that is no class with the adapter's tensors; else empty."""
+    formats = {"clip": "hf", "open_clip": "open_clip"}
+    if {config.get("model_type"), adapter.family} == set(formats):
+        layout = formats[adapter.family]
+        return f"laid out for another library than the base; 'featcal convert MODEL --format {layout} --out DIR' helps"
     named = next(iter(config.get("architectures") or ()), None)
     kind = next((kind for end, kind in _KINDS.items() if str(named).endswith(end)), None)
     if named in adapter.classes or kind is None or not adapter.classes:
