@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPVisionModel
 
 TEXT = "yes w3 no yes w26 what </s>"
@@ -49,7 +50,8 @@ def images(folder: Path) -> dict[str, Any]:
 
 
 def logits(folder: Path, family: str) -> dict[str, Any]:
-    """Scores on fixed token ids beyond every length that a rope setting names; tensors in the dtype that is loaded."""
+    """Scores on fixed token ids beyond every length that a rope setting names; tensors in the dtype that is loaded, if
+    they are called as in the file: version 5 stacks the experts of a mixture."""
     named = {"t5": "T5ForConditionalGeneration", "llama": "LlamaForCausalLM", "lm": "Qwen3ForCausalLM"}
     loader = named.get(family, family)
     length = 70 if family in ("t5", "llama") else 15  # GPT-2's table of positions ends there
@@ -59,7 +61,8 @@ def logits(folder: Path, family: str) -> dict[str, Any]:
     with torch.no_grad():
         scores = model(input_ids=ids, attention_mask=torch.ones_like(ids), **answers).logits
     loaded = complete(getattr(transformers, loader), folder, "auto").state_dict()
-    return {"logits": scores, "stored": {name: loaded[name] for name in sorted(loaded)}}
+    names = {name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    return {"logits": scores, "stored": {name: loaded[name] for name in sorted(names & loaded.keys())}}
 
 
 def classes(folder: Path, name: str) -> dict[str, Any]:
@@ -99,13 +102,13 @@ def complete(loader: Any, folder: Path, dtype: Any) -> Any:
     return model.eval()
 
 
-def difference(ours: Any, theirs: Any) -> float:
+def difference(wanted: Any, found: Any) -> float:
     """Largest difference of tensors, relative to their largest value; infinite where anything else is not equal."""
-    if isinstance(ours, dict):
-        return max((difference(ours[name], theirs.get(name)) for name in ours), default=0.0)
-    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor) and ours.dtype == theirs.dtype:
-        return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
-    return 0.0 if type(ours) is type(theirs) and ours == theirs else float("inf")
+    if isinstance(wanted, dict):
+        return max((difference(wanted[name], found.get(name)) for name in wanted), default=0.0)
+    if isinstance(wanted, torch.Tensor) and isinstance(found, torch.Tensor) and wanted.dtype == found.dtype:
+        return float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    return 0.0 if type(wanted) is type(found) and wanted == found else float("inf")
 
 
 def write(root: Path) -> None:
@@ -163,7 +166,7 @@ def main() -> None:
             print(f"{file.parent.name}: transformers {transformers.__version__} has no {named.read_text()}")
             continue
         ours, theirs = outputs(file.parent), torch.load(file, weights_only=True)
-        found = {name: difference(ours.get(name), theirs[name]) for name in theirs}
+        found = {name: difference(theirs[name], ours.get(name)) for name in theirs}
         print(f"{file.parent.name}: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
         differ += [f"{file.parent.name} ({name})" for name, value in found.items() if not value <= 1e-5]
     if differ:
