@@ -31,6 +31,12 @@ class Options:
         if not holds:
             raise InputError(f"{self.kind}: {option} is {getattr(self, option)}; it {range_}")
 
+    def require_steps(self, steps: int, rate: float, batch: int) -> None:
+        """Raise InputError unless Adam can take these steps, of this size, each on so many samples."""
+        self.require(steps >= 0, "steps", "is at least 0")
+        self.require(0 < rate < math.inf, "rate", "is above 0 and finite")
+        self.require(batch >= 1, "batch", "is at least 1")
+
     @property
     def name(self) -> str:
         """The model's name with every option."""
@@ -104,9 +110,7 @@ class Polish(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        self.require_steps(self.steps, self.rate, self.batch)
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,7 @@ class AdaMerging(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        self.require_steps(self.steps, self.rate, self.batch)
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,7 @@ class Surgery(Sampled):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.rank >= 1, "rank", "is at least 1")
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        self.require_steps(self.steps, self.rate, self.batch)
 
 
 @dataclass(frozen=True)
