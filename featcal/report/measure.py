@@ -20,7 +20,7 @@ from featcal.figures.maps import pca_map
 from featcal.figures.names import label
 from featcal.figures.theme import Shown
 from featcal.model_ids import ModelId
-from featcal.progress import Progress, silent
+from featcal.progress import Progress
 from featcal.recording import looking
 from featcal.report import samples, settings
 from featcal.report.content import Content, Figure, Part, Table
@@ -59,7 +59,7 @@ class Asked:
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
-def gather(asked: Asked, progress: Progress = silent) -> Content:
+def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
