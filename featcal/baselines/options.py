@@ -104,9 +104,7 @@ class Polish(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -164,9 +162,7 @@ class AdaMerging(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -194,9 +190,7 @@ class Surgery(Sampled):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.rank >= 1, "rank", "is at least 1")
-        self.require(self.steps >= 0, "steps", "is at least 0")
-        self.require(0 < self.rate < math.inf, "rate", "is above 0 and finite")
-        self.require(self.batch >= 1, "batch", "is at least 1")
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -250,6 +244,13 @@ def options_of(name: ModelName, family: Family) -> Baseline:
     reduce = _REDUCE["causal" if adapter.causal else adapter.modality]
     defaults = {"samples": own.samples, "seed": own.seed, "reduce": reduce}
     return kind(**{option: value for option, value in defaults.items() if option in types} | given)
+
+
+def _require_training(options: Polish | AdaMerging | Surgery) -> None:
+    """Raise InputError unless steps, rate and batch are in their ranges."""
+    options.require(options.steps >= 0, "steps", "is at least 0")
+    options.require(0 < options.rate < math.inf, "rate", "is above 0 and finite")
+    options.require(options.batch >= 1, "batch", "is at least 1")
 
 
 def _said(value: Any) -> str:
