@@ -145,7 +145,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         kind = "small maps" if axes == "PCA" else "small UMAPs"
         numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin, kind=kind, layer=shown.layer)
         st.plotly_chart(
-            cloud_charts.small_maps(points, dots, axes, shown.task),
+            cloud_charts.small_maps(points, dots, shown.task),
             key=_SMALL,
             on_select=partial(_pick_task, shown.session.tasks),
             selection_mode="points",
