@@ -145,7 +145,7 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         kind = "small maps" if axes == "PCA" else "small UMAPs"
         numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin, kind=kind, layer=shown.layer)
         st.plotly_chart(
-            cloud_charts.small_maps(points, dots, axes, shown.task),
+            cloud_charts.small_maps(points, dots, shown.task),
             key=_SMALL,
             on_select=partial(_pick_task, shown.session.tasks),
             selection_mode="points",
@@ -196,10 +196,10 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
         (cosines, "cosine to the expert") if what == "cosine" else (distances, "distance to the expert, unit features")
     )
     means = ", ".join(f"{name} {one.mean():.3f}" for name, one in values.items())
-    frames = [
-        pd.DataFrame({"model": name, "sample": range(len(one)), "cosine": one, "L2 distance": distances[name]})
+    frames = {
+        name: pd.DataFrame({"sample": range(len(one)), "cosine": one, "L2 distance": distances[name]})
         for name, one in cosines.items()
-    ]
+    }
     units = f"cosine, and distance of unit features, to the expert's feature, {layer}"
     view.chart(
         cloud_charts.histograms(values, axis),
@@ -284,12 +284,13 @@ def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[i
 
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
     """One row per model and sample."""
-    frames = []
-    for model, flat in points.items():
-        columns = {"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1]}
-        said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
-        frames.append(pd.DataFrame({"model": model, **columns, **said}))
-    return tables.stacked(frames)
+    said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
+    return tables.stacked(
+        {
+            model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **said})
+            for model, flat in points.items()
+        }
+    )
 
 
 def _hover(data: Samples, ids: Sequence[int]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pandas as pd
 import streamlit as st
 
 from app import downloads, state, view
@@ -81,7 +80,7 @@ def _attribution(ledgers: Mapping[str, DriftLedger], over: str, layer: str, orig
         ledger_charts.waterfall(booked, layer),
         "attribution",
         f"Contribution of every layer to the final drift on {over}; shares: {tables.spoken(shares)}",
-        Numbers("attribution", _of_models(booked), _SHARES, origin, kind="attribution"),
+        Numbers("attribution", tables.stacked(booked), _SHARES, origin, kind="attribution"),
         text.ATTRIBUTION,
     )
 
@@ -99,7 +98,7 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
         view.picture(figure, "response", f"{alt}: {answered}", file_name("response", origin))
     view.explain(text.GROWTH)
-    view.fold(Numbers("growth", _of_models(grown), _GROWTH, origin, kind="growth"))
+    view.fold(Numbers("growth", tables.stacked(grown), _GROWTH, origin, kind="growth"))
 
 
 def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: View, origin: Origin) -> None:
@@ -121,17 +120,13 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, 
         figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     view.explain(text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
-    view.fold(Numbers("decisions", _of_models(frames), _OUTPUTS, origin, kind="decisions"))
+    view.fold(Numbers("decisions", tables.stacked(frames), _OUTPUTS, origin, kind="decisions"))
     data, first = session.seen(task, on), next(iter(ledgers.values())).tasks[task]
     models = {name: sample_tables.of_model(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
     everyone = {"expert": sample_tables.of_expert(data, first), **models}
     rows = sample_tables.sample_table(data, everyone, *[*models, ""][:2])
     of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.of_task(task), kind="margins")
     view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
-
-
-def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    return tables.stacked([frame.assign(model=name) for name, frame in frames.items()])
 
 
 def sources(session: Session, config: CalibrationConfig) -> None:

@@ -77,6 +77,8 @@ class LlamaShape:
 
 LLAMA_1B = LlamaShape(width=2048, hidden=5632, blocks=22, heads=32, kv_heads=4)
 """1.1 billion parameters."""
+SHARDS = 4
+"""Files of every model of a Llama suite."""
 
 
 def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:
@@ -100,15 +102,15 @@ def clip_suite(work: Path, shape: ClipShape, tasks: int, samples: int) -> Path:
     return _write_suite(root, f"{tasks}x{samples}", entries)
 
 
-def llama_suite(work: Path, shape: LlamaShape, tasks: int, samples: int, length: int, shards: int = 4) -> Path:
-    """Suite file of bf16 models in `shards` shards, with `samples` rows of `length` random token ids for each task.
+def llama_suite(work: Path, shape: LlamaShape, tasks: int, samples: int, length: int) -> Path:
+    """Suite file of bf16 models in `SHARDS` shards, with `samples` rows of `length` random token ids for each task.
 
     A quarter of the rows is padded; blocks straddle shards.
     """
     root = work / "llama-{width}x{hidden}x{blocks}-{heads}-{kv_heads}-{vocabulary}-{n}".format(
-        **asdict(shape), n=shards
+        **asdict(shape), n=SHARDS
     )
-    _once(root, lambda folder: _write_llama(folder, shape, shards))
+    _once(root, lambda folder: _write_llama(folder, shape))
     entries: dict[str, Any] = {}
     for task in range(tasks):
         _link(root / f"expert-{task % 2}", root / "experts" / f"t{task}")
@@ -140,17 +142,13 @@ def _write_clip(root: Path, shape: ClipShape) -> None:
     _write_models(root, shapes, shape.config(), torch.float32, _in_one_file)
 
 
-def _write_llama(root: Path, shape: LlamaShape, shards: int) -> None:
+def _write_llama(root: Path, shape: LlamaShape) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**shape.config()))
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-
-    def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        _in_shards(folder, tensors, shards)
-
-    _write_models(root, shapes, shape.config(), torch.bfloat16, write)
+    _write_models(root, shapes, shape.config(), torch.bfloat16, _in_shards)
 
 
 def _write_models(
@@ -199,14 +197,14 @@ def _in_one_file(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file(dict(tensors), folder / "model.safetensors", {"format": "pt"})
 
 
-def _in_shards(folder: Path, tensors: Mapping[str, Tensor], shards: int) -> None:
+def _in_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     total = sum(tensor.nbytes for tensor in tensors.values())
-    parts: list[dict[str, Tensor]] = [{} for _ in range(shards)]
+    parts: list[dict[str, Tensor]] = [{} for _ in range(SHARDS)]
     written = 0
     for name, tensor in tensors.items():
-        parts[min(shards * written // total, shards - 1)][name] = tensor
+        parts[min(SHARDS * written // total, SHARDS - 1)][name] = tensor
         written += tensor.nbytes
-    names = [f"model-{number + 1:05d}-of-{shards:05d}.safetensors" for number in range(shards)]
+    names = [f"model-{number + 1:05d}-of-{SHARDS:05d}.safetensors" for number in range(SHARDS)]
     for file, part in zip(names, parts, strict=True):
         save_file(part, folder / file, {"format": "pt"})
     places = {name: file for file, part in zip(names, parts, strict=True) for name in part}

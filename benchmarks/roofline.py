@@ -56,8 +56,8 @@ def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str) -> f
     return math.fsum(count / peaks[DTYPES[precision][part]] for part, count in asdict(flops).items())
 
 
-def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
-    """Operations per second of square products, by dtype: the best of a few, with the kernels that featcal takes."""
+def gemm_peaks(device: str) -> dict[str, float]:
+    """Operations per second of square products, by dtype: the best of six, with the kernels that featcal takes."""
     import torch
 
     from featcal.models.compute import computing
@@ -67,7 +67,7 @@ def gemm_peaks(device: str, repeats: int = 5) -> dict[str, float]:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         a, b = (torch.randn(side, side, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
         best = float("inf")
-        for _ in range(repeats + 1):
+        for _ in range(6):
             _wait(device)
             started = time.perf_counter()
             with computing:

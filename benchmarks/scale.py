@@ -89,8 +89,8 @@ class Need:
         return self.counting + self.solving + self.exchange + self.reading
 
 
-def need(model: Decoder, tasks: int, size: int, rates: Rates = GPU) -> Need:
-    """`exact` with lam >= 1e-3, models in bfloat16 in folders."""
+def need(model: Decoder, tasks: int, size: int) -> Need:
+    """On `GPU`s: `exact` with lam >= 1e-3, models in bfloat16 in folders."""
     teams = teams_of(map(str, range(tasks)), size)
     share = max(sum(1 / len(team) for team in teams.values() if rank in team) for rank in range(size))
     held = max(sum(rank in team for team in teams.values()) for rank in range(size))
@@ -108,10 +108,10 @@ def need(model: Decoder, tasks: int, size: int, rates: Rates = GPU) -> Need:
     read = 2 * model.parameters * (2 * held + 2)  # every expert twice, once for its hash; base and merged
     solving = 8 * max(3 * d * d + 5 * d * m for d, m in model.groups)
     return Need(
-        counting=model.blocks * (forward + moments) / rates.forward,
-        solving=model.blocks * own / rates.solve,
-        exchange=model.blocks * sent / rates.network,
-        reading=read * min(size, 8) / rates.disk,
+        counting=model.blocks * (forward + moments) / GPU.forward,
+        solving=model.blocks * own / GPU.solve,
+        exchange=model.blocks * sent / GPU.network,
+        reading=read * min(size, 8) / GPU.disk,
         working_bytes=sum(sums) + max(sum(sums) / 2, solving) + 18 * model.block,
         state_bytes=2 * 4 * rows * model.width,
         read_bytes=read,

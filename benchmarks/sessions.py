@@ -372,12 +372,12 @@ def load(
     return log
 
 
-def other_scale(folder: Path, scale: float = 0.4) -> str:
-    """A copy of clip-mini whose merge has another scale; returns the path of its suite file."""
+def other_scale(folder: Path) -> str:
+    """A copy of clip-mini whose merge has the scale 0.4; returns the path of its suite file."""
     suite = folder / "other-scale" / "suite.yaml"
     shutil.copytree(embedded_suites()["clip-mini"].parent, suite.parent)
     content = yaml.safe_load(suite.read_text(encoding="utf-8"))
-    content["merged"]["scale"] = scale
+    content["merged"]["scale"] = 0.4
     suite.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(suite)
 

@@ -338,7 +338,7 @@ class Session:
                 self._previewed = key
             return self.once("preview", key, make)
 
-    def has_preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT) -> bool:
+    def has_preview(self, of: CalibrationConfig, layer: str, view: View) -> bool:
         """Whether `preview` would cost nothing."""
         return ("preview", (of, layer, *self._key(view))) in self._results
 
@@ -425,7 +425,7 @@ class Session:
         key = model_key(a), model_key(b), *self._key(view)
         return self.once("compared", key, lambda: compared(named(a), named(b)))
 
-    def has_scores(self, model: ModelId, view: View = _WHOLE_TEST) -> bool:
+    def has_scores(self, model: ModelId, view: View) -> bool:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
 

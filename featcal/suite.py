@@ -247,6 +247,9 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
     """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors.
 
     A task with `use: NAME` starts from that entry of the task catalogue; its own keys take the place of the entry's.
+
+    Raises:
+        InputError: listing what is wrong with it.
     """
     try:
         suite = Suite.model_validate(_with_catalogue(content, label))

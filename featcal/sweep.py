@@ -135,7 +135,7 @@ def baselines(grid: Grid) -> list[str]:
     return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
 
 
-def sweep_json(session: Session, points: Sequence[SweepPoint], on: View = _VIEW) -> dict[str, Any]:
+def sweep_json(session: Session, points: Sequence[SweepPoint], on: View) -> dict[str, Any]:
     """The public document of `featcal sweep --json`: every point with its run, and the ids of the Pareto front."""
     return {
         "suite": session.family.suite.name,

@@ -77,7 +77,7 @@ def test_a_layer_is_shown_in_the_frame_of_all_layers() -> None:
 def test_small_maps_have_a_panel_per_task_and_one_legend() -> None:
     maps = {f"<i>{i}</i>": points() for i in range(5)}
     dots = {task: Dots((3, 5, 8), LABELS, picked=(8,) if task == "<i>1</i>" else ()) for task in maps}
-    figure = cloud_charts.small_maps(maps, dots, "PCA", chosen="<i>1</i>")
+    figure = cloud_charts.small_maps(maps, dots, chosen="<i>1</i>")
     titles = [one.text for one in figure.layout.annotations][:5]
     assert titles[:2] == ["&lt;i&gt;0&lt;/i&gt;", "<b>&lt;i&gt;1&lt;/i&gt;</b>"]
     assert len(figure.data) == 5 * len(MODELS)

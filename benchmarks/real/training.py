@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 CHECKPOINT_EVERY = 120.0
 """Seconds."""
+WARM_UP = 100
+"""Steps in which the rate rises to its peak."""
 COOLING = 0.25
 """Last share of the steps, in which the rate falls to zero; up to there a run does not depend on its length."""
 
@@ -62,9 +64,9 @@ def _average(gradients: list[Tensor]) -> None:
         one.copy_(part.view_as(one))
 
 
-def rate(step: int, count: int, warm_up: int = 100) -> float:
+def rate(step: int, count: int) -> float:
     """Share of the peak rate: up, level, and down to zero."""
-    return min((step + 1) / warm_up, 1.0, (count - step) / (COOLING * count))
+    return min((step + 1) / WARM_UP, 1.0, (count - step) / (COOLING * count))
 
 
 def _save(

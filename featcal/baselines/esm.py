@@ -37,7 +37,7 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.solving import as_stored, named
-from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.mergers.singular import orthonormal
@@ -70,10 +70,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
         walk = Walk(run, options.kind, experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
-            rows = {
-                task: task_rows(stage, lane.calls, experts[task].batches, options.counting)
-                for task, lane in walk.experts.items()
-            }
+            rows = lane_rows(stage, walk.experts, experts, options.counting)
             changes: list[dict[str, Tensor]] = []
             for index, block in walk.blocks(stage):
                 shifts = BlockShifts(stage, index, len(experts))

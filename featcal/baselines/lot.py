@@ -31,7 +31,7 @@ from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import check_inputs, linear_groups
 from featcal.calibration.norm_groups import check_norm, normalised_sums
 from featcal.calibration.solving import as_stored, named
-from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Stage, walking
@@ -58,10 +58,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
         walk = Walk(run, options.kind, experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
-            rows = {
-                task: task_rows(stage, lane.calls, experts[task].batches, options.counting)
-                for task, lane in walk.experts.items()
-            }
+            rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
                 sums = BlockSums(stage, index, run.compute.dtype)
                 base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}

@@ -31,12 +31,6 @@ class Options:
         if not holds:
             raise InputError(f"{self.kind}: {option} is {getattr(self, option)}; it {range_}")
 
-    def require_steps(self, steps: int, rate: float, batch: int) -> None:
-        """Raise InputError unless Adam can take these steps, of this size, each on so many samples."""
-        self.require(steps >= 0, "steps", "is at least 0")
-        self.require(0 < rate < math.inf, "rate", "is above 0 and finite")
-        self.require(batch >= 1, "batch", "is at least 1")
-
     @property
     def name(self) -> str:
         """The model's name with every option."""
@@ -110,7 +104,7 @@ class Polish(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_steps(self.steps, self.rate, self.batch)
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ class AdaMerging(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_steps(self.steps, self.rate, self.batch)
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -196,7 +190,7 @@ class Surgery(Sampled):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.rank >= 1, "rank", "is at least 1")
-        self.require_steps(self.steps, self.rate, self.batch)
+        _require_training(self)
 
 
 @dataclass(frozen=True)
@@ -250,6 +244,13 @@ def options_of(name: ModelName, family: Family) -> Baseline:
     reduce = _REDUCE["causal" if adapter.causal else adapter.modality]
     defaults = {"samples": own.samples, "seed": own.seed, "reduce": reduce}
     return kind(**{option: value for option, value in defaults.items() if option in types} | given)
+
+
+def _require_training(options: Polish | AdaMerging | Surgery) -> None:
+    """Raise InputError unless steps, rate and batch are in their ranges."""
+    options.require(options.steps >= 0, "steps", "is at least 0")
+    options.require(0 < options.rate < math.inf, "rate", "is above 0 and finite")
+    options.require(options.batch >= 1, "batch", "is at least 1")
 
 
 def _said(value: Any) -> str:

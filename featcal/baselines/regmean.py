@@ -24,7 +24,7 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import linear_groups
 from featcal.calibration.solving import as_stored, named
-from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
@@ -57,10 +57,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
         walk = Walk(run, options.kind, own if streamed else experts, {})
         for stage in run.adapter.stages:
             walk.enter(stage)
-            rows = {
-                task: task_rows(stage, lane.calls, experts[task].batches, options.counting)
-                for task, lane in walk.experts.items()
-            }
+            rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
                 sums = BlockSums(stage, index, options.reduce)
                 for task, tensors in _experts_at(run, walk, experts, block):

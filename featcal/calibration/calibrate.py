@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-import torch
-
 from featcal.calibration.among_ranks import SharedBlocks, metered, shares, together
 from featcal.calibration.config import OF_A_RECIPE, PAPER, CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
@@ -27,7 +25,7 @@ from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
-from featcal.formats.weights import Overlay, Weights
+from featcal.formats.weights import Overlay, Weights, raw_bytes
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.machine import machine_facts
@@ -274,7 +272,7 @@ def _of(family: Family) -> list[str]:
         return [family.merged_name]
     digest = hashlib.sha256()
     for name in family.adapter.tower:
-        digest.update(family.merged.read([name])[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(raw_bytes(family.merged.read([name])[name]))
     return [family.merged_name, digest.hexdigest()]
 
 

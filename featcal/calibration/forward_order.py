@@ -17,7 +17,7 @@ from featcal.calibration.owners import end_task, shared_rows, solve
 from featcal.calibration.pieces import Pieces
 from featcal.calibration.rounding import Rounding
 from featcal.calibration.solving import STUDENT, Solved, Watch, named, unwatched
-from featcal.calibration.token_rows import TaskRows, task_rows
+from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.errors import NumericalError
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.lane import ExpertPass, Lane
@@ -189,9 +189,7 @@ def _enter(
     with run.seconds("first calls"):
         fronts = walk.enter(stage)
         outset.enter(fronts[STUDENT])
-    lanes = walk.lanes[STUDENT].items()
-    rows = {task: task_rows(stage, lane.calls, experts[task].batches, config) for task, lane in lanes}
-    return shared_rows(run.ranks, rows)
+    return shared_rows(run.ranks, lane_rows(stage, walk.lanes[STUDENT], experts, config))
 
 
 def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dict[str, int]:

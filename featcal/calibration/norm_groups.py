@@ -155,7 +155,7 @@ class NormGroup:
 
 
 def normalised_sums(
-    norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float = 0.0
+    norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
     """The weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its square;
     z is float32 at least.
@@ -171,7 +171,7 @@ def normalised_sums(
     return tokens.sum(one), tokens.sum(two)
 
 
-def _normalised(norm: nn.Module, features: Float[Tensor, "n d"], offset: float = 0.0) -> Float[Tensor, "n d"]:
+def _normalised(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -> Float[Tensor, "n d"]:
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     if isinstance(norm, nn.LayerNorm):
         return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)

@@ -52,7 +52,7 @@ def anchors(run: Run, block: Block, merged: Mapping[str, Tensor]) -> tuple[dict[
 
 @contextmanager
 def named(place: str) -> Iterator[None]:
-    """Inside the `with`, numerical errors say where."""
+    """Inside the `with`, a NumericalError says where: `place` stands in front of it."""
     try:
         yield
     except NumericalError as error:

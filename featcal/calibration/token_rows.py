@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from featcal.models.adapter import Batch, Call, Stage, TokenOptions
+from featcal.models.lane import ExpertPass, Lane
 
 Named = Mapping[str, Tensor]
 """Tensors by their name inside the block."""
@@ -118,3 +119,10 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
         return {one: TokenRows.of(stage.token_weights(one, call, batch, options), tokens) for one in sorted(used)}
 
     return TaskRows([rows(call, batch) for call, batch in zip(calls, batches, strict=True)])
+
+
+def lane_rows(
+    stage: Stage, lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass], options: TokenOptions
+) -> dict[str, TaskRows]:
+    """`task_rows` of every task whose lane has entered the stage."""
+    return {task: task_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}

@@ -17,7 +17,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.forward_order import count_block
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.solving import STUDENT, anchors, as_stored
-from featcal.calibration.token_rows import task_rows
+from featcal.calibration.token_rows import lane_rows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -125,8 +125,8 @@ def hold(
         zero, whole = (BlockMoments(stage, index, replace(careful, alpha=alpha), chosen) for alpha in (0.0, 1.0))
         if not zero.modules:
             raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
-        block, lanes = stage.blocks[index], walk.lanes[STUDENT]
-        rows = {task: task_rows(stage, lanes[task].calls, one.batches, config) for task, one in fitted.items()}
+        block = stage.blocks[index]
+        rows = lane_rows(stage, walk.lanes[STUDENT], fitted, config)
         count_block(run, walk, (zero, whole), run.merged.read(block.names), rows)
         walk, _, _ = _walk_to(run, measured, model, names[layer])
         before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}

@@ -21,7 +21,7 @@ from featcal.calibration.calibrate import taking_part
 from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, settled
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.moments import linear_groups
-from featcal.calibration.token_rows import TokenRows, task_rows
+from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.errors import InputError
 from featcal.family import Family, as_family
 from featcal.formats.weights import Weights
@@ -129,8 +129,7 @@ def measure_sources(
         found: list[SourceExcess] = []
         for stage in run.adapter.stages:
             walk.enter(stage)
-            first = {task: lane.calls for task, lane in walk.lanes[DEPLOYED].items()}
-            rows = {task: task_rows(stage, first[task], one.batches, config) for task, one in passes.items()}
+            rows = lane_rows(stage, walk.lanes[DEPLOYED], passes, config)
             for index, block in walk.blocks(stage):
                 models = _block_of(run, block, run.merged), _block_of(run, block, calibrated)
                 books: list[_Book] = []

@@ -93,9 +93,7 @@ def feature_map(
     return figure
 
 
-def small_maps(
-    maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots], axes: str, chosen: str = ""
-) -> go.Figure:
+def small_maps(maps: Mapping[str, Mapping[str, Array]], dots: Mapping[str, Dots], chosen: str) -> go.Figure:
     """One small map per task, each of its own, as in the paper's Fig. 6; the chosen task's title is bold.
 
     A click gives the task's position and the sample's id as `customdata`.

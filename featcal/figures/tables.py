@@ -133,9 +133,9 @@ def _in_units(table: pd.DataFrame, relative: bool) -> pd.DataFrame:
     return table.assign(**{name: table[name] / table["expert_norm"] for name in NORMS}) if relative else table
 
 
-def stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Tables of several models below each other, the model first."""
-    together = pd.concat(frames, ignore_index=True)
+def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several models, by what the models are called, below each other; the model is the first column."""
+    together = pd.concat([frame.assign(model=name) for name, frame in frames.items()], ignore_index=True)
     return together[["model", *(name for name in together if name != "model")]]
 
 

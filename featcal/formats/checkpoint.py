@@ -217,13 +217,18 @@ def _headers(folder: Path, label: str) -> dict[Path, Header]:
 
 
 def read_header(file: Path, label: str) -> Header:
-    """Shape and dtype code of every tensor of a file."""
+    """Shape and dtype code of every tensor of a file; InputError as `open_file`."""
     with open_file(file, label) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
         return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def open_file(file: Path, label: str) -> Any:
+    """A safetensors file, to be used as a context; `label` names the model in errors.
+
+    Raises:
+        InputError: no such file, not a plain one, or not whole.
+    """
     require_plain(file, f"{label}: {file}")
     try:
         return safe_open(file, framework="pt", device="cpu")

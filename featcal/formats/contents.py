@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from featcal.formats.checkpoint import open_file
+from featcal.formats.weights import raw_bytes
 
 
 def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 of dtype, shape and bytes, in hexadecimal digits: two tensors have the same if and only if they are the
     same bit for bit."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 

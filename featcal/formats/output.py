@@ -20,7 +20,7 @@ from torch import Tensor
 
 from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
-from featcal.formats.weights import TensorInfo, in_groups
+from featcal.formats.weights import TensorInfo, in_groups, raw_bytes
 from featcal.locks import locked
 from featcal.shared import require_inside
 from featcal.stamps import sha256
@@ -288,7 +288,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
             for group in in_groups(sizes, STREAMED):
                 tensors = read(group)
                 for name in group:
-                    out.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                    out.write(raw_bytes(tensors[name]))
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}") from error
 

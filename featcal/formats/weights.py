@@ -209,6 +209,12 @@ def in_groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
         yield group
 
 
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The values of a tensor as they lie in memory, row by row."""
+    data: memoryview = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return data
+
+
 def all_finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite.
 

@@ -40,7 +40,7 @@ def is_model_pool(content: Mapping[str, Any]) -> bool:
     return str(content.get("_target_")).startswith("fusion_bench.") or "defaults" in content
 
 
-def import_fusion_bench(file: Path, merged: str | None = None) -> Imported:
+def import_fusion_bench(file: Path, merged: str | None) -> Imported:
     """The suite of a model pool: its models, and samples where they are data sets on the Hub or in the catalogue.
 
     Args:

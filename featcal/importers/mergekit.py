@@ -35,7 +35,7 @@ def is_configuration(content: Mapping[str, Any]) -> bool:
     return "merge_method" in content
 
 
-def import_mergekit(file: Path, merged: str | None = None) -> Imported:
+def import_mergekit(file: Path, merged: str | None) -> Imported:
     """The suite that a configuration of mergekit describes.
 
     Args:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from featcal.mergers.election import votes
+from featcal.mergers.ties import kept
 
 DEFAULT_DENSITY = 0.2
 DEFAULT_SCALE = 1.0
@@ -57,7 +58,7 @@ def merge(
 def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
     """`vector` with all but its largest entries by magnitude set to 0.
 
-    Of n entries `floor(density * n)` are kept, and at least one. Where entries at the edge are equal, as they often are
+    As many entries stay as `ties.kept` says. Where entries at the edge are equal, as they often are
     between models in half precision, `torch.topk` decides: it does in mergekit too.
 
     >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
@@ -66,6 +67,6 @@ def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> 
     trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
     split = list(sizes or [vector.numel()])
     for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
-        kept = part.abs().topk(max(1, int(density * len(part))), sorted=False).indices
-        target[kept] = part[kept]
+        largest = part.abs().topk(kept(len(part), density), sorted=False).indices
+        target[largest] = part[largest]
     return trimmed

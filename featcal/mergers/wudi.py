@@ -26,7 +26,7 @@ DEFAULT_STEPS = 300
 RATE = 1e-5
 
 
-def descend(changes: Sequence[Tensor], steps: int | None = None) -> Tensor:
+def descend(changes: Sequence[Tensor], steps: int | None) -> Tensor:
     """t after `steps` (300 when None) of Adam at rate 1e-5 from the sum of the task matrices, `[m, d]`."""
     a, b = normal_equations(changes)
     t = sum(changes[1:], changes[0].clone())

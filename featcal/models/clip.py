@@ -175,15 +175,7 @@ class ClipVision(Adapter):
         return positions * len(inputs["pixel_values"])
 
     def misfit(self, inputs: Batch) -> str | None:
-        pixels = inputs.get("pixel_values")
-        if pixels is None:
-            return "no pixel_values; a vision tower takes pictures"
-        if tuple(pixels.shape[1:]) != self._input_shape:
-            return (
-                f"inputs have shape {list(pixels.shape[1:])}, the model takes {list(self._input_shape)}; check the "
-                "base's image processor or the tensors"
-            )
-        return None
+        return misfit_of_pictures(inputs, self._input_shape, "image processor")
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
@@ -197,3 +189,20 @@ class ClipVision(Adapter):
     @staticmethod
     def carried(name: str) -> bool:
         return name.startswith(_CARRIED)
+
+
+def misfit_of_pictures(inputs: Batch, shape: tuple[int, ...], prepared_by: str) -> str | None:
+    """Why a tower for pictures of one shape `[channels, height, width]` does not take these inputs; None if it does.
+
+    Args:
+        prepared_by: what of the base prepares its pictures.
+    """
+    pixels = inputs.get("pixel_values")
+    if pixels is None:
+        return "no pixel_values; a vision tower takes pictures"
+    if tuple(pixels.shape[1:]) != shape:
+        given = list(pixels.shape[1:])
+        return (
+            f"inputs have shape {given}, the model takes {list(shape)}; check the base's {prepared_by} or the tensors"
+        )
+    return None

@@ -44,7 +44,7 @@ class Compute:
 PRECISIONS = {"exact": torch.float32, "fast": torch.bfloat16}
 
 
-def compute_for(device: str = "auto", precision: str = "exact") -> Compute:
+def compute_for(device: str, precision: str = "exact") -> Compute:
     """`Compute` for the public options.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.func import functional_call
 from featcal.formats.checkpoint import read_config
 from featcal.formats.pretrained import load_complete
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
+from featcal.models.adapter import Batch, Block, Call, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.decoder_facts import SETTINGS, DecoderFacts
 from featcal.models.generation import Generator
@@ -31,14 +31,14 @@ from featcal.models.language import (
 )
 from featcal.models.mixture import separate_members
 from featcal.models.named_block import NamedBlock
-from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.residual import PartedStage
 from featcal.models.rows import class_of, named_class
 from featcal.models.standing_in import capture_calls
 
 _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
-class DecoderStage(Stage):
+class DecoderStage(PartedStage):
     """Token ids → embeddings → decoder blocks.
 
     Masks and positions are captured for every block: those with a window, or with positions of their own, get theirs.
@@ -47,7 +47,7 @@ class DecoderStage(Stage):
     name = "decoder"
 
     def __init__(self, model: Any, facts: DecoderFacts) -> None:
-        self._facts = facts
+        self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
         self._stack = model.get_submodule(facts.stack)
         blocks, norm = f"{facts.stack}.{facts.blocks}", f"{facts.stack}.{facts.norm}"
         listed = model.get_submodule(blocks)
@@ -83,16 +83,6 @@ class DecoderStage(Stage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
-
-    def part(self, module: str) -> str:
-        return part_of(self._facts.parts, module)
-
-    def sharing(self, index: int) -> Sequence[Sequence[str]]:
-        return sharing_of(self._facts.shared, self.blocks[index])
-
-    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """As the facts have them."""
-        return sublayers_of(self._facts.parts, block, tensors)
 
 
 class Decoder(LanguageModel):

@@ -7,7 +7,7 @@ folder as the folder's origin has it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,8 @@ from featcal.formats.sentences import POOLING
 from featcal.models.adapter import (
     Adapter,
     Batch,
-    Block,
     Call,
     PromptEncoder,
-    Stage,
-    Sublayer,
     TokenOptions,
     check_buffers,
     read_alone,
@@ -39,7 +36,7 @@ from featcal.models.decoder import fill_buffers
 from featcal.models.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.language import as_weights, masked, random_tokens, unreadable
 from featcal.models.named_block import NamedBlock
-from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.residual import PartedStage
 from featcal.models.rows import class_of, named_class
 from featcal.models.standing_in import capture_calls
 
@@ -48,13 +45,13 @@ _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 """What the first checkpoints call scale and shift of a LayerNorm."""
 
 
-class EncoderStage(Stage):
+class EncoderStage(PartedStage):
     """Token ids or pixels → embeddings → encoder blocks."""
 
     name = "encoder"
 
     def __init__(self, model: Any, facts: EncoderFacts) -> None:
-        self._facts = facts
+        self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
         self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
         self._stack = model.get_submodule(facts.stack)
         blocks = _joined(facts.stack, facts.blocks)
@@ -88,16 +85,6 @@ class EncoderStage(Stage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
-
-    def part(self, module: str) -> str:
-        return part_of(self._facts.parts, module)
-
-    def sharing(self, index: int) -> Sequence[Sequence[str]]:
-        return sharing_of(self._facts.shared, self.blocks[index])
-
-    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """As the facts have them."""
-        return sublayers_of(self._facts.parts, block, tensors)
 
 
 class Encoder(Adapter):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import InputError
-from featcal.formats.weights import Weights
+from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
@@ -304,7 +304,7 @@ class ExpertPass:
         digest = hashlib.sha256()
         for batch in self.batches:
             for name in sorted(batch):
-                digest.update(batch[name].cpu().contiguous().numpy().tobytes())
+                digest.update(raw_bytes(batch[name]))
         return digest.hexdigest()
 
 

@@ -113,9 +113,9 @@ def without_cache(call: Call) -> Call:
     return call
 
 
-def random_tokens(rows: int, batch: int = 2, tokens: int = 7) -> Tensor:
-    """Fixed token ids `[batch, tokens]` below `rows`."""
-    return torch.randint(0, rows, (batch, tokens), generator=torch.Generator().manual_seed(0))
+def random_tokens(rows: int, tokens: int = 7) -> Tensor:
+    """Fixed token ids `[2, tokens]` below `rows`."""
+    return torch.randint(0, rows, (2, tokens), generator=torch.Generator().manual_seed(0))
 
 
 def answer_position(inputs: Batch) -> Tensor:

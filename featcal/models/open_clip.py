@@ -32,7 +32,7 @@ from featcal.models.adapter import (
     check_buffers,
 )
 from featcal.models.attention import attention
-from featcal.models.clip import ClipVision, VisionStage
+from featcal.models.clip import ClipVision, VisionStage, misfit_of_pictures
 
 _TOWER = "visual."
 _PROJECTION = "visual.proj"
@@ -277,15 +277,7 @@ class OpenClip(Adapter):
         return len(self.visual.positional_embedding) * len(inputs["pixel_values"])
 
     def misfit(self, inputs: Batch) -> str | None:
-        pixels = inputs.get("pixel_values")
-        if pixels is None:
-            return "no pixel_values; an image tower takes pictures"
-        if tuple(pixels.shape[1:]) != self._input_shape:
-            return (
-                f"inputs have shape {list(pixels.shape[1:])}, the model takes {list(self._input_shape)}; check the "
-                "base's preprocess_cfg or the tensors"
-            )
-        return None
+        return misfit_of_pictures(inputs, self._input_shape, "preprocess_cfg")
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return packed_shapes(self.visual, _TOWER)

@@ -9,31 +9,30 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featcal.models.adapter import Block, Call, Sublayer
+from featcal.models.adapter import Block, Call, Stage, Sublayer
 from featcal.models.decoder_facts import DecoderPart
 
 
-def sublayers_of(parts: tuple[DecoderPart, ...], block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-    """Every part of a block by its name, from call to call, in order.
+class PartedStage(Stage):
+    """A stage whose blocks fall apart as facts say."""
 
-    Args:
-        tensors: placed, by name inside the block.
-    """
-    return {part.name: partial(_through, block, tensors, part) for part in parts}
+    parts: tuple[DecoderPart, ...]
+    """Of every block, in the order in which they run."""
+    shared: tuple[tuple[str, ...], ...]
+    """Linear maps that share an input, by name inside a block; a block may lack some."""
 
+    def part(self, module: str) -> str:
+        own = ((part, name) for part in self.parts for name in (part.module, part.joined) if name)
+        return next((part.name for part, name in own if module.startswith(f"{name}.")), "block")
 
-def part_of(parts: tuple[DecoderPart, ...], module: str) -> str:
-    """The part that a module of a block belongs to, by its name inside it; "block" where it belongs to none."""
-    found = (part.name for part in parts for own in (part.module, part.joined) if own and module.startswith(f"{own}."))
-    return next(found, "block")
+    def sharing(self, index: int) -> list[tuple[str, ...]]:
+        linears = self.blocks[index].linears
+        found = [names for names in self.shared if set(names) <= linears.keys()]
+        together = {name for names in found for name in names}
+        return [*found, *((name,) for name in linears if name not in together)]
 
-
-def sharing_of(shared: tuple[tuple[str, ...], ...], block: Block) -> list[tuple[str, ...]]:
-    """All linear maps of a block, those that share an input together."""
-    linears = block.linears
-    found = [names for names in shared if set(names) <= linears.keys()]
-    together = {name for names in found for name in names}
-    return [*found, *((name,) for name in linears if name not in together)]
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return {part.name: partial(_through, block, tensors, part) for part in self.parts}
 
 
 def _through(block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:

@@ -26,7 +26,6 @@ from featcal.models.adapter import (
     Call,
     PromptEncoder,
     Stage,
-    Sublayer,
     TokenOptions,
     check_buffers,
     read_alone,
@@ -38,23 +37,23 @@ from featcal.models.decoder_facts import DecoderPart
 from featcal.models.encoder import Encoder
 from featcal.models.encoder_facts import ENCODERS
 from featcal.models.language import as_weights, masked, random_tokens, unreadable
-from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.residual import PartedStage
 from featcal.models.rows import class_of
 from featcal.models.standing_in import capture_calls
 
 _TOWER, _PROJECTION = "text_model", "text_projection"
-_PARTS = (DecoderPart("attention", "self_attn", "layer_norm1"), DecoderPart("mlp", "mlp", "layer_norm2"))
 _KEYS = ("self_attn.k_proj", "self_attn.v_proj")
-_SHARED = (("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),)
 _SETTINGS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "eos_token_id")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
 
 
-class TextStage(Stage):
+class TextStage(PartedStage):
     """Token ids of prompts → embeddings → blocks of the text tower."""
 
     name = "text"
     feeds = False
+    parts = (DecoderPart("attention", "self_attn", "layer_norm1"), DecoderPart("mlp", "mlp", "layer_norm2"))
+    shared = (("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),)
 
     def __init__(self, model: Any) -> None:
         self._stack = model.get_submodule(_TOWER)
@@ -100,15 +99,6 @@ class TextStage(Stage):
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         return masked(call.hidden, inputs.get("attention_mask"))
-
-    def part(self, module: str) -> str:
-        return part_of(_PARTS, module)
-
-    def sharing(self, index: int) -> Sequence[Sequence[str]]:
-        return sharing_of(_SHARED, self.blocks[index])
-
-    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        return sublayers_of(_PARTS, block, tensors)
 
 
 class TwoTowers(Adapter):

@@ -8,7 +8,7 @@ its states are `[patches, width]`; what drift sees of them has a row per picture
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, check_buffers
+from featcal.models.adapter import Batch, Block, Call, Sublayer, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
 from featcal.models.decoder import Decoder, DecoderStage, fill_buffers
 from featcal.models.decoder_facts import SETTINGS
 from featcal.models.generation import Generator
 from featcal.models.language import library_logits, random_tokens, without_cache
 from featcal.models.named_block import NamedBlock
-from featcal.models.residual import part_of, sharing_of, sublayers_of
+from featcal.models.residual import PartedStage
 from featcal.models.rows import class_of
 from featcal.models.standing_in import capture_calls, standing_in
 from featcal.models.vision_language_facts import VisionLanguageFacts
@@ -96,14 +96,14 @@ def _placed(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     return torch.where(mask, rows[places], states)
 
 
-class VisionStage(Stage):
+class VisionStage(PartedStage):
     """Patches → embeddings → blocks of the tower → merger, its last block."""
 
     name = "vision"
     spent = ("pixel_values",)
 
     def __init__(self, model: Any, facts: VisionLanguageFacts, merged: int) -> None:
-        self._facts, self._merged = facts, merged
+        self._merged, self.parts, self.shared = merged, facts.vision_parts, facts.vision_shared
         path = f"{facts.whole}.{facts.vision}"
         self._tower = model.get_submodule(path)
         stored, blocks = in_files(facts, path), self._tower.get_submodule(facts.vision_blocks)
@@ -147,17 +147,11 @@ class VisionStage(Stage):
     def with_state(self, call: Call, state: Tensor) -> Call:
         return call.on(Pictures.behind(call, self._merged).packed(state))
 
-    def part(self, module: str) -> str:
-        return part_of(self._facts.vision_parts, module)
-
-    def sharing(self, index: int) -> Sequence[Sequence[str]]:
-        return sharing_of(self._facts.vision_shared, self.blocks[index])
-
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         """As the facts have them; the merger is one part."""
         if block is self.blocks[-1]:
             return {"mlp": lambda call: call.on(block.run(tensors, call))}
-        return sublayers_of(self._facts.vision_parts, block, tensors)
+        return super().sublayers(block, tensors)
 
 
 class LanguageStage(DecoderStage):

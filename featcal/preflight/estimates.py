@@ -102,8 +102,9 @@ def probe_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], samples: int) ->
 
 
 @computing
-def gemm_rate(dtype: torch.dtype, side: int = 512) -> float:
+def gemm_rate(dtype: torch.dtype) -> float:
     """Floating-point operations per second of a square matrix product on this machine now, the best of three."""
+    side = 512
     a = torch.ones(side, side, dtype=dtype)
     times = []
     for _ in range(4):

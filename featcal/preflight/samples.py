@@ -32,41 +32,59 @@ class Drawn:
 def check_samples(
     suite: Suite, family: Family | None, places: Places, config: CalibrationConfig
 ) -> tuple[dict[str, Report], Mapping[str, Drawn]]:
-    """Open every source and draw some samples; returns what there is to say by task, and the size of the draws."""
+    """Open every source and draw some samples; returns what there is to say by task, and the size of the draws.
+
+    Args:
+        family: None where the models cannot be opened; sources are then opened and nothing is drawn of them.
+    """
     reports = {task: Report() for task in suite.tasks}
     sizes: dict[str, Drawn] = {}
-    for task, spec in suite.tasks.items():
+    for task, report in reports.items():
         for split in SPLITS:
-            source = spec.source(split)
-            if source is None:
-                continue
-            label = f"task '{task}', {split} samples"
             try:
-                if source.self_generated is not None:
-                    if family is not None:
-                        sizes[task] = _to_be_written(family, task, source.self_generated, config.samples)
-                        reports[task].notes += _few(label, source.self_generated.count, config.samples)
-                    continue
-                if not places.has_data(source, label):
-                    continue
-                pool = open_pool(source, split, suite.root, label)
-                if family is None:
-                    continue
-                available = min(source.limit or pool.size, pool.size)
-                count = min(config.samples, available) if pool.is_text else PICTURES
-                drawn = family.samples(task, split, count, config.seed)
-                if drawn.truncated:
-                    reports[task].notes.append(_truncated(label, drawn, spec))
-                if split == "calibration":
-                    sizes[task] = Drawn(
-                        min(config.samples, available),
-                        family.adapter.tokens(drawn.inputs) / len(drawn),
-                        sum(t.numel() * t.element_size() for t in drawn.inputs.values()) / len(drawn),
-                    )
-                    reports[task].notes += _few(label, available, config.samples)
+                notes, drawn = _check_source(suite, family, places, config, task, split)
             except InputError as error:
-                reports[task].problems += error.problems
+                report.problems += error.problems
+                continue
+            report.notes += notes
+            if drawn is not None:
+                sizes[task] = drawn
     return reports, sizes
+
+
+def _check_source(
+    suite: Suite, family: Family | None, places: Places, config: CalibrationConfig, task: str, split: str
+) -> tuple[list[str], Drawn | None]:
+    """Notes on one source of a task, and what calibration would draw of it; nothing where there is no source.
+
+    Raises:
+        InputError: it cannot be opened, or does not fit the model.
+    """
+    spec, label = suite.tasks[task], f"task '{task}', {split} samples"
+    source = spec.source(split)
+    if source is None:
+        return [], None
+    if source.self_generated is not None:
+        if family is None:
+            return [], None
+        drawn = _to_be_written(family, task, source.self_generated, config.samples)
+        return _few(label, source.self_generated.count, config.samples), drawn
+    if not places.has_data(source, label):
+        return [], None
+    pool = open_pool(source, split, suite.root, label)
+    if family is None:
+        return [], None
+    available = min(source.limit or pool.size, pool.size)
+    seen = family.samples(task, split, min(config.samples, available) if pool.is_text else PICTURES, config.seed)
+    notes = [_truncated(label, seen, spec)] if seen.truncated else []
+    if split != "calibration":
+        return notes, None
+    drawn = Drawn(
+        min(config.samples, available),
+        family.adapter.tokens(seen.inputs) / len(seen),
+        sum(t.numel() * t.element_size() for t in seen.inputs.values()) / len(seen),
+    )
+    return [*notes, *_few(label, available, config.samples)], drawn
 
 
 def _to_be_written(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:

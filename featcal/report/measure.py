@@ -20,7 +20,7 @@ from featcal.figures.maps import pca_map
 from featcal.figures.names import label
 from featcal.figures.theme import Shown
 from featcal.model_ids import ModelId
-from featcal.progress import Progress, silent
+from featcal.progress import Progress
 from featcal.recording import looking
 from featcal.report import samples, settings
 from featcal.report.content import Content, Figure, Part, Table
@@ -59,7 +59,7 @@ class Asked:
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
 
-def gather(asked: Asked, progress: Progress = silent) -> Content:
+def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
@@ -200,8 +200,8 @@ def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part
             Figure("drift-tasks", charts.drift_tasks(of_tasks, relative=True), f"Drift at {last}: {spoken_tasks}"),
         ),
         (
-            Table("Drift per layer", _of_models(layers), units),
-            Table(f"Drift per task at {last}", _of_models(of_tasks)[columns], units),
+            Table("Drift per layer", tables.stacked(layers), units),
+            Table(f"Drift per task at {last}", tables.stacked(of_tasks)[columns], units),
         ),
         measured=asked.measured("drift", replace(asked.on, split=first.split)),
     )
@@ -212,7 +212,7 @@ def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part
         f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
         f"ticks are the running sum of another allocation. {where}",
         (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
-        (Table("Attribution", _of_models(booked), "contribution, telescoped, final: norm / norm of the expert's"),),
+        (Table("Attribution", tables.stacked(booked), "contribution, telescoped, final: norm / norm of the expert's"),),
         measured=asked.measured("attribution", replace(asked.on, split=first.split)),
     )
 
@@ -244,7 +244,3 @@ def _map(ledgers: Mapping[str, DriftLedger], task: str, number: int) -> Figure:
     dots = Dots(list(range(len(indices))), [f"sample {index}" for index in indices])
     chart = feature_map(points, dots, f"PCA of {label(task)},")
     return Figure(f"features-{number}", chart, f"PCA of the final features on {task}, {', '.join(points)}")
-
-
-def _of_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    return tables.stacked([frame.assign(model=shown) for shown, frame in frames.items()])

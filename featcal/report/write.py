@@ -68,7 +68,7 @@ def write_report(
     return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
 
 
-def report_command(reference: str, names: Sequence[str], on: View, out: str = "report.html") -> str:
+def report_command(reference: str, names: Sequence[str], on: View) -> str:
     """The command line that writes the same report.
 
     >>> report_command("clip-mini", ["merged"], View(16))
@@ -77,7 +77,7 @@ def report_command(reference: str, names: Sequence[str], on: View, out: str = "r
     models = [word for name in names for word in ("--model", name)]
     split = [] if on.split is None else ["--split", on.split]
     drawn = ["--samples", str(on.samples), *split, "--seed", str(on.seed)]
-    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", out])
+    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", "report.html"])
 
 
 def free(out: Path, *more: Path) -> Path | None:

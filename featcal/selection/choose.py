@@ -10,13 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from featcal.calibration.calibrate import CalibrationResult, config_for
 from featcal.calibration.config import IDLE, CalibrationConfig, settled
 from featcal.errors import FeatcalError, InputError, NumericalError
 from featcal.family import Family, as_family
-from featcal.formats.weights import Weights
+from featcal.formats.weights import Weights, raw_bytes
 from featcal.model_ids import calibrate_command, spelled
 from featcal.models.adapter import Adapter
 from featcal.progress import Progress, silent
@@ -229,5 +227,5 @@ def _digest(model: Weights, adapter: Adapter) -> str:
     for name in (*adapter.tower, *adapter.scoring):
         if name in model.info:
             digest.update(name.encode())
-            digest.update(model.read([name])[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(raw_bytes(model.read([name])[name]))
     return digest.hexdigest()

@@ -43,8 +43,14 @@ def _array(member: object, what: str) -> NDArray[Any]:
 
 
 def arrays(file: Path, split: str) -> Pool:
-    """Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others
-    are "calibration"."""
+    """Pictures and labels of an `.npz` file: `SPLIT_x`, uint8 `[n, H, W, 3]`, and `SPLIT_y`, `[n]`.
+
+    Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others are
+    "calibration".
+
+    Raises:
+        InputError: no such split, a file that cannot be read or unpacks to far more than it has, or other arrays.
+    """
     if split not in ("train", *SPLITS):
         raise InputError(f"arrays have no split '{split}', only train, {', '.join(SPLITS)}")
     part = "test" if split == "test" else "train"
@@ -87,7 +93,11 @@ def _require_proportion(file: Path) -> None:
 
 
 def imagefolder(folder: Path, label: str | None) -> Pool:
-    """One class per sub-folder, or the labels of a metadata file where there is one with the column `label`."""
+    """One class per sub-folder, or the labels of a metadata file where there is one with the column `label`.
+
+    Raises:
+        InputError: no folder, no sub-folders, or a metadata file that cannot be read or does not fit them.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, an imagefolder is a folder")
     described = _described(folder, label)

@@ -275,7 +275,8 @@ class _Pictures(Sequence[Image]):
 
 
 def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
-    """Indices of `count` out of `size` samples; the same for the same (seed, task), whatever other tasks do."""
+    """Indices of `count` out of `size` samples, rising; all of them for None or where there are no more. They are the
+    same for the same (seed, task), whatever other tasks do. InputError for a count below 1."""
     if count is not None and count < 1:
         raise InputError(f"{count} samples asked for; at least one is needed")
     if count is None or count >= size:

@@ -82,7 +82,7 @@ def near(order: Order, colour: Sequence[float], spread: float) -> Floats:
     return np.asarray(colour, dtype=np.float32) + order.uniform(-spread, spread, 3)
 
 
-def sheet(order: Order, colour: Sequence[float], spread: float = 0.06, grain: float = 0.0) -> Floats:
+def sheet(order: Order, colour: Sequence[float], spread: float, grain: float = 0.0) -> Floats:
     """A background [n, 32, 32, 3] of about one colour with a grain."""
     plain = np.broadcast_to(near(order, colour, spread), (len(order.labels), SIZE, SIZE, 3))
     return plain + noise(order.rng, (*plain.shape[:3], 1), grain) if grain else plain

@@ -34,6 +34,9 @@ def render(task: str, split: str, seed_offset: int = 0) -> tuple[NDArray[np.uint
     """The pool of a split: images [n, 32, 32, 3] and class indices [n]; classes are balanced and shuffled.
 
     The arrays are cached and read-only. ``seed_offset`` draws another pool of the same split.
+
+    Raises:
+        ValueError: no such task or split.
     """
     if task not in CLASSES:
         raise ValueError(f"no embedded task {task!r}; there are {', '.join(CLASSES)}")
