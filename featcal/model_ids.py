@@ -260,9 +260,19 @@ def recorded_config(folder: Path) -> CalibrationConfig:
     Raises:
         InputError: it holds no record of one.
     """
+    return recorded_calibration(folder)[0]
+
+
+def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
+    """The options of the calibration that wrote a folder, and the name of the model that it calibrated.
+
+    Raises:
+        InputError: it holds no record of one.
+    """
     require_inside(folder / "featcal.json", "record")
     missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
+    record = read_json(folder / "featcal.json", missing=missing)
     try:
-        return CalibrationConfig(**read_json(folder / "featcal.json", missing=missing)["config"])
+        return CalibrationConfig(**record["config"]), str(record.get("model", "merged"))
     except (KeyError, TypeError) as error:
         raise InputError(missing) from error

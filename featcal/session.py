@@ -41,7 +41,7 @@ from featcal.model_ids import (
     calibration_of,
     label_of,
     model_key,
-    recorded_config,
+    recorded_calibration,
     resolved,
     spelled,
     weights_of,
@@ -52,7 +52,7 @@ from featcal.models.model import Head, own_head
 from featcal.models.run import Run
 from featcal.progress import Progress, available_bytes, silent
 from featcal.results import Results, nbytes
-from featcal.schema.model_name import FITTED, model_name
+from featcal.schema.model_name import FITTED, REFERENCE, model_name
 from featcal.suite import Suite, load_suite
 from featcal.suite_files import suite_stamp
 from featcal.tasks.sources import Samples
@@ -260,41 +260,59 @@ class Session:
         """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
 
         Args:
-            model: options to calibrate with, or the folder of a calibrated checkpoint, whose own options are used.
+            model: options to calibrate with, a calibration by its name, or the folder of a calibrated checkpoint, whose
+                own options are used. What was calibrated stands in the place of the merged model.
 
         Raises:
             InputError: a model that is neither: a folder that holds no record of a calibration among them.
         """
 
         def make() -> list[SourceExcess]:
-            if not isinstance(model, str | CalibrationConfig):
-                raise InputError("sources: give the options of a calibration, or the folder of a calibrated checkpoint")
-            config = recorded_config(Path(model)) if isinstance(model, str) else model
+            config, below = self._calibration(model)
             passes = self._calibration_passes(config)
-            if isinstance(model, str):
-                weights = self.weights(model)
+            if isinstance(model, CalibrationConfig):
+                weights = self._calibrated(model, lambda: passes, progress).weights
             else:
-                weights = self._calibrated(config, lambda: passes, progress).weights
-            return measure_sources(self.family, weights, config, passes, progress)
+                weights = self.weights(model)
+            return measure_sources(self.on(below), weights, config, passes, progress)
 
         return self.once("sources", model_key(model), make)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
         """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
 
+        Args:
+            model: as in `sources`.
+
         Raises:
-            InputError: a model that is not the options of a calibration, or as `calibrated`.
+            InputError: a model that is none of a calibration, or as `calibrated`.
         """
-        if not isinstance(model, CalibrationConfig):
-            raise InputError(
-                f"conditioning: '{label_of(model)}' is no calibration; give its options, as calibrated:lam=0.05,rho=2"
-            )
 
         def make() -> list[Conditioning]:
-            passes = self._calibration_passes(model)
-            return measure_conditioning(self.family, model, passes, self._first_block, progress)
+            config, below = self._calibration(model)
+            passes, first = self._calibration_passes(config), self._first_block if below == "merged" else None
+            return measure_conditioning(self.on(below), config, passes, first, progress)
 
-        return self.once("conditioning", model, make)
+        return self.once("conditioning", model_key(model), make)
+
+    def _calibration(self, model: ModelId) -> tuple[CalibrationConfig, str]:
+        """The options of a calibration, and the name of the model that is calibrated.
+
+        Raises:
+            InputError: a model that is none, or a folder that holds no record of one.
+        """
+        if isinstance(model, CalibrationConfig):
+            return model, "merged"
+        if not isinstance(model, str):
+            raise InputError(
+                f"'{label_of(model)}' is an object; give the options of a calibration, its name or its folder"
+            )
+        kind = model_name(model).kind
+        if kind == "calibrated":
+            return calibration_of(model, self.family)
+        if kind != REFERENCE:
+            raise InputError(f"'{model}' is no calibration; give its options, as calibrated:lam=0.05,rho=2@{model}")
+        return recorded_calibration(Path(model))
 
     def canary(
         self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent

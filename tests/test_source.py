@@ -147,3 +147,20 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
     passes = expert_passes(as_family(fast, precision="exact"), config)
     with pytest.raises(InputError, match="another precision"):
         measure_sources(fast, fast.merged, config, passes)
+
+
+def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None:
+    """A calibration of another model than the suite's is held against that one, whether it is named or in a folder."""
+    session, config = Session(tiny), config_for(tiny, samples=6)
+    other = session.on("task-arithmetic:scale=0.7")
+    calibrate_to_folder(other, config, tmp_path / "out")
+    passes = expert_passes(tiny, config)
+    expected = measure_sources(other, calibrate(other, config).weights, config, passes)
+    named = session.sources("calibrated:samples=6@task-arithmetic:scale=0.7")
+    folder = session.sources(str(tmp_path / "out"))
+    for one, by_name, in_folder in zip(expected, named, folder, strict=True):
+        assert by_name.minimum == pytest.approx(one.minimum, rel=1e-6)
+        assert in_folder.minimum == pytest.approx(one.minimum, rel=1e-4)  # the folder's weights are rounded
+        assert in_folder.coupling == pytest.approx(one.coupling, rel=1e-2, abs=1e-6)
+    with pytest.raises(InputError, match="'merged' is no calibration"):
+        session.sources("merged")

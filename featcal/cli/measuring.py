@@ -57,6 +57,11 @@ def drift(
     progress = bar()
     session = opening.session(suite, device, max_memory=max_memory)
     measured["output"] = measured["output"] or margins
+    sources = {}
+    if source:  # first: what has none is refused before anything else is measured
+        own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
+        calibrated = own if model == "merged" else session.named(model)
+        sources = {"sources": [asdict(one) for one in session.sources(calibrated, progress)]}
     ledger = measure_drift(session, model, progress=progress, **measured)
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
@@ -65,10 +70,7 @@ def drift(
         entry |= {"per_sample": task.per_sample()} if per_sample else {}
     if task_vectors:
         document["task_vector_cosines"] = session.vector_cosines(session.named(model))
-    if source:
-        own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
-        calibrated = own if model == "merged" else session.named(model)
-        document["sources"] = [asdict(one) for one in session.sources(calibrated, progress)]
+    document |= sources
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []
     entries = [(task, layer) for task, entry in document["tasks"].items() for layer in entry["layers"]]
