@@ -62,7 +62,7 @@ def model_card(
 | merged model | {of} |
 {rows}
 
-Versions, hashes of all inputs, sample indices and the relative drift of every block are in `featcal.json`.
+Versions, hashes of all inputs and the samples that were used are in `featcal.json`, with what was measured of them.
 
 {_CITATION}
 """

@@ -195,11 +195,12 @@ class Session:
         options, below = baseline_of(model, self.family)
 
         def make() -> Fitted:
-            of = self.weights(self.named(below))
-            passes = None
+            family, passes = self.family, None
+            if below != "merged":
+                family = family.on(self.weights(self.named(below)), spelled(self.named(below), family))
             if isinstance(options, Sampled):
                 passes = self._calibration_passes(options.counting, options.split)
-            found = fit(self.family, options, of, experts=passes, progress=progress)
+            found = fit(family, options, experts=passes, progress=progress)
             return replace(found, record={**found.record, "model": self.named(model)})
 
         return self.once("fitted", (options, model_key(self.named(below))), make)

@@ -19,11 +19,14 @@ from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.options import Polish
-from featcal.calibration.calibrate import expert_passes
+from featcal.calibration.calibrate import calibrate_to_folder, config_for, expert_passes
 from featcal.cli import commands
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family
+from featcal.jsons import read_json
 from featcal.models.lane import Kept
+from featcal.session import Session
+from featcal.stamps import sha256
 
 FEW = Polish(samples=12, steps=5, rate=1e-3, batch=5)
 
@@ -68,7 +71,7 @@ def test_the_loss_and_the_first_step_are_autograds_of_the_library(tiny64: Family
 def test_steps_lower_the_loss_and_none_change_nothing(tiny: Family) -> None:
     found = fit(tiny, FEW)
     assert found.record["loss"] < 0.9 * found.record["loss_before"]
-    again = fit(tiny, replace(FEW, steps=0), found.weights)
+    again = fit(tiny.on(found.weights, "found"), replace(FEW, steps=0))
     assert again.record["loss"] == again.record["loss_before"] == pytest.approx(found.record["loss"], rel=1e-5)
     untouched = fit(tiny, replace(FEW, steps=0))
     for name, tensor in tensors(tiny).items():
@@ -121,3 +124,21 @@ def test_the_command_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Pa
     name = "polished:samples=8,seed=42,steps=3,rate=0.0001,batch=8@calibrated:lam=0.05,rho=2,alpha=0.3,samples=8"
     assert document["model"] == name
     assert evaluate(tiny, str(out)).average == evaluate(tiny, name).average
+
+
+def test_the_record_and_the_card_name_the_model_that_was_polished(tiny: Family, tmp_path: Path) -> None:
+    """Another model than the suite's stands with its hash among the inputs, with hashes of the samples."""
+    suite = Session(tiny)
+    calibrate_to_folder(tiny, config_for(tiny, samples=6), tmp_path / "own")
+    record = suite.fitted(f"polished:samples=6,steps=1@{tmp_path / 'own'}").save(tmp_path / "out")
+    weights = tmp_path / "own" / "model.safetensors"
+    assert record["inputs"]["merged"] == {weights.name: sha256(weights)}
+    assert f"| merged model | {tmp_path / 'own'} |" in (tmp_path / "out" / "README.md").read_text()
+    calibrated = read_json(tmp_path / "own" / "featcal.json")
+    same = ("samples", "indices", "truncated", "sha256")
+    for task in TASKS:
+        assert {name: record["tasks"][task][name] for name in same} == {
+            name: calibrated["tasks"][task][name] for name in same
+        }
+    assert record["suite_file"] == calibrated["suite_file"]
+    assert record["machine"] == calibrated["machine"]

@@ -142,6 +142,8 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
     with pytest.raises(InputError, match="no calibration"):
         schedule.schedule(own, plan("calibrated", "merged"))
+    with pytest.raises(InputError, match="calibrated:samples=6@base calibrates another model"):
+        schedule.schedule(own, plan("calibrated@merged", "calibrated:samples=6@base"))
 
 
 def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:

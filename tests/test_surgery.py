@@ -103,11 +103,11 @@ def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suit
 
 def test_after_it_a_model_can_be_polished_and_not_operated_again(tiny: Family) -> None:
     operated = fit(tiny, FEW).weights
-    polished = fit(tiny, Polish(samples=12, steps=5, rate=1e-4, batch=12), operated)
+    polished = fit(tiny.on(operated, "operated"), Polish(samples=12, steps=5, rate=1e-4, batch=12))
     assert polished.record["loss"] < polished.record["loss_before"]
     assert mapped(polished.weights, TASKS[0], torch.ones(1, 8)).equal(mapped(operated, TASKS[0], torch.ones(1, 8)))
     with pytest.raises(InputError, match="polished has maps or heads of its own of 'pets', 'signs'"):
-        fit(tiny, FEW, polished.weights)
+        fit(tiny.on(polished.weights, "polished"), FEW)
 
 
 def test_text_is_refused(tmp_path: Path) -> None:

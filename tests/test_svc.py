@@ -53,7 +53,7 @@ def test_of_a_scaled_expert_it_is_the_expert(tiny64: Family) -> None:
     expert, base, before = (one.read(names) for one in (family.experts[task], family.base, scaled))
     matrices = {name for name in names if expert[name].ndim == 2}
     for alpha, gain in ((0.1, 1 / 0.3), (0.5, 2.0)):
-        found = fit(family, Svc(alpha), scaled).weights.read(names)
+        found = fit(family.on(scaled, "scaled"), Svc(alpha)).weights.read(names)
         for name, tensor in found.items():
             wanted = base[name] + gain * (before[name] - base[name]) if name in matrices else before[name]
             torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-12)
@@ -94,7 +94,7 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
 def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     name = f"svc:alpha=0.1@{folder}"
-    fit(tiny, Svc(), tiny.experts[TASKS[0]]).save(folder)
+    fit(tiny.on(tiny.experts[TASKS[0]], "expert"), Svc()).save(folder)
     before, ordered = model_key(name), order("scores", str(tiny_suite_file), {"model": name})
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
     assert model_key(name) != before
@@ -104,7 +104,7 @@ def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Pa
 def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     session, name = Session(tiny), "svc:alpha=0.2@calibrated:samples=8"
     assert session.weights(name) is session.weights(session.named(name))
-    by_hand = fit(tiny, Svc(0.2), session.weights(session.named("calibrated:samples=8")))
+    by_hand = fit(session.on("calibrated:samples=8"), Svc(0.2))
     names = tiny.adapter.tower
     for tensor, other in zip(
         session.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True

@@ -18,11 +18,13 @@ from featcal.baselines.polish import polish
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
-from featcal.calibration.calibrate import expert_passes
+from featcal.calibration.calibrate import drawn_of, expert_passes
 from featcal.family import Family
 from featcal.formats.weights import Weights
+from featcal.machine import machine_facts
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.models.run import Run
+from featcal.origin import suite_facts
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.schema.model_name import AFTER
 from featcal.versions import all_versions
@@ -31,7 +33,6 @@ from featcal.versions import all_versions
 def fit(
     family: Family,
     options: Baseline,
-    of: Weights | None = None,
     *,
     experts: Mapping[str, ExpertPass] | None = None,
     progress: Progress = silent,
@@ -39,7 +40,8 @@ def fit(
     """Make the model that the options stand for.
 
     Args:
-        of: what a method that acts on a model acts on; left out, the suite's merged model.
+        family: its merged model is what a method that acts on a model acts on; another one stands there by
+            `Family.on`.
         experts: expert passes to use again, of `options.counting` and `options.split`; left out, samples are drawn
             where any are needed.
 
@@ -48,29 +50,31 @@ def fit(
         NumericalError: features that are not finite, or a system without a trustworthy solution.
     """
     started, run = time.perf_counter(), family.run(progress)
-    model = family.merged if of is None else of
     passes: Mapping[str, ExpertPass] = {}
     if isinstance(options, Sampled):
         kept = Kept.on(family.compute.device)
         passes = expert_passes(family, options.counting, kept, options.split) if experts is None else experts
         require_same_compute(passes, family.compute)
-    weights, account = _made(run, family, options, model, passes)
+    drawn = drawn_of(passes)
+    weights, account = _made(run, family, options, passes)
     record = {
         "suite": family.suite.name,
+        "suite_file": suite_facts(family.suite),
         "model": options.name,
         "options": asdict(options),
-        "of": model.label if options.kind in AFTER else None,
-        "tasks": {task: {"samples": len(one.indices), "indices": list(one.indices)} for task, one in passes.items()},
+        "of": family.merged.label if options.kind in AFTER else None,
+        "tasks": drawn,
         **account,
         "seconds": {"total": time.perf_counter() - started, **run.seconds},
         "peak_rss_bytes": peak_rss_bytes(),
         "versions": all_versions(),
+        "machine": machine_facts(family.compute.device),
     }
     return Fitted(family, options, weights, record)
 
 
 def _made(
-    run: Run, family: Family, options: Baseline, model: Weights, experts: Mapping[str, ExpertPass]
+    run: Run, family: Family, options: Baseline, experts: Mapping[str, ExpertPass]
 ) -> tuple[Weights, Mapping[str, Any]]:
     """The model, and what its method has to say of it."""
     match options:
@@ -86,8 +90,8 @@ def _made(
             scored = dict.fromkeys(experts, family.base)
             return adamerging(run, experts, heads_of(family, scored, options.split), options)
         case Svc():
-            return svc(run, family.experts, model, options), {}
+            return svc(run, family.experts, family.merged, options), {}
         case Polish():
-            return polish(run, experts, model, options)
+            return polish(run, experts, family.merged, options)
         case Surgery():
-            return surgery(run, experts, model, options)
+            return surgery(run, experts, family.merged, options)

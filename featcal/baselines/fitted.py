@@ -24,12 +24,13 @@ class Fitted:
     """A model that a baseline made of a suite."""
 
     family: Family
+    """Its merged model is what was acted on by a method that acts on one."""
     options: Baseline
     weights: Weights
     """Accepted wherever a model is."""
     record: Mapping[str, Any]
-    """suite, model (its name), of (the model that was acted on), options, tasks (samples and their indices), seconds,
-    peak memory, versions."""
+    """suite and its file, model (its name), of (the model that was acted on), options, tasks (samples, truncated,
+    indices, hash), seconds, peak memory, versions, machine."""
 
     def save(self, out: str | Path) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
@@ -47,6 +48,6 @@ class Fitted:
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
         title = f"{family.suite.name}, {self.options.kind}"
         with OutputFolder(out) as folder:
-            card = model_card(family.suite, title, what, settings, family.adapter.library)
+            card = model_card(family.suite, title, what, settings, family.adapter.library, family.merged_name)
             content = write_model(folder, family.adapter, container, self.weights, lambda: record, card)
         return {"out": str(folder.out), **content}

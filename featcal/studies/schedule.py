@@ -35,11 +35,16 @@ def schedule(session: Session, plan: Plan) -> Study:
     """Every calibration in every order.
 
     Raises:
-        InputError: a method that is no calibration.
+        InputError: a method that is no calibration of the suite's merged model.
     """
     others = [name for name in plan.methods if model_name(name).kind != "calibrated"]
     if others:
         raise InputError(f"methods: {', '.join(others)} is no calibration; orders are of calibrated:OPTIONS alone")
+    if elsewhere := [name for name in plan.methods if model_name(name).of != "merged"]:
+        raise InputError(
+            f"methods: {', '.join(elsewhere)} calibrates another model than the suite's merged one; orders are of that "
+            "alone: make it the suite's `merged`, or leave out what follows the @"
+        )
     points = plan.points([EXPERT, "merged"])
     for order in SCHEDULES:
         here = at(plan.points(), schedule=order)
