@@ -41,7 +41,7 @@ state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", lay
 frames = {shown: tables.per_layer(one, over, relative) for shown, one in drift.items()}
 measured = downloads.of_samples(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
-rows = tables.stacked([one.assign(model=shown) for shown, one in frames.items()])
+rows = tables.stacked(frames)
 per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task), kind="drift")
 said = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
 st.plotly_chart(
@@ -62,7 +62,7 @@ view.fold(per_layer)
 st.subheader(f"{plain(layer)}, task by task")
 of_tasks = {shown: tables.per_task(one, layer, relative) for shown, one in drift.items()}
 said = tables.spoken({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
-rows = tables.stacked([one.assign(model=shown) for shown, one in of_tasks.items()])
+rows = tables.stacked(of_tasks)
 view.chart(
     charts.drift_tasks(of_tasks, relative),
     "drift-tasks",
