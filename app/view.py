@@ -198,8 +198,12 @@ def problem(error: FeatcalError) -> None:
     st.error(plain_lines(message(str(error))), icon=":material/error:")
 
 
-def metrics(values: Sequence[tuple[str, str, str | Difference | None]]) -> None:
-    """Cards with numbers: (label, value, difference or None); as many side by side as have room.
+Metric = tuple[str, str, str | Difference | None]
+"""Label, value and difference of a number on a card."""
+
+
+def metrics(values: Sequence[Metric]) -> None:
+    """Cards with numbers, as many side by side as have room.
 
     A difference of scores that was measured in pairs stands with its interval, grey where it is within noise.
     """

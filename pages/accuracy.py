@@ -51,10 +51,10 @@ if between is not None:
     frame = sample_tables.with_intervals(frame, between)
 average = frame.iloc[-1]
 metric = tables.metric_name(scores)
-numbers = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
+numbers: list[view.Metric] = [(f"average, {name}", f"{percent(average[name] / 100)} %", None) for name in scores]
 if pair is not None:
     at = list(scores).index(pair[1])
-    numbers[at] = (*numbers[at][:2], between and between.average)
+    numbers[at] = (*numbers[at][:2], None if between is None else between.average)
     gap = average["gap closed, %"]
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)

@@ -6,6 +6,7 @@ import streamlit as st
 
 from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
 from app.downloads import Numbers
+from featcal.calibration.config import CalibrationConfig
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
 from featcal.words import percent
@@ -17,12 +18,15 @@ options.on_page(session)
 previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, config) = compared.models.items()
+assert isinstance(config, CalibrationConfig)  # that of the controls
 with state.progress() as report:
     before, after = session.features(before_model, on, report), session.features(config, on, report)
 repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
 runs.keep(session, compared.models, on)
-numbers = [("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")]
+numbers: list[view.Metric] = [
+    ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")
+]
 if scores:
     first, calibrated, expert = (100 * scores[model].average for model in (a, b, compare.EXPERT))
     short = "first token" if session.is_text else "accuracy"
