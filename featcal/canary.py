@@ -125,16 +125,16 @@ def canary(
 ) -> Canary:
     """Let experts, model and what it is held against answer the same prompts.
 
-    Greedy decoding. One whole model is in memory at a time, in the compute dtype, with the experts' distributions over
-    the answers of one task.
+    Greedy decoding, on tasks that have calibration samples. One whole model is in memory at a time, in the compute
+    dtype, with the experts' distributions over the answers of one task.
 
     Args:
         against: left out, the suite's merged model.
         seed: decides which calibration samples the prompts are of.
 
     Raises:
-        InputError: models that generate no text, or a model with a map or a head of its own, of which the library's
-            `generate` knows nothing.
+        InputError: models that generate no text, a suite without calibration samples, or a model with a map or a head
+            of its own, of which the library's `generate` knows nothing.
         NumericalError: scores that are not finite.
     """
     if not family.adapter.generates:
@@ -144,8 +144,11 @@ def canary(
         if brings(one):
             raise InputError(f"{one.label} has maps or heads of its own, with which the library cannot generate")
     found: dict[str, TaskCanary] = {}
-    for done, (task, expert) in enumerate(family.experts.items()):
-        progress("generation", done, len(family.experts))
+    experts = {task: one for task, one in family.experts.items() if task not in unasked(family)}
+    if not experts:
+        raise InputError(f"{family.suite.name}: no task has calibration samples, so there are no prompts")
+    for done, (task, expert) in enumerate(experts.items()):
+        progress("generation", done, len(experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
         batches = [*map(_asked, batches_of(drawn, _TOGETHER, family.compute.device))]
         teacher = _Pupil(_opened(family, expert), batches)
@@ -157,8 +160,19 @@ def canary(
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
         found[task] = TaskCanary(len(drawn), *readings)
-    progress("generation", len(family.experts), len(family.experts))
+    progress("generation", len(experts), len(experts))
     return Canary(family.suite.name, model.label, held.label, found)
+
+
+def unasked(family: Family) -> list[str]:
+    """Tasks without calibration samples: there are no prompts of them."""
+    return [task for task, spec in family.suite.tasks.items() if spec.calibration is None]
+
+
+def unasked_said(family: Family) -> list[str]:
+    """A note on those tasks; none where every task has prompts."""
+    left = ", ".join(f"'{task}'" for task in unasked(family))
+    return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
 
 
 class _Pupil:

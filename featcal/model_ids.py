@@ -157,7 +157,9 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
     for name in PARTIAL:
         chosen = getattr(config, name)
         if chosen is not None or getattr(defaults, name) is not None:
-            parts += [f"--{name}", ALL if chosen is None else ",".join(chosen)]
+            listed = (ALL,) if chosen is None else chosen
+            apart = any("," in one for one in listed)  # a list with commas between would be read as other names
+            parts += [word for one in (listed if apart else [",".join(listed)]) for word in (f"--{name}", one)]
     return shlex.join([*parts, "--out", out])
 
 

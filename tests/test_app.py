@@ -364,6 +364,12 @@ def test_the_command_line_takes_back_what_a_suite_chose() -> None:
     assert "--blocks" not in line
 
 
+def test_the_command_line_keeps_names_with_commas_apart() -> None:
+    config = CalibrationConfig(tasks=("a", "a,b"), blocks=("block 0", "block 1"))
+    line = calibrate_command("mine.yaml", config, CalibrationConfig(), "out")
+    assert "--blocks 'block 0,block 1' --tasks a --tasks a,b --out out" in line
+
+
 def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
     configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]

@@ -16,6 +16,7 @@ from tiny_text import TASKS
 
 from featcal import Family, InputError, load_suite, open_family, open_session
 from featcal import canary as module
+from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.canary import GRAM, PROMPTS, Reading, TaskCanary, canary, repetition
 from featcal.cli import commands as featcal
 from featcal.formats.weights import Overlay, Weights
@@ -162,6 +163,20 @@ def scaled(model: Weights, by: float) -> Weights:
     blocks = (".block.", ".layers.")
     names = [name for name, one in model.info.items() if any(b in name for b in blocks) and len(one.shape) == 2]
     return Overlay("scaled", model, {name: by * tensor for name, tensor in model.read(names).items()})
+
+
+@pytest.mark.slow
+def test_a_task_without_samples_is_not_asked_and_said(family: Family, tmp_path: Path) -> None:
+    """A calibration on the other task alone is written: it needs no samples of this one."""
+    left, kept = TASKS
+    tasks = {**family.suite.tasks, left: family.suite.tasks[left].model_copy(update={"calibration": None})}
+    part = replace(family, suite=family.suite.model_copy(update={"tasks": tasks}))
+    record = calibrate_to_folder(part, config_for(part, samples=4, lam=0.1, tasks=(kept,)), tmp_path / "out")
+    assert [*record["canary"]["tasks"]] == [kept]
+    assert f"generation was not checked on '{left}': no calibration samples, so no prompts" in record["notes"]
+    none = {task: one.model_copy(update={"calibration": None}) for task, one in tasks.items()}
+    with pytest.raises(InputError, match="no task has calibration samples"):
+        canary(replace(part, suite=part.suite.model_copy(update={"tasks": none})), part.base)
 
 
 @pytest.mark.slow

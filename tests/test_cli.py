@@ -280,7 +280,18 @@ def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monk
         assert 4000 < len(err) < 4100
 
 
-@pytest.mark.parametrize("arguments", [("drift",), ("drfit", "x"), ("drift", "x", "--nope"), ("merge", "x")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("drift",),
+        ("drfit", "x"),
+        ("drift", "x", "--nope"),
+        ("merge", "x"),
+        ("evaluate", "clip-mini", "--answers"),
+        ("features", "clip-mini", "--pooled"),
+        ("runs", "--json", "--csv"),
+    ],
+)
 def test_wrong_usage_is_status_2(run: Run, arguments: tuple[str, ...]) -> None:
     code, _, err = run(*arguments)
     assert code == 2

@@ -18,7 +18,7 @@ from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
 from featcal.calibration.rounding import Storing, storing
 from featcal.calibration.solving import Watch, unwatched
-from featcal.canary import canary
+from featcal.canary import canary, unasked_said
 from featcal.card import model_card
 from featcal.errors import InputError
 from featcal.export.write import require_weights_alone, write_model
@@ -391,7 +391,8 @@ def _write(
     family = made.family
     record = {**made.record, **origin, **_generation(made, whole)}
     record["warnings"] = [*made.record["warnings"], *broken(record)]
-    record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record)]
+    unchecked = unasked_said(family) if "canary" in record else []
+    record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record), *unchecked]
 
     def finished_record() -> dict[str, Any]:
         return {**record, "seconds": seconds(), "peak_rss_bytes": peak_rss_bytes()}

@@ -112,6 +112,8 @@ def features(
     from featcal.clouds import EXPERT, Clouds, clouds_json
     from featcal.views import View
 
+    if pooled and not as_json:
+        raise click.UsageError("--pooled features are in the JSON document alone; add --json")
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     clouds = Clouds.named(session, models, View(samples, split, seed))

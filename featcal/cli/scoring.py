@@ -58,6 +58,8 @@ def evaluate(
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
         _evaluate_with_harness(opening.loaded(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
+    if answers and not as_json:
+        raise click.UsageError("--answers are in the JSON document alone; add --json")
     session, view = opening.session(suite, device), View(samples, split, seed)
     named, history = session.named(model), History()
     with looking(session, [named], view, "featcal evaluate", history):
@@ -193,6 +195,8 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     expert's. Broken is what is clearly worse than both the expert and the model it is held against; a perplexity, what
     is so beyond two standard errors over prompts.
     """
+    from featcal.canary import unasked_said
+
     keep_memory()
     session = opening.session(suite, device)
     found = session.canary(session.named(model), session.named(against), seed, bar())
@@ -203,6 +207,8 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
         for who, reading in (("expert", one.expert), (against, one.against), (model, one.model))
     ]
     show(found.to_json(), as_json, rows, ("task", "model", *columns))
+    for note in unasked_said(session.family):
+        say(f"note: {note}", err=True)
     for reason in found.reasons:
         say(f"broken: {reason}", err=True, colour="red")
     if require and found.broken:

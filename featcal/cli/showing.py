@@ -30,6 +30,8 @@ def runs(context: click.Context, suite: str | None, as_json: bool, as_csv: bool)
 
     if context.invoked_subcommand:
         return
+    if as_csv and as_json:
+        raise click.UsageError("give one of --json and --csv")
     history = History()
     found = [run for run in history.runs() if suite in (None, run.suite)]
     say_problems(history)

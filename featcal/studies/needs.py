@@ -41,12 +41,14 @@ def needs(model: str, modality: Modality) -> tuple[str, ...]:
 
     >>> needs("polished:steps=30@calibrated:lam=0.1", "pixels")
     ('samples', 'training')
+    >>> needs("expert", "pixels"), needs("expert:digits", "pixels")
+    (('modules', 'task'), ())
     """
     found: set[str] = set()
     name: str | None = model
     while name is not None:
         read = model_name(name)
-        found |= {*OF_A_KIND[read.kind]}
+        found |= {*OF_A_KIND[REFERENCE if read.task is not None else read.kind]}  # one expert is one checkpoint
         name = read.of
     if SAMPLES in found and modality in ("seq2seq", "causal"):
         found.add(LABELS)
