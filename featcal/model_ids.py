@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -12,7 +12,7 @@ from weakref import ref
 from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import IDLE, PARTIAL, REFINED, CalibrationConfig
+from featcal.calibration.config import IDLE, NUMBERS, PAPER, PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -39,7 +39,7 @@ from featcal.words import did_you_mean, exactly
 ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
-_OPTIONS = {field.name: type(field.default) for field in fields(CalibrationConfig)}
+_OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
 _OF_A_MERGER = {
     "scale": float,
     "density": float,
@@ -125,7 +125,7 @@ def spelled(model: ModelId, family: Family) -> str:
     if not isinstance(model, CalibrationConfig):
         return label_of(model)
     own = config_for(family)
-    always = ("lam", _RHO, "alpha", "samples", *(["beta"] if model.recipe == REFINED else []))
+    always = (*NUMBERS[model.recipe], "samples")
     said = [
         f"{name}={_said(value)}"
         for name in _OPTIONS
@@ -143,10 +143,8 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
         defaults: the suite's own options; of switches and of what is seldom changed, what differs from them is said.
     """
     parts = ["featcal", "calibrate", suite]
-    refined = config.recipe == REFINED
-    parts += ["--recipe", config.recipe] if refined or config.recipe != defaults.recipe else []
-    parts += ["--beta", exactly(config.beta)] if refined else []
-    for name in ("lam", _RHO, "alpha"):
+    parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
+    for name in NUMBERS[config.recipe]:
         parts += [f"--{name}", exactly(getattr(config, name))]
     parts += ["--samples", str(config.samples)]
     parts += ["--seed", str(config.seed)] if config.seed != defaults.seed else []

@@ -56,8 +56,9 @@ class CalibrationDefaults(Strict):
     eps: FiniteFloat | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
     precision: Literal["exact", "fast"] | None = None
-    recipe: Literal["paper", "refined"] | None = None
+    recipe: Literal["paper", "refined", "informed"] | None = None
     beta: FiniteFloat | None = None
+    mu: FiniteFloat | None = None
     blocks: tuple[str, ...] | None = None
     maps: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
@@ -66,7 +67,7 @@ class CalibrationDefaults(Strict):
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
-        return {name: value for name, value in said.items() if value is not None or name != "image_weight"}
+        return {name: value for name, value in said.items() if value is not None or name not in ("image_weight", "mu")}
 
     def given(self) -> dict[str, Any]:
         """The options that the suite sets, by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from featcal.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved together. Of an
-    expert of a mixture that is starved there is none.
+    """Hold figures of the left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved
+    together, or of one map with its prior, mu sum_i K_i more. Of an expert of a mixture that is starved there is none.
 
     Norms are not here: theirs are systems of two unknowns.
     """
@@ -40,8 +40,8 @@ class Conditioning:
     """Eigenvalue of the left matrix, `lam + eps` where the samples miss a direction."""
     largest: float
     effective_rank: float
-    """sum_j mu_j / (mu_j + lam + eps) over the eigenvalues mu of the sum without lam: how many directions the samples
-    decide and not the anchor; the rank as lam goes to 0."""
+    """sum_j e_j / (e_j + lam + eps) over the eigenvalues e of the sum without lam: how many directions the samples, and
+    the prior, decide and not the anchor; the rank as lam goes to 0."""
 
     @property
     def condition(self) -> float:
@@ -53,8 +53,8 @@ class Conditioning:
         return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
 
 
-def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Conditioning:
-    """One system, before it is solved; costs a decomposition of the matrix in float64.
+def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -> Iterator[Conditioning]:
+    """Measure every system of a group before it is solved; costs a decomposition of each matrix in float64.
 
     Raises:
         NumericalError: matrix or eigenvalues are not finite; names block and maps.
@@ -63,13 +63,14 @@ def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -
     ridge = sums.scale * (config.lam + config.eps)
     if not all_finite(sums.gram.norm()):
         raise NumericalError(f"{layer}: {group}: the left matrix is not finite")
-    found = torch.linalg.eigvalsh(sums.gram.lower(torch.float64))
-    if not all_finite(found):
-        raise NumericalError(f"{layer}: {group}: eigenvalues of the left matrix are not finite")
-    decided = found.clamp_min(0)
-    rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
-    ends = float(found[0]) + ridge, float(found[-1]) + ridge
-    return Conditioning(layer, str(group), group.inputs, sums.tokens, *ends, rank)
+    for maps, left in group.systems(config):
+        found = torch.linalg.eigvalsh(left)
+        if not all_finite(found):
+            raise NumericalError(f"{layer}: {maps}: eigenvalues of the left matrix are not finite")
+        decided = found.clamp_min(0)
+        rank = float(torch.where(decided > 0, decided / (decided + ridge), 0.0).sum())
+        ends = float(found[0]) + ridge, float(found[-1]) + ridge
+        yield Conditioning(layer, maps, group.inputs, sums.tokens, *ends, rank)
 
 
 def measure_conditioning(
@@ -89,7 +90,7 @@ def measure_conditioning(
 
     def look(moments: BlockMoments) -> None:
         linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.starved)
-        found.extend(conditioning_of(layers[moments.block.name], group, config) for group in linears)
+        found.extend(one for group in linears for one in conditioning_of(layers[moments.block.name], group, config))
 
     calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)
     return found

@@ -15,10 +15,21 @@ from featcal.models.maps import LinearMap
 from featcal.schema.model_name import ALL
 from featcal.words import did_you_mean
 
-PAPER, REFINED = RECIPES = ("paper", "refined")
-"""How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own."""
-OF_A_RECIPE = ("lam", "rho", "alpha", "beta")
+PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
+"""How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
+with what the experts' weights know as a prior."""
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    PAPER: ("lam", "rho", "alpha"),
+    REFINED: ("lam", "rho", "alpha", "beta"),
+    INFORMED: ("lam", "rho", "alpha", "beta", "mu"),
+}
+"""Options that each recipe has good values of its own for; of those that are not its own it has 0."""
+OF_A_RECIPE = NUMBERS[INFORMED]
 """Options whose good values differ from recipe to recipe."""
+CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
+"""What featcal's own recipes take where the calibration samples may be unlike those that the model will see."""
+_BY_RECIPE: Any = None
+"""Default of an option that the recipe decides (`recipe_numbers`)."""
 PARTIAL = ("blocks", "maps", "tasks")
 """Options that choose a part of what is calibrated, or of what it is calibrated on."""
 IDLE = ("batch_size",)
@@ -33,11 +44,11 @@ class CalibrationConfig:
         InputError: a value outside its range; the message names the option.
     """
 
-    lam: float = 0.05
+    lam: float = _BY_RECIPE
     """Ridge strength, >= 0: pull towards the anchor (Eq. 12). 0 needs features of full rank."""
-    rho: float = 2.0
+    rho: float = _BY_RECIPE
     """Anchor = rho * merged + (1 - rho) * base (Eq. 11); above 1 it extrapolates beyond the merged model."""
-    alpha: float = 0.3
+    alpha: float = _BY_RECIPE
     """Share of the expert's own input features in the targets, in [0, 1] (Eq. 10)."""
     samples: int = 256
     """Calibration samples per task, > 0; a task that has fewer gives all it has."""
@@ -60,11 +71,15 @@ class CalibrationConfig:
     eps: float = 1e-8
     """Numerical stabiliser of Eqs. (14), (17) and (59)."""
     recipe: str = PAPER
-    """"paper" (Algorithm 1 as published) or "refined" (featcal's own: piece by piece inside a block, with targets that
-    close a part of the gap of the residual stream; see docs/theory.md)."""
-    beta: float = 0.0
-    """Of the recipe "refined": share of the residual stream's gap to the expert that output maps are to close, in
-    [0, 1]; above 0 it needs alpha above 0."""
+    """"paper" (Algorithm 1 as published), "refined" (featcal's own: piece by piece inside a block, with targets that
+    close a part of the gap of the residual stream) or "informed" (refined, with the experts' task vectors as a prior);
+    see docs/theory.md. lam, rho, alpha, beta and mu are the recipe's own where they are left out."""
+    beta: float = _BY_RECIPE
+    """Not of "paper": share of the residual stream's gap to the expert that output maps are to close, in [0, 1]; above
+    0 it needs alpha above 0."""
+    mu: float = _BY_RECIPE
+    """Of "informed": weight of the prior (`calibration.prior`) against the samples of one task, >= 0; 0 is
+    "refined"."""
     batch_size: int = 64
     """Samples per forward pass; changes nothing but time and memory."""
     precision: str = "exact"
@@ -81,25 +96,31 @@ class CalibrationConfig:
     """Tasks whose expert and samples count; None is all of them."""
 
     def __post_init__(self) -> None:
+        if self.recipe not in RECIPES:
+            raise InputError(f"recipe is '{self.recipe}'; choose {' or '.join(RECIPES)}")
+        for name, number in recipe_numbers(self.recipe, self.samples).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, number)
         for name in PARTIAL:
             chosen = getattr(self, name)
             if chosen is not None:  # a tuple, so that options can be hashed
                 object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
                 if not getattr(self, name):
                     raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
-        for name in ("lam", "rho", "alpha", "beta", "patch_weight", "image_weight", "eps"):
+        for name in (*OF_A_RECIPE, "patch_weight", "image_weight", "eps"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} must be a finite number, not {getattr(self, name)}")
         if self.lam < 0:
             raise InputError(f"lam is {self.lam:g}; a ridge strength is >= 0")
         if not 0 <= self.alpha <= 1:
             raise InputError(f"alpha is {self.alpha:g}; an interpolation share lies in [0, 1]")
-        if self.recipe not in RECIPES:
-            raise InputError(f"recipe is '{self.recipe}'; choose {' or '.join(RECIPES)}")
         if not 0 <= self.beta <= 1:
             raise InputError(f"beta is {self.beta:g}; a share of the gap lies in [0, 1]")
-        if self.beta and self.recipe == PAPER:
-            raise InputError(f"beta is {self.beta:g}; it belongs to the recipe '{REFINED}'")
+        if self.mu < 0:
+            raise InputError(f"mu is {self.mu:g}; the weight of a prior is >= 0")
+        for name in (name for name in OF_A_RECIPE if getattr(self, name) and name not in NUMBERS[self.recipe]):
+            theirs = " or ".join(f"'{recipe}'" for recipe in RECIPES if name in NUMBERS[recipe])
+            raise InputError(f"{name} is {getattr(self, name):g}; it belongs to the recipe {theirs}")
         if self.beta and not self.alpha:
             raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
         for name in ("patch_weight", "image_weight"):
@@ -141,6 +162,8 @@ class Options(TypedDict, total=False):
     precision: str | None
     recipe: str | None
     beta: float | None
+    mu: float | None
+    cautious: bool | None
     blocks: Sequence[str] | None
     maps: Sequence[str] | None
     tasks: Sequence[str] | None
@@ -159,16 +182,34 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
     idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
     if idle:
         raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
-    return settled(CalibrationConfig(**{**_defaults(adapter, asked), **asked}), adapter, tasks)
+    options = dict(asked)
+    recipe, cautious = options.get("recipe", PAPER), bool(options.pop("cautious", False))
+    own = dict(adapter.defaults)
+    if recipe != PAPER:
+        own |= recipe_numbers(recipe, options.get("samples", CalibrationConfig.samples), adapter.class_token)
+    if cautious:
+        said = [name for name in CAUTIOUS if name in options]
+        if said or recipe == PAPER:
+            why = f"leave {' and '.join(said)} out" if said else f"choose the recipe '{REFINED}' or '{INFORMED}'"
+            raise InputError(f"cautious sets alpha and beta of featcal's own recipes; {why}")
+        own |= CAUTIOUS
+    return settled(CalibrationConfig(**own | options), adapter, tasks)
 
 
-def _defaults(adapter: Adapter, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's own options for an architecture: the paper's, or featcal's by the number of samples."""
-    if asked.get("recipe", PAPER) != REFINED:
-        return dict(adapter.defaults)
-    samples = asked.get("samples", CalibrationConfig.samples)
-    alpha = 0.3 if adapter.class_token and samples <= 16 else 0.6
-    return {**adapter.defaults, "lam": refined_lam(samples), "rho": 2.0, "alpha": alpha, "beta": 0.5}
+def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
+    """Return the numbers that a recipe brings for so many samples per task; the paper's are those for CLIP.
+
+    Args:
+        class_token: whether the architecture has one, as CLIP has: with few samples "refined" then takes less of the
+            experts' features.
+    """
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "mu": 0.0}
+    if recipe == REFINED:
+        alpha = 0.3 if class_token and samples <= 16 else 0.6
+        numbers |= {"lam": refined_lam(samples), "alpha": alpha, "beta": 0.5}
+    if recipe == INFORMED:  # the same for every number of samples: the prior holds what few of them do not show
+        numbers |= {"lam": 0.001, "alpha": 0.6, "beta": 0.5, "mu": 0.1}
+    return numbers
 
 
 def refined_lam(samples: int) -> float:

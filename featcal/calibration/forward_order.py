@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from featcal.calibration.config import REFINED, CalibrationConfig, calibrated_blocks, calibrated_maps
+from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps
 from featcal.calibration.moments import BlockMoments, FirstBlock
 from featcal.calibration.outset import FinalDrift, Outset
 from featcal.calibration.owners import end_task, shared_rows, solve
@@ -94,7 +94,7 @@ def calibrate_blocks(
        moments of every linear map and norm from this one snapshot (Eqs. 13, 52, 56).
     2. Solve all its modules in closed form (Eqs. 17, 55, 59), in the dtype they are stored in, for `blocks`.
     3. Rerun the student's block, so that the next block sees what the deployed model will see (Eq. 45).
-    Of blocks that the options leave out step 3 alone is done. With the recipe "refined" `Pieces` does all three.
+    Of blocks that the options leave out step 3 alone is done. With other recipes than "paper" `Pieces` does all three.
 
     Args:
         experts: one expert pass per task; their batches are the calibration samples.
@@ -112,7 +112,7 @@ def calibrate_blocks(
     with walking(run.adapter), run.seconds("calibration"):
         walk = Walk(run, "calibrating", experts, {STUDENT: run.merged})
         outset = Outset(run, experts if warn else {})
-        pieces = Pieces(run, walk, config, watch) if config.recipe == REFINED else None
+        pieces = Pieces(run, walk, config, watch) if config.recipe != PAPER else None
         for stage in run.adapter.stages:
             rows = _enter(run, walk, stage, experts, config, outset)
             tokens = tokens or _tokens(walk.experts, experts)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.prior import Prior, TaskVectors
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import all_finite
@@ -86,12 +87,14 @@ class LinearSums:
     """Tasks that were added."""
     share: float = 0.0
     """Sum of their shares (`CurrentTask.share`)."""
+    priors: list[Prior] = field(default_factory=list)
+    """Of every map apart, in the order of the group; empty without a prior."""
 
     @property
     def scale(self) -> float:
         """What the ridge is to be multiplied with, so that it stands against N tasks whatever their shares sum to: 1 of
-        maps that all tokens pass."""
-        return self.share / self.tasks if self.tasks else 1.0
+        maps that all tokens pass, and of those that none came to, whose prior stands alone."""
+        return self.share / self.tasks if self.share else 1.0
 
     @classmethod
     def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
@@ -119,6 +122,14 @@ class LinearSums:
         self.tokens += other.tokens
         self.tasks += other.tasks
         self.share += other.share
+        require_alike("sums", {"priors": len(self.priors)}, {"priors": len(other.priors)})
+        for mine, theirs in zip(self.priors, other.priors, strict=True):
+            mine.merge(theirs)
+
+    def left(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
+        """Return the left matrix of the map at `place` with its prior, without the ridge, as `Gram.lower` has it."""
+        whole = self.gram.lower(dtype)
+        return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
 
     def toward(self, other: LinearSums, share: float) -> LinearSums:
         """These sums with targets that are `share` of the way to those of `other`."""
@@ -281,6 +292,20 @@ class LinearGroup:
         self._sums.share += current.share
         self._sums.tasks += 1
 
+    def add_prior(self, vectors: TaskVectors) -> None:
+        """Count the vectors of a task, once it is ended, in the prior of every map (the recipe "informed")."""
+        sums = self.sums
+        if not sums.priors:
+            like = sums.target
+            sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
+        for name, prior in zip(self.names, sums.priors, strict=True):
+            prior.add(vectors.of_map(name, self._modules[name], self._exact_products))
+
+    @property
+    def _exact_products(self) -> torch.dtype:
+        """The dtype of products of weights: a prior is added once per task, and bfloat16 would show in its solution."""
+        return torch.promote_types(self._products, torch.float32)
+
     def _require_whole(self, current: CurrentTask) -> None:
         """Raise as `end_task` does."""
         if not current.moments.weight > 0:
@@ -342,20 +367,43 @@ class LinearGroup:
         sums, self._sums = self.sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
-        dtype = solved_in(self._products)
-        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), self.stack(base, "weight", dtype), config.rho)
-        try:
-            lam, eps = sums.scale * config.lam, sums.scale * config.eps
-            weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
-        except SolveError as error:
-            unit = "" if sums.scale == 1 else f" (lam and eps are {sums.scale:.3g} times the options here)"
-            raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
+        weight = self._solve_weight(sums, merged, base, config)
         solved = self.split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
             bias = closed_form.linear_bias(sums.target_mean, sums.mean, weight, anchor, sums.omega, config.lam)
             solved |= self.split(bias, "bias")
         return solved
+
+    def _solve_weight(self, sums: LinearSums, merged: Named, base: Named, config: CalibrationConfig) -> Tensor:
+        """Solve Eq. (17) for all rows at once, or map by map where each has a prior of its own."""
+        dtype = solved_in(self._products)
+        start = self.stack(base, "weight", dtype)
+        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
+        lam, eps, mu = (sums.scale * one for one in (config.lam, config.eps, config.mu))
+        try:
+            if not sums.priors:
+                return closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
+            parts = []
+            targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, start))
+            for place, prior in enumerate(sums.priors):
+                pull = prior.target(starts[place].to(self._exact_products), config.rho)
+                target = torch.add(targets[place], pull, alpha=mu)
+                left = sums.left(place, dtype, mu)
+                parts.append(closed_form.linear_weight(left, target, anchors[place], lam, eps))
+            return torch.cat(parts)
+        except SolveError as error:
+            unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
+            raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
+
+    def systems(self, config: CalibrationConfig) -> Iterator[tuple[str, Float[Tensor, "d d"]]]:
+        """Yield the left matrix of every system that is solved, without its ridge, as `Gram.lower` has it in float64,
+        with the maps that it is of: all at once, or one by one where each has a prior of its own."""
+        sums, mu = self.sums, self.sums.scale * config.mu
+        if not sums.priors:
+            yield str(self), sums.gram.lower(torch.float64)
+        for place in range(len(sums.priors)):
+            yield self.names[place], sums.left(place, torch.float64, mu)
 
     @property
     def sums(self) -> LinearSums:

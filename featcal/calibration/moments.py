@@ -18,6 +18,7 @@ from featcal.calibration.alike import require_alike
 from featcal.calibration.config import CalibrationConfig, calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
+from featcal.calibration.prior import TaskVectors
 from featcal.calibration.routed_group import routed_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.errors import InputError, NumericalError
@@ -114,10 +115,11 @@ class BlockMoments:
         for norm in self._norms:
             norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 
-    def end_task(self, expert: Named, only: Collection[int] | None = None) -> None:
+    def end_task(self, expert: Named, vectors: TaskVectors | None = None, only: Collection[int] | None = None) -> None:
         """Fold the task's statistics into the sums over tasks.
 
         Args:
+            vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
             only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
@@ -127,6 +129,8 @@ class BlockMoments:
         ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
         for group in ended:
             group.end_task(expert, self.config)
+            if vectors is not None and isinstance(group, LinearGroup):
+                group.add_prior(vectors)
         finite = torch.stack([group.finite() for group in ended]).tolist() if ended else []
         bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]
         if bad:

@@ -17,6 +17,7 @@ from torch import Tensor
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.norm_groups import NormGroup
+from featcal.calibration.prior import TaskVectors
 from featcal.calibration.rounding import added, rounding
 from featcal.calibration.solving import Solved, anchors, named, rounded, together
 from featcal.calibration.token_rows import Named, TaskRows
@@ -36,20 +37,23 @@ def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, Task
     return {task: own.part_of(task, [one[task] for one in counts if task in one]) for task, own in rows.items()}
 
 
-def end_task(ranks: Ranks, moments: BlockMoments, expert: Named) -> None:
+def end_task(ranks: Ranks, moments: BlockMoments, expert: Named, vectors: TaskVectors | None = None) -> None:
     """Fold a task into the sums, where its parts are counted by the ranks of a team: each of them ends some groups.
+
+    Args:
+        vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
 
     Raises:
         InputError, NumericalError: as `BlockMoments.end_task`.
     """
     team, groups = ranks.team, moments.groups
     if len(team) == 1:
-        moments.end_task(expert)
+        moments.end_task(expert, vectors)
         return
     owners = _owners(ranks, groups)
     ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(owners)]
     _collect(ranks, team, ends, [team] * len(groups), [(group.current, _adding(group)) for group in groups])
-    moments.end_task(expert, [place for place, rank in enumerate(ends) if rank == ranks.rank])
+    moments.end_task(expert, vectors, [place for place, rank in enumerate(ends) if rank == ranks.rank])
     for group, rank in zip(groups, ends, strict=True):
         if rank != ranks.rank:
             group.let_go()
@@ -142,7 +146,7 @@ def _tensors(statistics: Any) -> list[Tensor]:
         elif is_dataclass(value):
             found += _tensors(value)
         elif isinstance(value, list):
-            found += value
+            found += [tensor for part in value for tensor in ([part] if isinstance(part, Tensor) else _tensors(part))]
         elif isinstance(value, int | float):
             found.append(torch.tensor([value], dtype=torch.float64))
     return found
@@ -158,7 +162,7 @@ def _made_of(like: T, tensors: Iterator[Tensor]) -> T:
         elif is_dataclass(value):
             found[one.name] = _made_of(value, tensors)
         elif isinstance(value, list):
-            found[one.name] = [next(tensors) for _ in value]
+            found[one.name] = [next(tensors) if isinstance(p, Tensor) else _made_of(p, tensors) for p in value]
         elif isinstance(value, int | float):
             found[one.name] = type(value)(next(tensors).item())
     return replace(like, **found)  # type: ignore[type-var]

@@ -1,5 +1,6 @@
-"""The recipe "refined": a block is calibrated piece by piece, each on what the pieces before it give it in their final
-form (docs/theory.md, "The refined recipe"). It is featcal's own, not the paper's.
+"""The recipes "refined" and "informed": a block is calibrated piece by piece, each on what the pieces before it give it
+in their final form (docs/theory.md, "The refined recipe"). They are featcal's own, not the paper's. "informed" has one
+more term per linear map (`calibration.prior`).
 
 Algorithm 1 counts all modules of a block in one snapshot of the merged block, so that an output map is fitted to inputs
 that the deployed model will never give it. Here a block is taken as its residual parts (attention, then MLP), a part as
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.owners import end_task, solve
+from featcal.calibration.prior import TaskVectors
 from featcal.calibration.solving import STUDENT, Solved, Watch, named
 from featcal.calibration.token_rows import TaskRows
 from featcal.errors import InputError
@@ -92,13 +94,14 @@ class Pieces:
             (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
         }
         traces = self._through_experts(stage, block, parts, list(counting.values()), rows)
+        base = block.local(run.compute.move(run.base.read(block.names))) if self._config.mu else None
         placed = block.local(run.compute.place(merged))
         for part in parts:
             for names in part.pieces:
                 moments = counting.pop((part.name, names))
                 if not moments.groups:
                     continue
-                self._count(part, moments, placed, traces, rows)
+                self._count(part, moments, (placed, base), traces, rows)
                 self._watch(moments)
                 solved |= solve(run, block, merged, moments)
                 placed = block.local(run.compute.place(merged | solved.tensors))
@@ -164,15 +167,16 @@ class Pieces:
         self,
         part: Part,
         moments: BlockMoments,
-        placed: Mapping[str, Tensor],
+        models: tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None],
         traces: Mapping[str, CallList],
         rows: Mapping[str, TaskRows],
     ) -> None:
         """Count one piece on all tasks; the student stands in front of the part.
 
         Args:
-            placed: the student's block as it is now.
+            models: the student's block as it is now, and the base's where there is a prior.
         """
+        placed, base = models
         run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
         name = next(name for name in part.given if name in moments.modules)
         watched = moments.modules if moments.routed else {name: moments.modules[name]}  # all others are given the same
@@ -185,7 +189,11 @@ class Pieces:
                     given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
-                end_task(self._run.ranks, moments, tensors)
+                vectors = None
+                if base is not None:
+                    weights = self._walk.experts[task].weights
+                    vectors = TaskVectors.of(moments.block, tensors, base, weights)
+                end_task(self._run.ranks, moments, tensors, vectors)
             self._run.store.settle()
 
     def _sought(self, part: Part, call: Call, trace: Call) -> Step:

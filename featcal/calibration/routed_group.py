@@ -47,7 +47,8 @@ class Seat:
 class RoutedGroup(LinearGroup):
     """Maps of one member that share an input. It is solved if the router sends it as many tokens, over all tasks, as
     the widest input of its maps has features: with fewer the Gram matrix is singular for certain, and in directions
-    that no token has the solution is the anchor, which is not the merged weight.
+    that no token has the solution is the anchor, which is not the merged weight. With a prior, which knows more of such
+    directions than the anchor does, it is always solved, also from the prior alone.
     """
 
     def __init__(self, names: Collection[str], weighting: str, seat: Seat) -> None:
@@ -112,7 +113,7 @@ class RoutedGroup(LinearGroup):
 
     @property
     def starved(self) -> bool:
-        return self.sums.tokens < self.floor
+        return self.sums.tokens < self.floor and not self.sums.priors
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """As of every group; nothing of a starved member."""

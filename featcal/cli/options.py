@@ -70,10 +70,17 @@ SCORED = block(
 RECIPE = block(
     click.option(
         "--recipe",
-        type=click.Choice(["paper", "refined"]),
-        help="refined is featcal's own: block by block in pieces, other defaults; see docs/theory.md.  [paper]",
+        type=click.Choice(["paper", "refined", "informed"]),
+        help="refined and informed are featcal's own: in pieces, informed with a prior; see docs/theory.md.  [paper]",
     ),
-    click.option("--beta", type=float, help="Of refined: share of the stream's gap to close, 0-1.  [0.5]"),
+    click.option("--beta", type=float, help="Not of paper: share of the stream's gap to close, 0-1.  [0.5]"),
+    click.option("--mu", type=float, help="Of informed: weight of what the experts' weights know.  [0.1]"),
+    click.option(
+        "--cautious",
+        is_flag=True,
+        default=None,
+        help="Not of paper: alpha 0.3 and beta 0, for samples that may be noisy or unlike those to come.",
+    ),
 )
 """How a block is calibrated."""
 

@@ -108,6 +108,18 @@ class LoraWeights:
                 check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}", ANOTHER_FILE)
         return tensors
 
+    def factors(self, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return scale * B `[m, r]` and A `[r, d]` of those linear maps that the adapter changes by their product
+        alone, in the adapter's dtype."""
+        changed = {name: change for name, change in self.changes.items() if change.is_product}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        with open_file(self._file, self.label) as handle:
+            for name in (name for name in names if name in changed):
+                right, left = (handle.get_tensor(key) for key in changed[name].factors)
+                if right.ndim == left.ndim == 2:
+                    found[name] = changed[name].scale * left, right
+        return found
+
     def _read_added(self, wanted: Iterable[str]) -> dict[str, Tensor]:
         """Tensors that the base does not have, as the adapter file holds them."""
         own = {name: self._added[name] for name in wanted if name in self._added}

@@ -111,6 +111,11 @@ class Change:
     transposed: bool = False
     """Embeddings are stored `[rows, width]`, their product is `[width, rows]`; maps may be stored so too."""
 
+    @property
+    def is_product(self) -> bool:
+        """Whether B A is all that is added to the base's own tensor."""
+        return self.value is None and len(self.factors) == 2
+
     def stored(self) -> list[str]:
         return [*([] if self.value is None else [self.value]), *self.factors]
 

@@ -87,6 +87,10 @@ class Over:
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         return self.under.read(names)
 
+    def factors(self, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
+        """As `factors_of` the model below."""
+        return factors_of(self.under, names)
+
 
 @dataclass(frozen=True)
 class FirstRows(Over):
@@ -178,6 +182,13 @@ class OnDemand(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def factors_of(weights: Weights, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return B and A of those tensors to which a model adds a product B A of low rank, `[outputs, inputs]`; none of a
+    model that is not an adapter."""
+    find = getattr(weights, "factors", None)
+    return {} if find is None else dict(find(names))
 
 
 def in_memory(weights: Weights, names: Iterable[str]) -> bool:

@@ -1,0 +1,119 @@
+"""The prior of the recipe "informed": what the weights of the experts say of the inputs that they were trained on.
+
+The gradient of a linear map is a sum of outer products with its inputs, so the rows of a task vector tau_i = W_i - W_0
+lie in the span of the inputs that expert i was trained on, all of its training data, the more the further they moved
+it. K_i = tau_i^T tau_i / ||tau_i^T tau_i||_F therefore stands for a Gram matrix of data that nobody has, and
+
+    mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||_F^2
+
+asks the merged map to do on those inputs what expert i does, moved rho times as far from the base. With rho = 1, K_i
+divided by its trace, and nothing else, it is the objective of WUDI (arXiv 2503.08099); that task vectors hold the
+covariance of their inputs is also said by ACE (arXiv 2603.02945), and BMM (arXiv 2605.12843, appendix F) mixes such an
+estimate with Gram matrices of few samples. The mixture with FeatCal's forward order and targets is featcal's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.calibration.alike import add_alike
+from featcal.calibration.gram import Gram
+from featcal.calibration.token_rows import Named
+from featcal.formats.weights import Weights, factors_of
+from featcal.models.adapter import Block
+from featcal.models.maps import LinearMap, turned
+
+Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
+"""B and A of a map whose task vector is B A."""
+_SAME = 1e-5
+"""Relative distance of a dense task vector from the product of its factors, beside the map's own size, below which they
+are the same."""
+
+
+@dataclass
+class Prior:
+    """Sums over tasks for one linear map W `[m, d]`."""
+
+    gram: Gram
+    """Sum of K_i, `[d, d]`."""
+    pull: Float[Tensor, "m d"]
+    """Sum of tau_i K_i."""
+
+    @classmethod
+    def zeros(cls, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> Prior:
+        """Make the sums of no task."""
+        return cls(Gram.zeros(inputs, device, dtype), torch.zeros(outputs, inputs, device=device, dtype=dtype))
+
+    def add(self, tau: Float[Tensor, "m d"] | Factors) -> None:
+        """Count the task vector of one task; one that is zero says nothing and adds nothing.
+
+        Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one: with
+        B = Q R, tau^T tau is (R A)^T (R A), and no `[m, d]` product of full rank is formed for it.
+        """
+        if isinstance(tau, Tensor):
+            rows, turn = tau, None
+        else:
+            turn, small = torch.linalg.qr(tau[0])
+            rows = small @ tau[1]
+        size = torch.linalg.matrix_norm(rows)
+        if not bool(size > 0):
+            return
+        rows = rows / size  # squares of small task vectors would be below what float32 holds
+        own = Gram.zeros(rows.shape[1], rows.device, rows.dtype)
+        own.add_rows(rows)
+        share = 1 / own.norm()
+        pull = (rows @ rows.mT) @ rows if len(rows) < rows.shape[1] else rows @ own.full(rows.dtype)
+        pull = pull if turn is None else turn @ pull
+        self.gram.add(own, share)
+        self.pull.add_((pull * (share * size)).to(self.pull.dtype))
+
+    def merge(self, other: Prior) -> None:
+        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
+        self.gram.merge(other.gram)
+        add_alike(self.pull, other.pull)
+
+    def target(self, base: Float[Tensor, "m d"], rho: float) -> Float[Tensor, "m d"]:
+        """Return sum_i (W_0 + rho tau_i) K_i, in the dtype of the sums.
+
+        Args:
+            base: W_0; its product with the sum of K_i is formed in this dtype.
+        """
+        product = base @ self.gram.full(base.dtype)
+        return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
+
+
+@dataclass(frozen=True)
+class TaskVectors:
+    """What one expert's weights differ by from the base's in one block, by name of the map inside it."""
+
+    expert: Named
+    base: Named
+    factors: Mapping[str, Factors]
+    """Of maps that an adapter of low rank changed (LoRA), the factors of the difference."""
+
+    @classmethod
+    def of(cls, block: Block, expert: Named, base: Named, weights: Weights) -> TaskVectors:
+        """Collect them.
+
+        Args:
+            expert, base: tensors of the block by name inside it, on one device.
+            weights: the expert's, which know its factors if it is an adapter.
+        """
+        stored = {f"{block.stored(name)}.weight": name for name in block.linears}
+        found = factors_of(weights, stored)
+        return cls(expert, base, {stored[name]: factors for name, factors in found.items()})
+
+    def of_map(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
+        """Return tau of one map `[m, d]`, or its factors in float64 where the adapter lies over this very base."""
+        own, base = (turned(module, one[f"{name}.weight"].to(dtype)) for one in (self.expert, self.base))
+        tau = own - base
+        if name not in self.factors:
+            return tau
+        left, right = (factor.to(tau.device, torch.float64) for factor in self.factors[name])
+        apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
+        return (left, right) if bool(apart <= _SAME * torch.linalg.matrix_norm(own)) else tau
