@@ -189,10 +189,8 @@ class Pieces:
                     given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
                     moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
-                vectors = None
-                if base is not None:
-                    weights = self._walk.experts[task].weights
-                    vectors = TaskVectors.of(moments.block, tensors, base, weights)
+                expert = self._walk.experts[task].weights
+                vectors = None if base is None else TaskVectors(moments.block, tensors, base, expert)
                 end_task(self._run.ranks, moments, tensors, vectors)
             self._run.store.settle()
 

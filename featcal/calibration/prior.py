@@ -14,7 +14,6 @@ estimate with Gram matrices of few samples. The mixture with FeatCal's forward o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -89,31 +88,24 @@ class Prior:
 
 @dataclass(frozen=True)
 class TaskVectors:
-    """What one expert's weights differ by from the base's in one block, by name of the map inside it."""
+    """What one expert's weights differ by from the base's in one block."""
 
+    block: Block
     expert: Named
+    """Tensors of the block by name inside it."""
     base: Named
-    factors: Mapping[str, Factors]
-    """Of maps that an adapter of low rank changed (LoRA), the factors of the difference."""
-
-    @classmethod
-    def of(cls, block: Block, expert: Named, base: Named, weights: Weights) -> TaskVectors:
-        """Collect them.
-
-        Args:
-            expert, base: tensors of the block by name inside it, on one device.
-            weights: the expert's, which know its factors if it is an adapter.
-        """
-        stored = {f"{block.stored(name)}.weight": name for name in block.linears}
-        found = factors_of(weights, stored)
-        return cls(expert, base, {stored[name]: factors for name, factors in found.items()})
+    """Those of the base, on the same device."""
+    weights: Weights
+    """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
 
     def of_map(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
-        """Return tau of one map `[m, d]`, or its factors in float64 where the adapter lies over this very base."""
+        """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an
+        adapter that lies over this very base."""
         own, base = (turned(module, one[f"{name}.weight"].to(dtype)) for one in (self.expert, self.base))
         tau = own - base
-        if name not in self.factors:
-            return tau
-        left, right = (factor.to(tau.device, torch.float64) for factor in self.factors[name])
-        apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
-        return (left, right) if bool(apart <= _SAME * torch.linalg.matrix_norm(own)) else tau
+        for factors in factors_of(self.weights, [f"{self.block.stored(name)}.weight"]).values():
+            left, right = (factor.to(tau.device, torch.float64) for factor in factors)
+            apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
+            if bool(apart <= _SAME * torch.linalg.matrix_norm(own)):
+                return left, right
+        return tau
