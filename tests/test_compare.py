@@ -197,10 +197,12 @@ def test_failures_while_a_model_is_made_are_kept_rows(own: Session, made: list[s
     assert made == ["expert", "calibrated:lam=0,eps=0,samples=1,seed=42"]
 
 
-@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
-def test_want_of_memory_is_said_and_tried_again(
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, InputError])
+def test_what_may_pass_is_said_and_tried_again(
     own: Session, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
+    """Memory, a disk that is full, a Hub that does not answer: none of them is the method's own failure."""
+
     def full(*_: Any) -> Any:
         raise kind("no room for 8 GiB")
 
