@@ -12,7 +12,7 @@ from weakref import ref
 from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import IDLE, NUMBERS, PAPER, PARTIAL, CalibrationConfig
+from featcal.calibration.config import IDLE, NUMBERS, OF_A_RECIPE, PAPER, PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -140,18 +140,16 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
 
     Args:
         suite: its name or its file.
-        defaults: the suite's own options; of switches and of what is seldom changed, what differs from them is said.
+        defaults: the suite's own options; of what is seldom changed, what differs from them is said.
     """
     parts = ["featcal", "calibrate", suite]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
-    for name in NUMBERS[config.recipe]:
-        parts += [f"--{name}", exactly(getattr(config, name))]
-    parts += ["--samples", str(config.samples)]
-    parts += ["--seed", str(config.seed)] if config.seed != defaults.seed else []
-    parts += ["--precision", config.precision] if config.precision != defaults.precision else []
-    for name in (name for name, kind in _OPTIONS.items() if kind is bool):
-        on = getattr(config, name)
-        parts += [f"--{'' if on else 'no-'}{name.replace('_', '-')}"] if on != getattr(defaults, name) else []
+    for name in (*NUMBERS[config.recipe], "samples"):
+        parts += _flag(name, getattr(config, name))
+    for name in _OPTIONS:
+        if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
+            value = getattr(config, name)
+            parts += _flag(name, value) if value != getattr(defaults, name) else []
     for name in PARTIAL:
         chosen = getattr(config, name)
         if chosen is not None or getattr(defaults, name) is not None:
@@ -159,6 +157,12 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
             apart = any("," in one for one in listed)  # a list with commas between would be read as other names
             parts += [word for one in (listed if apart else [",".join(listed)]) for word in (f"--{name}", one)]
     return shlex.join([*parts, "--out", out])
+
+
+def _flag(name: str, value: bool | float | str) -> list[str]:
+    """Return an option as words of the command line."""
+    flag = name.replace("_", "-")
+    return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", _said(value)]
 
 
 def _said(value: Any) -> str:
