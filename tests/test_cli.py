@@ -217,6 +217,9 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
     assert out.splitlines()[-1].split()[0] == "average"
     code, out, _ = run("calibrate", tiny_suite_file, "--out", tmp_path / "o", "--samples", 4)
     assert code == 0
+    assert [line[:7] for line in out.splitlines() if line.startswith(("block", "vision"))][1:] == [
+        f"block {i}" for i in range(BLOCKS)
+    ]
     assert f"written to {tmp_path / 'o'}" in out
 
 
