@@ -79,10 +79,10 @@ class CalibrationResult:
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
-    drift by block (named as in tables) and of the final features, warnings where that rose (not where expert passes were used again), where
-    solutions are stored in half precision how far rounding moves them (`storing`, as `Storing` has it), what prepared
-    the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
-    has the peak after writing."""
+    drift by block (named as in tables) and of the final features, warnings where that rose (not where expert passes
+    were used again), where solutions are stored in half precision how far rounding moves them (`storing`, as `Storing`
+    has it), what prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a
+    saved record has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
