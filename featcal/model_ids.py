@@ -31,7 +31,6 @@ from featcal.schema.model_name import (
     reference_in,
     value_of,
 )
-from featcal.schema.recipe import OPTIONS
 from featcal.shared import require_inside
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
@@ -40,19 +39,6 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
-_OF_A_MERGER = {
-    "scale": float,
-    "density": float,
-    "drop": float,
-    "seed": int,
-    "beta": float,
-    "gamma": float,
-    "common": float,
-    "eps": float,
-    "steps": int,
-    "normalize": bool,
-    "dtype": str,
-}
 _RHO = "rho"
 
 
@@ -184,10 +170,7 @@ def weights_of(model: str, family: Family) -> Weights:
         return AnchorWeights(_rho(name, model), family.base, family.merged)
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
-    for option, _ in name.options:
-        known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
-    given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return family.merge(recipe_for(family.suite, name.kind, **given))
+    return family.merge(recipe_for(family.suite, model))
 
 
 def _read(model: str) -> ModelName:
