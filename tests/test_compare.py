@@ -319,6 +319,12 @@ def test_no_methods_are_refused(given: str, message: str) -> None:
         listed(given)
 
 
+def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
+    """What stands behind a comma may be an option of the model in front, which has none before it."""
+    with pytest.raises(InputError, match=r"options stand behind a colon, as in calibrated:lam=0.1 \("):
+        table(own, listed("merged, calibrated, lam=0.1"))
+
+
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])
 def test_seeds_are_whole_numbers(given: str) -> None:
     with pytest.raises(InputError, match="whole numbers"):

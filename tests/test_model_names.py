@@ -53,7 +53,7 @@ def test_a_name_in_its_parts() -> None:
     assert model_name("calibrated: lam=0.1 , rho=2") == ModelName(
         "calibrated", (("lam", "0.1"), ("rho", "2")), of="merged"
     )
-    for reference in ("./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
+    for reference in ("./ties", "./ties,scale=1", "mine,scale=1", "ties,more", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
         assert model_name(reference).kind == "reference"
 
 
@@ -232,6 +232,12 @@ WRONG = {
     "model 'anchor' has no option 'scale'": "anchor:scale=2",
     "rho is a number, not 'two'": "anchor:rho=two",
     "names no task; write expert:TASK": "expert:",
+    "options stand behind a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
+        "calibrated,lam=0.1",
+        "svc@calibrated,lam=0.1",
+    ],
+    "as in calibrated:lam=0.1,rho=2@tsv-m (": "calibrated, lam=0.1,rho=2@tsv-m",
+    "as in ties:density=0.2 (": "ties,density=0.2",
     "no such task; there are pets, signs. Did you mean 'pets'?": "expert:pet",
 }
 
