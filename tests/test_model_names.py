@@ -53,7 +53,10 @@ def test_a_name_in_its_parts() -> None:
     assert model_name("calibrated: lam=0.1 , rho=2") == ModelName(
         "calibrated", (("lam", "0.1"), ("rho", "2")), of="merged"
     )
-    for reference in ("./ties", "./ties,scale=1", "mine,scale=1", "ties,more", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
+    with_commas = ("./ties,scale=1", "mine,scale=1", "ties,more")
+    for reference in (
+        "./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b", *with_commas
+    ):  # fmt: skip
         assert model_name(reference).kind == "reference"
 
 

@@ -49,7 +49,8 @@ def merge(
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
     if device not in (None, "auto", "cpu"):
-        raise click.UsageError(f"--device {device} means nothing to {method or 'this recipe'}, which is merged on the CPU")
+        what = method or "the suite's recipe"
+        raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")
     document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
