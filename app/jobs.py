@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from featcal.jobs.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.jobs.manager import ensure_manager
 from featcal.jobs.orders import order
 from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.model_ids import ModelId, label_of, model_key, spelled
+from featcal.model_ids import ModelId, spelled
 from featcal.progress import Progress
 from featcal.session import Session
 from featcal.shared import shared, without_places
@@ -154,8 +154,7 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
     document = ensure("scores", _score_args(session, model, view), seconds, at_once=at_once)
     if document is None:
         return None
-    key = model_key(model), view.samples, view.split or session.split, view.seed
-    return session.once("scores", key, lambda: replace(kinds.scores_from(document), model=label_of(model)))
+    return session.adopt_scores(model, view, kinds.scores_from(document))
 
 
 def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:

@@ -156,10 +156,11 @@ def canary(
         try:
             readings = [_reading(teacher, answers, theirs)]
             del teacher  # one whole model at a time
-            readings += [_reading(_Pupil(_opened(family, one), batches), answers, theirs) for one in (held, model)]
+            models = (model,) if held is model else (held, model)
+            readings += [_reading(_Pupil(_opened(family, one), batches), answers, theirs) for one in models]
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
-        found[task] = TaskCanary(len(drawn), *readings)
+        found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])
     progress("generation", len(experts), len(experts))
     return Canary(family.suite.name, model.label, held.label, found)
 

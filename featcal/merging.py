@@ -20,7 +20,8 @@ from featcal.lineage import check_lineage
 from featcal.machine import machine_facts
 from featcal.mergers import breadcrumbs, by_matrix, dare, task_arithmetic, ties, ties_per_tensor
 from featcal.origin import suite_facts
-from featcal.schema.recipe import METHODS, MergeRecipe
+from featcal.schema.model_name import known_option, model_name, value_of
+from featcal.schema.recipe import METHODS, OPTIONS, MergeRecipe
 from featcal.suite import Suite
 from featcal.versions import all_versions
 from featcal.words import did_you_mean
@@ -35,6 +36,21 @@ DEFAULT_SCALES = {
     **dict.fromkeys(("tsv-m", "iso-c", "iso-cts", "ace"), by_matrix.DEFAULT_SCALE),
 }
 
+_OF_A_MERGER = {
+    "scale": float,
+    "density": float,
+    "drop": float,
+    "seed": int,
+    "beta": float,
+    "gamma": float,
+    "common": float,
+    "eps": float,
+    "steps": int,
+    "normalize": bool,
+    "dtype": str,
+}
+"""Options that a name can say of a merge method, and their types."""
+
 
 def merge_to_folder(
     suite: Suite | Family, method: str | None, scale: float | None, out: str | Path, *, max_memory: int | None = None
@@ -42,7 +58,8 @@ def merge_to_folder(
     """Write the experts of a suite merged; everything outside the tower is the base's.
 
     Args:
-        method: the suite's own recipe, with all its options, where it is of this method, or where this is None.
+        method: as a model is named, such as "ties:density=0.3". The suite's own recipe, with all its options, is what
+            others are said over where it is of this method, and what is merged by where this is None.
         max_memory: bytes of resident memory that a whole model must fit into to be verified whole; else it is written
             and verified by blocks. None stands for what the machine has to spare.
 
@@ -94,17 +111,24 @@ def write_merge(family: Family, recipe: MergeRecipe, out: str | Path, max_memory
 
 
 def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeRecipe:
-    """The suite's own recipe where it is of that method (or where that is None), with other options where they are
-    given; else a plain one.
+    """Return the suite's own recipe where it is of that method (or where that is None), with other options where they
+    are given; else a plain one.
+
+    Args:
+        method: its name, with or without options, such as "ties:density=0.3".
+        options: more of them.
 
     Raises:
-        InputError: unknown method, or an option that it does not have or that is outside its range.
+        InputError: unknown method, or an option that it does not have, that is given twice or outside its range.
     """
     own = suite.merged if isinstance(suite.merged, MergeRecipe) else None
     if method is None and own is None:
         raise InputError("--method is needed: the suite's merged model is a checkpoint, not a recipe")
-    if method is not None and method not in METHODS:
-        raise InputError(f"no merge method '{method}'; there are {', '.join(METHODS)}.{did_you_mean(method, METHODS)}")
+    if method is not None:
+        method, said = _read(method)
+        for name in said.keys() & options.keys():
+            raise InputError(f"{name} is given twice, in the method's name and as --{name}; leave one out")
+        options |= said
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"--{name} must be a finite number, not {value}")
@@ -114,3 +138,14 @@ def recipe_for(suite: Suite, method: str | None, **options: object) -> MergeReci
         return MergeRecipe.model_validate({**start, **options})
     except ValidationError as error:
         raise InputError(*(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())) from error
+
+
+def _read(method: str) -> tuple[str, dict[str, object]]:
+    """Return the method and the options in a name, in the types that they have."""
+    kind = method.partition(":")[0]
+    if kind not in METHODS:
+        raise InputError(f"no merge method '{kind}'; there are {', '.join(METHODS)}.{did_you_mean(kind, METHODS)}")
+    known, options = tuple(one for one in (*OPTIONS[kind], "dtype") if one in _OF_A_MERGER), model_name(method).options
+    for option, _ in options:
+        known_option(option, known, kind)
+    return kind, {o: value_of(text, _OF_A_MERGER[o], f"model '{method}': {o}") for o, text in options}

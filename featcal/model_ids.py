@@ -12,7 +12,7 @@ from weakref import ref
 from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.config import IDLE, NUMBERS, PAPER, PARTIAL, CalibrationConfig
+from featcal.calibration.config import IDLE, NUMBERS, OF_A_RECIPE, PAPER, PARTIAL, CalibrationConfig
 from featcal.errors import InputError
 from featcal.family import Calibrated, Family
 from featcal.formats.weights import Weights
@@ -31,7 +31,6 @@ from featcal.schema.model_name import (
     reference_in,
     value_of,
 )
-from featcal.schema.recipe import OPTIONS
 from featcal.shared import require_inside
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
@@ -40,19 +39,6 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
-_OF_A_MERGER = {
-    "scale": float,
-    "density": float,
-    "drop": float,
-    "seed": int,
-    "beta": float,
-    "gamma": float,
-    "common": float,
-    "eps": float,
-    "steps": int,
-    "normalize": bool,
-    "dtype": str,
-}
 _RHO = "rho"
 
 
@@ -140,18 +126,16 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
 
     Args:
         suite: its name or its file.
-        defaults: the suite's own options; of switches and of what is seldom changed, what differs from them is said.
+        defaults: the suite's own options; of what is seldom changed, what differs from them is said.
     """
     parts = ["featcal", "calibrate", suite]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
-    for name in NUMBERS[config.recipe]:
-        parts += [f"--{name}", exactly(getattr(config, name))]
-    parts += ["--samples", str(config.samples)]
-    parts += ["--seed", str(config.seed)] if config.seed != defaults.seed else []
-    parts += ["--precision", config.precision] if config.precision != defaults.precision else []
-    for name in (name for name, kind in _OPTIONS.items() if kind is bool):
-        on = getattr(config, name)
-        parts += [f"--{'' if on else 'no-'}{name.replace('_', '-')}"] if on != getattr(defaults, name) else []
+    for name in (*NUMBERS[config.recipe], "samples"):
+        parts += _flag(name, getattr(config, name))
+    for name in _OPTIONS:
+        if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
+            value = getattr(config, name)
+            parts += _flag(name, value) if value != getattr(defaults, name) else []
     for name in PARTIAL:
         chosen = getattr(config, name)
         if chosen is not None or getattr(defaults, name) is not None:
@@ -159,6 +143,12 @@ def calibrate_command(suite: str, config: CalibrationConfig, defaults: Calibrati
             apart = any("," in one for one in listed)  # a list with commas between would be read as other names
             parts += [word for one in (listed if apart else [",".join(listed)]) for word in (f"--{name}", one)]
     return shlex.join([*parts, "--out", out])
+
+
+def _flag(name: str, value: bool | float | str) -> list[str]:
+    """Return an option as words of the command line."""
+    flag = name.replace("_", "-")
+    return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", _said(value)]
 
 
 def _said(value: Any) -> str:
@@ -180,10 +170,7 @@ def weights_of(model: str, family: Family) -> Weights:
         return AnchorWeights(_rho(name, model), family.base, family.merged)
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
-    for option, _ in name.options:
-        known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
-    given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return family.merge(recipe_for(family.suite, name.kind, **given))
+    return family.merge(recipe_for(family.suite, model))
 
 
 def _read(model: str) -> ModelName:

@@ -431,6 +431,21 @@ class Session:
 
         return self.once("scores", (model_key(model), *self._key(view)), make)
 
+    def adopt_scores(self, model: ModelId, view: View, scores: Scores) -> Scores:
+        """Keep what another process has scored as this model's scores, which `scores` gives from then on.
+
+        Raises:
+            InputError: scores of another split or of other tasks.
+        """
+        split, tasks = view.split or self.split, list(self.tasks)
+        if (scores.split, list(scores.tasks)) != (split, tasks):
+            raise InputError(
+                f"scores of the {scores.split} split for {', '.join(scores.tasks)} are none of the {split} split for "
+                f"{', '.join(tasks)}"
+            )
+        own = replace(scores, model=label_of(model))
+        return self.once("scores", (model_key(model), *self._key(view)), lambda: own)
+
     def compared(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
         """What B is better or worse than A on the same samples, with intervals, tests and flips.
 

@@ -99,6 +99,24 @@ def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(f
     assert not found.broken
 
 
+def test_the_same_model_answers_and_is_shown_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    original = module._opened
+
+    def noted(of: Family, model: Weights) -> Any:
+        opened.append(model.label)
+        return original(of, model)
+
+    monkeypatch.setattr(module, "_opened", noted)
+    suite = ["canary", str(family.suite.root / "suite.yaml"), "--device", "cpu"]
+    for against, shown in (("merged", ["merged"]), ("base", ["base", "merged"])):
+        opened.clear()
+        said = CliRunner().invoke(featcal, [*suite, "--against", against], catch_exceptions=False)
+        rows = [line.split()[:2] for line in said.stdout.splitlines()[1:]]
+        assert rows == [[task, who] for task in TASKS for who in ("expert", *shown)]
+        assert len(opened) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("answer", "share"),
     [([], 0), ([1, 2, 3], 0), ([1, 2, 3, 4, 5], 0), ([7] * 13, 0.9), ([1, 2] * 5, 5 / 7), ([1, 2, 3, 4] * 2, 1 / 5)],

@@ -96,6 +96,30 @@ def test_merge(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
     assert (out / "model.safetensors").is_file()
 
 
+def test_a_merge_by_its_whole_name(run: Run, tiny_suite_file: Path, tmp_path: Path, tiny: Family) -> None:
+    """`--method` takes the options that `--model` takes, of a merge method as of a baseline."""
+    name, out = "ties:density=0.3,scale=0.5", tmp_path / "merged"
+    written = document(run("merge", tiny_suite_file, "--method", name, "--out", out, "--json"))
+    assert (written["method"], written["density"], written["scale"]) == ("ties", 0.3, 0.5)
+    named = Session(tiny).weights(name).read(tiny.adapter.tower)
+    found = load_file(out / "model.safetensors")
+    assert all(found[one].equal(tensor) for one, tensor in named.items())
+    again = tmp_path / "again"
+    document(run("merge", tiny_suite_file, "--method", "ties:density=0.3", "--scale", 0.5, "--out", again, "--json"))
+    assert all(found[one].equal(tensor) for one, tensor in load_file(again / "model.safetensors").items())
+
+
+def test_a_merge_says_where_it_is_computed(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    for method in ("regmean:samples=4", "ties"):
+        out = tmp_path / method[:4]
+        written = document(run("merge", tiny_suite_file, "--method", method, "--device", "cpu", "--out", out, "--json"))
+        assert written["machine"]["device"] == "cpu"
+    code, _, err = run("merge", tiny_suite_file, "--method", "regmean", "--device", "abacus", "--out", tmp_path / "o")
+    assert (code, "device 'abacus'" in err) == (1, True)
+    code, _, err = run("merge", tiny_suite_file, "--method", "ties", "--device", "cuda", "--out", tmp_path / "o")
+    assert (code, "--device cuda means nothing to ties" in err) == (2, True)
+
+
 def test_a_merge_that_does_not_fit_whole_is_verified_by_blocks(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
     """The same tensors, whichever way they are verified."""
     found = {}
@@ -217,6 +241,9 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
     assert out.splitlines()[-1].split()[0] == "average"
     code, out, _ = run("calibrate", tiny_suite_file, "--out", tmp_path / "o", "--samples", 4)
     assert code == 0
+    assert [line[:7] for line in out.splitlines() if line.startswith(("block", "vision"))][1:] == [
+        f"block {i}" for i in range(BLOCKS)
+    ]
     assert f"written to {tmp_path / 'o'}" in out
 
 
@@ -231,6 +258,10 @@ def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) 
         (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
         (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),
         (("merge", "SUITE", "--method", "simple-averaging", "--scale", 1, "--out", "OUT"), "means nothing"),
+        (("merge", "SUITE", "--method", "tie:density=0.3", "--out", "OUT"), "Did you mean 'ties'?"),
+        (("merge", "SUITE", "--method", "ties:denisty=0.3", "--out", "OUT"), "Did you mean 'density'?"),
+        (("merge", "SUITE", "--method", "ties:scale=1", "--scale", 2, "--out", "OUT"), "scale is given twice"),
+        (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
         (("drift", "SUITE", "--samples", 0), "at least one"),
         (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
         (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),

@@ -197,10 +197,12 @@ def test_failures_while_a_model_is_made_are_kept_rows(own: Session, made: list[s
     assert made == ["expert", "calibrated:lam=0,eps=0,samples=1,seed=42"]
 
 
-@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
-def test_want_of_memory_is_said_and_tried_again(
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, InputError])
+def test_what_may_pass_is_said_and_tried_again(
     own: Session, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
+    """Memory, a disk that is full, a Hub that does not answer: none of them is the method's own failure."""
+
     def full(*_: Any) -> Any:
         raise kind("no room for 8 GiB")
 
@@ -315,6 +317,12 @@ def test_every_method_has_a_name_that_is_one(own: Session) -> None:
 def test_no_methods_are_refused(given: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         listed(given)
+
+
+def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
+    """What stands behind a comma may be an option of the model in front, which has none before it."""
+    with pytest.raises(InputError, match=r"options stand behind a colon, as in calibrated:lam=0.1 \("):
+        table(own, listed("merged, calibrated, lam=0.1"))
 
 
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])

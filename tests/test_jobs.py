@@ -27,7 +27,7 @@ from featcal.errors import InputError
 from featcal.family import Family, open_family
 from featcal.formats.weights import in_memory
 from featcal.jobs import kinds, lengths, manager, queue, worker
-from featcal.jobs.orders import order
+from featcal.jobs.orders import order, require_current
 from featcal.jobs.queue import Job, Order, Queue
 from featcal.measure import evaluate
 from featcal.preflight import estimates
@@ -297,6 +297,29 @@ def test_an_order_is_told_by_suite_files_options_and_kind(own_suite_file: Path) 
     assert len({one.key, *(other.key for other in others)}) == 6
     with pytest.raises(InputError, match="no kind of job is called 'dance'; there are calibrate, scores, sweep"):
         order("dance", str(own_suite_file), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "args"),
+    [
+        ("scores", lambda model: {"model": model}),
+        ("report", lambda model: {"models": ["merged", model], "samples": 64}),
+        ("compare", lambda model: {"methods": ["calibrated", f"svc@{model}"]}),
+    ],
+)
+def test_an_order_is_told_by_the_files_of_every_model_that_it_names(
+    own_suite_file: Path, tmp_path: Path, kind: str, args: Callable[[str], dict[str, Any]]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"one")
+    asked = order(kind, str(own_suite_file), args(str(folder)))
+    assert order(kind, str(own_suite_file), args(str(folder))).key == asked.key
+    weights.write_bytes(b"two")
+    assert order(kind, str(own_suite_file), args(str(folder))).key != asked.key
+    with pytest.raises(InputError, match="while this ran, the suite, a file that it reads or featcal itself"):
+        require_current(asked, "while this ran")
 
 
 def test_a_ready_suite_is_ordered_by_its_name() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -22,7 +24,7 @@ from featcal.errors import InputError
 from featcal.family import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.merging import merge_to_folder
-from featcal.model_ids import resolved, spelled, weights_of
+from featcal.model_ids import calibrate_command, resolved, spelled, weights_of
 from featcal.schema.model_name import ModelName, model_name
 from featcal.schema.recipe import METHODS, MergeRecipe
 from featcal.session import Session
@@ -51,7 +53,10 @@ def test_a_name_in_its_parts() -> None:
     assert model_name("calibrated: lam=0.1 , rho=2") == ModelName(
         "calibrated", (("lam", "0.1"), ("rho", "2")), of="merged"
     )
-    for reference in ("./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b"):
+    with_commas = ("./ties,scale=1", "mine,scale=1", "ties,more")
+    for reference in (
+        "./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b", *with_commas
+    ):  # fmt: skip
         assert model_name(reference).kind == "reference"
 
 
@@ -107,15 +112,33 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     assert [spelled(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
 
 
-@pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
-def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
-    own = config_for(tiny, recipe={"beta": "refined", "mu": "informed"}.get(name))
+def changed(family: Family, name: str) -> CalibrationConfig:
+    """The options of a suite but for one."""
+    own = config_for(family, recipe={"beta": "refined", "mu": "informed"}.get(name))
     value = getattr(own, name)
     named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
-    other = replace(
-        own, **{name: named.get(name, {bool: not value, int: 16, float: 0.5, str: "fast"}.get(type(value)))}
-    )
-    assert resolved(spelled(other, tiny), tiny) == other != own
+    of_kind = {bool: not value, int: 16, float: 0.5, str: "fast"}
+    return replace(own, **{name: named.get(name, of_kind.get(type(value)))})
+
+
+CHANGING = pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
+
+
+@CHANGING
+def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
+    other = changed(tiny, name)
+    assert resolved(spelled(other, tiny), tiny) == other != config_for(tiny, recipe=other.recipe)
+
+
+@CHANGING
+def test_a_command_makes_the_very_model(tiny: Family, name: str) -> None:
+    """Every option that changes a model is one of the command line, and is said where it is not the suite's own."""
+    other = changed(tiny, name)
+    words = shlex.split(calibrate_command("suite.yaml", other, config_for(tiny), "out"))
+    command = commands.get_command(click.Context(commands), words[1])
+    assert command is not None
+    params = command.make_context(words[1], words[2:]).params
+    assert config_for(tiny, **{option: params[option] for option in vars(other)}) == other
 
 
 def test_any_model_is_calibrated_as_if_it_were_the_suites(
@@ -212,6 +235,12 @@ WRONG = {
     "model 'anchor' has no option 'scale'": "anchor:scale=2",
     "rho is a number, not 'two'": "anchor:rho=two",
     "names no task; write expert:TASK": "expert:",
+    "options stand behind a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
+        "calibrated,lam=0.1",
+        "svc@calibrated,lam=0.1",
+    ],
+    "as in calibrated:lam=0.1,rho=2@tsv-m (": "calibrated, lam=0.1,rho=2@tsv-m",
+    "as in ties:density=0.2 (": "ties,density=0.2",
     "no such task; there are pets, signs. Did you mean 'pets'?": "expert:pet",
 }
 

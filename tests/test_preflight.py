@@ -18,6 +18,7 @@ import huggingface_hub
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors.torch import load_file, save, save_file
@@ -25,9 +26,9 @@ from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_
 from torch import Tensor
 
 from conftest import TASKS, saying
-from featcal import preflight
+from featcal import lineage, preflight
 from featcal.calibration.config import CalibrationConfig
-from featcal.cli import suites
+from featcal.cli import commands, suites
 from featcal.errors import InputError
 from featcal.family import Family, open_checked, open_family
 from featcal.formats.locate import locate
@@ -695,3 +696,41 @@ def test_operations_of_a_block_counted_by_hand(tiny: Family) -> None:
     last = estimates._operations(stage, len(stage.blocks) - 1, [100, 10], CalibrationConfig())
     assert last[0] == forward
     assert last[1] > products  # the query has a matrix of its own
+
+
+@pytest.mark.parametrize(
+    ("limit", "read"),
+    [
+        (2**26, "of weights, only the matrices of blocks and embeddings were read"),
+        (1, "of weights, only one matrix of each layer was read"),
+    ],
+)
+def test_what_was_not_read_of_weights_is_said(
+    own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, limit: int, read: str
+) -> None:
+    """The norm of an expert is NaN, which shows where experts are scored."""
+    file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["vision_model.post_layernorm.weight"][3] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    monkeypatch.setattr(lineage, "READ_WHOLE", limit)
+    suite = load_suite(own_suite_file)
+    unread = f"{read}; values elsewhere that are NaN or infinite do not show here"
+    found = check(suite, probe=False)
+    assert (found.problems, found.lineage is not None) == ((), True)
+    assert f"{unread} (--probe runs every expert)" in found.notes
+    said = CliRunner().invoke(commands, ["check", str(own_suite_file), "--no-probe"])
+    assert unread in said.output
+    probed = check(suite, probe=True)
+    assert any("post_layernorm.weight" in note and "NaN or infinite" in note for note in probed.notes)
+    assert unread in probed.notes
+
+
+def test_without_weights_here_it_is_said_that_none_were_read(edit_suite: Edit) -> None:
+    found = check(load_suite(edit_suite(lambda content: content.update(base="nowhere"))), probe=False)
+    assert found.problems
+    assert "no weights were read; values that are NaN or infinite do not show here" in "; ".join(found.notes)
+
+
+def test_experts_that_were_scored_need_no_word(tiny_suite_file: Path) -> None:
+    assert not any("were read" in note for note in check(load_suite(tiny_suite_file), probe=True).notes)

@@ -152,15 +152,17 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     whole = [f"calibrated:lam={lam},rho={rho},alpha=0.3,samples=4" for lam in ("0.05", "0.5") for rho in ("-1", "1.5")]
     part = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,seed=7,layernorms=false,blocks=block 0+block 2,tasks=signs"
     refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
-    unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
-    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, refined, unsaid), View(5))
+    weighed = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
+    unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
+    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, unsaid), View(5))
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
-    first, second, third = commands(measured)
+    lines = first, second, third, fourth = commands(measured)
     assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --n 5" in first
     assert "--seed 7 --no-layernorms --blocks 'block 0' --blocks 'block 2' --tasks signs --n 5" in second
     assert "--samples 4 --recipe refined --beta 0.5 --n 5" in third
-    found = {one["model"]: one["measured"][0] for line in (first, second, third) for one in document(line)["points"]}
-    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined}
+    assert "--samples 4 --patch-weight 0.5 --n 5" in fourth
+    found = {one["model"]: one["measured"][0] for line in lines for one in document(line)["points"]}
+    assert {name for name in found if name.startswith("calibrated")} == {*whole, part, refined, weighed}
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
     again = {model: asdict(one) for model, one in printed(python(measured)).items()}
     assert {*again} == {*found, unsaid}

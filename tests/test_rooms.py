@@ -153,23 +153,75 @@ def test_every_function_fits_a_screen() -> None:
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
-def called(function: Function) -> set[str]:
-    """Names of everything that a function calls, its nested functions included."""
-    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls}
+def homes() -> dict[str, Function]:
+    """Functions of modules and methods of classes by their whole names."""
+    found: dict[str, Function] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            members = node.body if isinstance(node, ast.ClassDef) else [node]
+            within = f"{module}.{node.name}" if isinstance(node, ast.ClassDef) else module
+            found |= {f"{within}.{one.name}": one for one in members if isinstance(one, Function)}
+    return found
+
+
+def known(module: str) -> dict[str, str]:
+    """What the names in a module stand for: whole names of what it imports, anywhere in it, and of its own."""
+    tree, found = TREES[module], dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    own = (node.name for node in tree.body if isinstance(node, Function | ast.ClassDef))
+    return found | {name: f"{module}.{name}" for name in own}
+
+
+def calls(home: str, following: str) -> bool:
+    """Whether a function, or one nested in it, calls another, both by their whole names; of a method of another object
+    than itself its class must be one that the module knows."""
+    written = homes()
+    module = next(home[:end] for end in range(len(home), 0, -1) if home[:end] in TREES)
+    names, within = known(module), home.rpartition(".")[0]
+    target, method = following.rpartition(".")[::2]
+    for node in ast.walk(written[home]):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and names.get(node.func.id) == following:
+            return True
+        if isinstance(node.func, ast.Attribute) and node.func.attr == method:
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            if target == (within if owner == "self" else names.get(owner, "")):
+                return True
+            if target not in TREES and owner not in ("self", *names) and target in names.values():
+                return True
+    return False
+
+
+PATHS = (
+    ("cli.measuring.drift", "drift.parts.take_apart", 5),
+    ("cli.repairing.calibrate", "calibration.closed_form.linear_weight", 8),
+)
+"""First and last function of the paths on the architecture page, and how many there are at most."""
 
 
 def test_the_call_paths_of_the_architecture_page_are_true() -> None:
-    """At most four calls from a command to its equation, each found in the body of the function before it."""
+    """From a command to its equation; each step is called in the body of the one before it."""
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     paths = [re.findall(r"`([\w.]+)`", line) for line in page.splitlines() if line.startswith("From the command to ")]
-    assert [path[-1].rpartition(".")[2] for path in paths] == ["take_apart", "linear_weight"]
-    written = dict(functions())
-    for path in paths:
-        assert len(path) <= 5
-        homes = ["featcal." + re.sub(r"[A-Z]\w*\.", "", step) for step in path]  # methods without their class
-        for home, following in pairwise(homes):
-            assert following.rpartition(".")[2] in called(written[home]), f"{home} does not call {following}"
+    for path, (first, last, most) in zip(paths, PATHS, strict=True):
+        assert (path[0], path[-1]) == (first, last)
+        assert len(path) <= most
+        for home, following in pairwise(f"featcal.{step}" for step in path):
+            assert following in homes(), f"there is no {following}"
+            assert calls(home, following), f"{home} does not call {following}"
+
+
+def test_calls_are_told_apart_by_whole_names() -> None:
+    solve = "featcal.calibration.owners.solve"
+    assert calls("featcal.calibration.forward_order.calibrate_blocks", solve)
+    assert not calls(
+        "featcal.calibration.forward_order.calibrate_blocks", "featcal.calibration.linear_group.LinearGroup.solve"
+    )
+    assert not calls(solve, "featcal.calibration.linear_group.LinearGroup.solve")
+    assert calls("featcal.calibration.owners._solved", "featcal.calibration.linear_group.LinearGroup.solve")
 
 
 def test_every_module_with_shapes_in_annotations_is_checked(pytestconfig: pytest.Config) -> None:

@@ -111,6 +111,22 @@ def test_an_unknown_choice_of_tokens_is_refused_before_anything_is_opened() -> N
         measure_drift(load_suite("clip-mini"), tokens="some")
 
 
+def test_scores_of_another_process_are_taken_over(tiny: Family, calls: list[str]) -> None:
+    """The session finds them as its own: for the same model and samples alone, by the model's name here."""
+    own, view = Session(tiny), View(6, "test", 7)
+    elsewhere = replace(Session(tiny).scores(CONFIG, view), model="/somewhere/calibrated")
+    calls.clear()
+    assert not own.has_scores(CONFIG, view)
+    assert own.adopt_scores(CONFIG, view, elsewhere) == replace(elsewhere, model="calibrated")
+    assert own.has_scores(CONFIG, view)
+    assert own.scores(CONFIG, view) is own.adopt_scores(CONFIG, view, elsewhere)
+    assert calls == []
+    assert not any(own.has_scores(*other) for other in (("merged", view), (CONFIG, replace(view, seed=8))))
+    for odd in (replace(view, split="validation"), replace(view, split=None)):
+        with pytest.raises(InputError, match="scores of the test split"):
+            own.adopt_scores(CONFIG, odd, elsewhere)
+
+
 def test_features_alone_and_taken_apart_tell_the_same(tiny: Family) -> None:
     alone, apart = Session(tiny), Session(tiny)
     whole = apart.ledger("merged", DriftOptions(8))

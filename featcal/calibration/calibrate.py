@@ -79,10 +79,10 @@ class CalibrationResult:
     """The merged model with its calibrated blocks in place; accepted wherever a model is."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
-    drift by block and of the final features, warnings where that rose (not where expert passes were used again), where
-    solutions are stored in half precision how far rounding moves them (`storing`, as `Storing` has it), what prepared
-    the samples, versions, machine, and the process's peak memory when the calibration ended; a saved record
-    has the peak after writing."""
+    drift by block (named as in tables) and of the final features, warnings where that rose (not where expert passes
+    were used again), where solutions are stored in half precision how far rounding moves them (`storing`, as `Storing`
+    has it), what prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a
+    saved record has the peak after writing."""
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -331,7 +331,7 @@ def _record(
     run: Run,
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
-    merged = family.suite.merged
+    merged, layers = family.suite.merged, _layers(family.adapter)
     own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
     return {
         "command": "calibrate",
@@ -352,7 +352,7 @@ def _record(
         "seconds": dict(run.seconds),
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": run.store.spilled,
-        "relative_drift": account.drift,
+        "relative_drift": {layers[block]: drift for block, drift in account.drift.items()},
         **({"starved": account.starved} if account.starved else {}),
         **({"storing": asdict(stored)} if (stored := storing(account.rounding)) else {}),
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
@@ -412,12 +412,17 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
 
 def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
     """Notes on what a calibration's record says: what keeps the merged weights, and what rounding costs."""
-    layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
+    layers = _layers(adapter)
     found = starving(layers, record.get("starved", {}))
     if "storing" in record:
         stored = Storing(**record["storing"])
         found.append(stored.said(layers[stored.block]))
     return found
+
+
+def _layers(adapter: Adapter) -> dict[str, str]:
+    """Return what tables call every block, by the prefix of its tensors."""
+    return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
 
 def starving(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:

@@ -18,15 +18,22 @@ from featcal.schema.recipe import METHODS
 @SUITE
 @click.option(
     "--method",
-    help=f"{', '.join(METHODS)}.  [the suite's own recipe] Or a baseline with its options: "
+    help=f"{', '.join(METHODS)}, with options as in ties:density=0.3.  [the suite's own recipe] Or a baseline: "
     "regmean:samples=64,reduce=0.9, regmean++, lot, esm, fisher, adamerging:steps=200, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
 @click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
+@click.option("--device", help="Of a baseline: auto, cpu or cuda; others are merged on the CPU.  [auto]")
 @JSON
 def merge(
-    suite: str, method: str | None, scale: float | None, max_memory: int | None, out: Path, as_json: bool
+    suite: str,
+    method: str | None,
+    scale: float | None,
+    max_memory: int | None,
+    out: Path,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
     from featcal.merging import merge_to_folder
@@ -36,11 +43,14 @@ def merge(
             raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
-        session = opening.session(suite, "auto")
+        session = opening.session(suite, device or "auto")
         document = session.fitted(method, bar()).save(out)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
+    if device not in (None, "auto", "cpu"):
+        what = method or "the suite's recipe"
+        raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")
     document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))

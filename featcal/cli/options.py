@@ -93,6 +93,9 @@ SWITCHES_AND_PARTS = block(
         default=None,
         help="Decoder-only models: count what predicts the answer alone.  [off]",
     ),
+    click.option("--patch-weight", type=float, help="Weight of patch tokens in the last block, 0-1.  [CLIP: 0.01]"),
+    click.option("--image-weight", type=float, help="Weight of a picture's tokens in a language model, 0-1.  [1]"),
+    click.option("--eps", type=float, help="Numerical stabiliser of Eqs. (14), (17) and (59), >= 0.  [1e-8]"),
     click.option(
         "--blocks",
         multiple=True,
@@ -104,7 +107,7 @@ SWITCHES_AND_PARTS = block(
     ),
     click.option("--tasks", multiple=True, callback=_some, help="Calibrate on these tasks alone.  [all]"),
 )
-"""What a calibration, or every one of a sweep, solves for."""
+"""What a calibration, or every one of a sweep, solves for and what counts how much in it."""
 
 
 def looked_at(

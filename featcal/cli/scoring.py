@@ -204,7 +204,7 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     rows = [
         (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))
         for task, one in found.tasks.items()
-        for who, reading in (("expert", one.expert), (against, one.against), (model, one.model))
+        for who, reading in {"expert": one.expert, against: one.against, model: one.model}.items()
     ]
     show(found.to_json(), as_json, rows, ("task", "model", *columns))
     for note in unasked_said(session.family):

@@ -21,8 +21,8 @@ from featcal.suite_files import Stamp, model_stamp, suite_stamp
 def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
     """The order of some work on a suite.
 
-    Its key has the suite's text, all its files as they are now, those of `args["model"]` and featcal's code in it:
-    where any of these changes, an earlier result is not taken for this one's.
+    Its key has the suite's text, all its files as they are now, those of the models that `args` names and featcal's
+    code in it: where any of these changes, an earlier result is not taken for this one's.
 
     Args:
         suite: the name of an embedded or ready suite, or the path of a suite file.
@@ -38,12 +38,17 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     place = suite if suite in known else str(Path(suite).expanduser().absolute())
     files = suite_stamp(load_suite(place)) if stamp is None else stamp
     here = Path.cwd()
-    model = str(args.get("model", "merged"))
-    reference = reference_in(model)
-    read = () if reference is None else model_stamp(reference, here)
+    references = filter(None, map(reference_in, _models(args)))
+    read = [one for reference in references for one in model_stamp(reference, here)]
     told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
+
+
+def _models(args: Mapping[str, Any]) -> list[str]:
+    """Return the names of all models that the arguments of any kind of job name."""
+    several = (*args.get("models", ()), *args.get("methods", ()))
+    return [str(name) for name in (args.get("model", "merged"), *several)]
 
 
 def require_current(asked: Order, when: str) -> None:

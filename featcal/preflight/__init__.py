@@ -100,6 +100,8 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
         general.notes += _scarce(estimates, places)
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
+    if diagonal is None:
+        general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))
     general.problems += _out_of_reach(places)
     if suite.unpinned():
         general.notes.append(
@@ -217,6 +219,17 @@ def _probe(
         general.problems += problems
         general.notes += notes
     return diagonal
+
+
+_HOW_TO_READ = " (--probe runs every expert)"
+
+
+def _unread(lineage: Lineages | None) -> str:
+    """Say which weights nothing has read, so that a check that found no problem is not taken for more than it is."""
+    if lineage is None:
+        return "no weights were read; values that are NaN or infinite do not show here"
+    what = "the matrices of blocks and embeddings were" if lineage.whole else "one matrix of each layer was"
+    return f"of weights, only {what} read; values elsewhere that are NaN or infinite do not show here"
 
 
 def _assumed(adapter: Adapter, config: CalibrationConfig) -> Drawn:

@@ -10,7 +10,7 @@ from featcal.reproduce.measured import Measured
 from featcal.schema.model_name import model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
-_VALUES = ("recipe", "beta", "mu", "samples", "seed")
+_VALUES = ("recipe", "beta", "mu", "samples", "seed", "patch_weight", "image_weight", "eps")
 _SWITCHES = ("biases", "layernorms", "rmsnorms", "completion_only")
 _PARTS = ("blocks", "maps", "tasks")
 Box = tuple[tuple[str, ...], ...]

@@ -58,8 +58,8 @@ def model_name(text: str) -> ModelName:
     """The parts of a name.
 
     Raises:
-        InputError: options that are not `name=value` or that are given twice, a name that breaks off, or one of too
-            many models on one another.
+        InputError: options that are not `name=value`, that are given twice or stand behind a comma alone, a name that
+            breaks off, or one of too many models on one another.
 
     >>> model_name("task-arithmetic:scale=0.6")
     ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
@@ -68,6 +68,12 @@ def model_name(text: str) -> ModelName:
     >>> model_name("runs/my-model").kind
     'reference'
     """
+    word, _, behind = text.partition(",")
+    if word.strip() in WITH_OPTIONS and "=" in behind:
+        raise InputError(
+            f"model '{shortened(text)}': options stand behind a colon, as in {word.strip()}:"
+            f"{shortened(behind.strip())} (write ./{shortened(text)} for a folder that is called so)"
+        )
     own, at, below = text.partition("@")
     if own.partition(":")[0] not in ON_ANOTHER:
         own, at = text, ""

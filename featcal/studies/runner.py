@@ -147,14 +147,15 @@ def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict
 
 
 def _measured(session: Session, point: Point, named: ModelId, on: Views) -> tuple[Found, bool]:
-    """What there is to say of a model, and whether it will be the same the next time."""
+    """What there is to say of a model, and whether it will be the same the next time: of failures, where it is the
+    method's own. A disk that is full or a file that is missing may be there later."""
     try:
         weights, making, stages = _made(point.of or session, point, named)
         scores, scoring = _scored(session, weights, on.scores)
         drift, cosine, walking = _apart(session, weights, on.features)
         beside = _beside(session, point, named)
     except FeatcalError as error:
-        return _failed(str(error)), True
+        return _failed(str(error)), isinstance(error, NumericalError | NoScores)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _failed(f"it needs more memory than there is: {error}"), False
     seconds = {"make": making, "score": scoring, "drift": walking}
