@@ -141,6 +141,13 @@ class Ranks:
             dist.all_gather_object(found, own)
         return found
 
+    def team_sum(self, own: Tensor) -> Tensor:
+        """Small sums of this rank and of those that share its task, added in the order of the ranks; alone its own."""
+        if len(self.team) == 1:
+            return own
+        found = self.gathered(own.cpu())  # with teams every rank has one task, so all of them come here
+        return torch.stack([found[rank] for rank in self.team]).sum(0).to(own.device)
+
     def union(self, own: Mapping[str, T]) -> dict[str, T]:
         """What the ranks have by name, each something else, all together."""
         return {name: one for theirs in self.gathered(dict(own)) for name, one in theirs.items()}
