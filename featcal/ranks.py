@@ -142,10 +142,13 @@ class Ranks:
         return found
 
     def team_sum(self, own: Tensor) -> Tensor:
-        """Small sums of this rank and of those that share its task, added in the order of the ranks; alone its own."""
-        if len(self.team) == 1:
+        """Small sums of this rank and of those that share its task, added in the order of the ranks; alone its own.
+
+        Where some task is shared every rank has one task, and all ranks ask for the same sums in the same order.
+        """
+        if all(len(team) == 1 for team in self.teams.values()):
             return own
-        found = self.gathered(own.cpu())  # with teams every rank has one task, so all of them come here
+        found = self.gathered(own.cpu())
         return torch.stack([found[rank] for rank in self.team]).sum(0).to(own.device)
 
     def union(self, own: Mapping[str, T]) -> dict[str, T]:
