@@ -38,7 +38,7 @@ SWITCHES = {
     "completion_only": ("Count answers alone", "Tokens of the prompt get weight 0 in the statistics."),
     "weigh_tokens": (
         "Weigh tokens",
-        "A token counts by how much the expert's task vector does to it. Helps most with text; a quarter dearer.",
+        "A token counts by how much the expert's task vector does to it. Helps most with text; a tenth dearer.",
     ),
 }
 """Options that are on or off: label and help."""
@@ -175,7 +175,7 @@ def _exactly(session: Session, place: DeltaGenerator) -> None:
                 variant="typed",
             )
         if "augment" not in idle_options(session.family.adapter):
-            note = "Varied copies of every calibration picture, each as dear as one; 1, or 3 below 32 samples, may help."
+            note = "Varied copies of every calibration picture, each as dear as one: 1, or 3 below 32 samples, help."
             state.control(
                 st.number_input,
                 "augment",

@@ -1,5 +1,6 @@
-"""Tokens that weigh by what the expert's task vector does to them: s_t itself, and what a calibration makes of it. Whole
-calibrations of CLIP and T5 are held against the independent computation in `test_reference_clip` and
+"""Tokens that weigh by what the expert's task vector does to them: s_t itself, and what a calibration makes of it.
+
+Whole calibrations of CLIP and T5 are held against the independent computation in `test_reference_clip` and
 `test_reference_t5`, mixtures here."""
 
 from __future__ import annotations
