@@ -12,7 +12,15 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
 from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned
-from featcal.calibration.config import CAUTIOUS, PAPER, RECIPES, CalibrationConfig, idle_options, settled
+from featcal.calibration.config import (
+    CAUTIOUS,
+    NUMBERS,
+    PAPER,
+    RECIPES,
+    CalibrationConfig,
+    idle_options,
+    settled,
+)
 from featcal.errors import InputError
 from featcal.figures.names import plain
 from featcal.session import Session
@@ -22,6 +30,8 @@ LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2,
 SAMPLES = (8, 16, 32, 64, 128, 256)
 RHO = tuple(step / 10 for step in range(41))
 ALPHA = tuple(step / 20 for step in range(21))
+MU = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
+SYMBOLS = {"lam": "λ", "rho": "ρ", "alpha": "α", "beta": "β", "mu": "μ", "samples": "n"}
 SWITCHES = {
     "biases": (
         "Calibrate biases",
@@ -65,10 +75,8 @@ def controls_in_sidebar(session: Session) -> None:
 def described(config: CalibrationConfig, session: Session) -> str:
     """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     defaults = opening.defaults(session)
-    symbols = {"λ": config.lam, "ρ": config.rho, "α": config.alpha}
-    symbols |= {"n": config.samples} if config.recipe == PAPER else {"β": config.beta, "n": config.samples}
     numbers = [] if config.recipe == PAPER else [config.recipe]
-    numbers += [f"{symbol} {exactly(value)}" for symbol, value in symbols.items()]
+    numbers += [f"{SYMBOLS[name]} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")]
     numbers += [f"{config.augment} copies"] if config.augment else []
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
@@ -108,7 +116,10 @@ def recipe_defaults(session: Session) -> CalibrationConfig:
 
 def _recipe(session: Session, place: Any) -> None:
     """How a block is calibrated; another recipe starts from defaults of its own."""
-    note = "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block (docs/theory.md)."
+    note = (
+        "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: refined, "
+        "with what the experts' weights know as a prior (docs/theory.md)."
+    )
     now, home = chosen(session).recipe, opening.defaults(session).recipe
     state.control(place.segmented_control, "recipe", now, home, "Recipe", RECIPES, required=True, help=note)
     if now != PAPER:
@@ -159,17 +170,17 @@ def _parts(session: Session) -> None:
 def _exactly(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
     config, defaults = chosen(session), recipe_defaults(session)
-    typed = [("lam", "λ", None), ("rho", "ρ", None), ("alpha", "α", 1.0), ("beta", "β", 1.0)]
+    most = {"alpha": 1.0, "beta": 1.0}
     with place.popover("Type values", icon=":material/keyboard:"):
-        for name, label, most in typed if config.recipe != PAPER else typed[:-1]:
+        for name in NUMBERS[config.recipe]:
             state.control(
                 st.number_input,
                 name,
                 getattr(config, name),
                 getattr(defaults, name),
-                label,
+                SYMBOLS[name],
                 min_value=None if name == "rho" else 0.0,
-                max_value=most,
+                max_value=most.get(name),
                 format="%.7g",
                 step=None,
                 variant="typed",
@@ -218,7 +229,13 @@ _SLIDERS = (
         "beta",
         ALPHA,
         "β, stream",
-        "Share of the residual stream's gap to the expert that output maps are to close; of the refined recipe alone.",
+        "Share of the residual stream's gap to the expert that output maps are to close; not of the paper's recipe.",
+    ),
+    (
+        "mu",
+        MU,
+        "μ, prior",
+        "Weight of what the experts' own weights say of the inputs that they were trained on; 0 is the refined recipe.",
     ),
     ("samples", SAMPLES, "Calibration samples per task", "Paper: 256. Fewer are faster."),
 )
@@ -227,7 +244,7 @@ _SLIDERS = (
 
 def _sliders(session: Session) -> list[tuple[str, tuple[float, ...], str, str]]:
     """Those of the recipe that is chosen."""
-    return [one for one in _SLIDERS if one[0] != "beta" or chosen(session).recipe != PAPER]
+    return [one for one in _SLIDERS if one[0] in (*NUMBERS[chosen(session).recipe], "samples")]
 
 
 def _called(step: float | str) -> str:

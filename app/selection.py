@@ -20,7 +20,7 @@ CALIBRATED = "calibrated"
 """Name of the model that is calibrated with the selection's own options."""
 PARTIAL = ("blocks", "maps", "tasks")
 """Options of a calibration that choose a part; the names are in one text or in several."""
-OF_A_RECIPE = ("lam", "rho", "alpha", "beta")
+OF_A_RECIPE = ("lam", "rho", "alpha", "beta", "mu")
 """Options of a calibration whose good values differ from recipe to recipe."""
 OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "augment", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
@@ -60,6 +60,7 @@ class Selection:
     rho: float | None = None
     alpha: float | None = None
     beta: float | None = None
+    mu: float | None = None
     samples: int | None = None
     """Calibration samples per task."""
     augment: int | None = None
@@ -173,11 +174,11 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
     >>> made_with(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
     'lam0.05-rho2-alpha0.3-n256-block-0-block-2-mlp'
-    >>> made_with(CalibrationConfig(recipe="refined", beta=0.5), CalibrationConfig())
-    'refined-lam0.05-rho2-alpha0.3-beta0.5-n256'
+    >>> made_with(CalibrationConfig(recipe="refined"), CalibrationConfig())
+    'refined-lam0.001-rho2-alpha0.6-beta0.5-n256'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
-    numbers |= {"beta": config.beta} if config.recipe != "paper" else {}
+    numbers |= {name: getattr(config, name) for name in ("beta", "mu") if getattr(config, name)}
     numbers |= {"n": config.samples}
     numbers |= {"copies": config.augment} if config.augment else {}
     numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}

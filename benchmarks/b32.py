@@ -2,8 +2,8 @@
 
 Random CLIP ViT-B/32, each run in a process of its own, pictures in memory, weights from files. Prints JSON: seconds
 in all and by stage, peak memory of the process tree in that time, operations against measured peak, and on NVIDIA
-memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios; `--against-refined`
-alternates the recipes, and the ratios are the paper's to the refined one.
+memory and energy. `--against-reference` alternates with `reference.py` and prints the ratios; `--recipes` alternates
+the recipes, and the ratios are those of each to the paper's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,9 @@ import roofline
 import stage
 from safetensors.torch import load_file
 
+from featcal.calibration.config import PAPER, RECIPES
+
+KINDS = ("rss", "anonymous", "pss")
 SHAPES = {"b32": families.B32, "small": families.SMALL}
 
 
@@ -32,7 +35,7 @@ def main() -> None:
     stage.arguments(parser)
     against = parser.add_mutually_exclusive_group()
     against.add_argument("--against-reference", action="store_true", help="alternate with reference.py")
-    against.add_argument("--against-refined", action="store_true", help="alternate the paper's recipe with the other")
+    against.add_argument("--recipes", action="store_true", help="alternate the recipes")
     parser.add_argument("--rounds", type=int, default=2, help="of that alternation")
     parser.add_argument("--shape", choices=SHAPES, default="b32", help="small: to try the script itself")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "featcal-benchmarks")
@@ -40,9 +43,11 @@ def main() -> None:
     shape = SHAPES[options.shape]
     suite = families.clip_suite(options.work, shape, options.tasks, options.samples)
     if options.against_reference:
-        measure.show(compare(suite, shape, options, "reference", "reference.py"))
-    elif options.against_refined:
-        measure.show(compare(suite, shape, options, "refined", "stage.py", "--recipe", "refined"))
+        scripts = {"featcal": ["stage.py"], "reference": ["reference.py"]}
+        measure.show(compare(suite, shape, options, scripts, to="reference"))
+    elif options.recipes:
+        scripts = {recipe: ["stage.py", "--recipe", recipe] for recipe in RECIPES}
+        measure.show(compare(suite, shape, options, scripts, to=PAPER))
     else:
         measure.show(one(suite, shape, options))
 
@@ -67,31 +72,35 @@ def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> 
 
 
 def compare(
-    suite: Path, shape: families.ClipShape, options: argparse.Namespace, other: str, *script: str
+    suite: Path, shape: families.ClipShape, options: argparse.Namespace, scripts: Mapping[str, Sequence[str]], to: str
 ) -> dict[str, Any]:
-    """featcal and another script in turn, and the ratios of their medians (times) and maxima (memory)."""
-    ours, theirs = [], []
+    """Run scripts in turn; give the ratios of their medians (times) and maxima (memory) to those of the one called
+    `to`, and how far their tensors are from its."""
+    runs: dict[str, list[measure.Run]] = {name: [] for name in scripts}
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        files = [Path(folder) / name for name in ("featcal.safetensors", f"{other}.safetensors")]
+        files = {name: Path(folder) / f"{name}.safetensors" for name in scripts}
         for _ in range(options.rounds):
-            ours.append(_run("stage.py", suite, options, "--weights", str(files[0])))
-            theirs.append(_run(script[0], suite, options, *script[1:], "--weights", str(files[1])))
-        difference = largest_difference(*files)
+            for name, script in scripts.items():
+                runs[name].append(_run(script[0], suite, options, *script[1:], "--weights", str(files[name])))
+        others = [name for name in scripts if name != to]
+        differences = {name: largest_difference(files[name], files[to]) for name in others}
+    document = runs[to][0].document
     return {
         "shape": asdict(shape),
         "tasks": options.tasks,
         "samples": options.samples,
         "precision": options.precision,
-        "threads": ours[0].document["threads"],
-        "time_ratio": _ratio("seconds", ours, theirs),
-        "cpu_time_ratio": _ratio("cpu_seconds", ours, theirs),
+        "threads": document["threads"],
+        "to": to,
+        "time_ratio": {name: _ratio("seconds", runs[name], runs[to]) for name in others},
+        "cpu_time_ratio": {name: _ratio("cpu_seconds", runs[name], runs[to]) for name in others},
         "memory_ratio": {
-            kind: max(_peaks(ours, kind)) / max(_peaks(theirs, kind)) for kind in ("rss", "anonymous", "pss")
+            name: {kind: max(_peaks(runs[name], kind)) / max(_peaks(runs[to], kind)) for kind in KINDS}
+            for name in others
         },
-        "largest_difference": difference,
-        "featcal": [_costs(run) for run in ours],
-        other: [_costs(run) for run in theirs],
-        "machine": ours[0].document["machine"],
+        "largest_difference": differences,
+        "costs": {name: [_costs(run) for run in own] for name, own in runs.items()},
+        "machine": document["machine"],
     }
 
 

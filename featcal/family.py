@@ -106,12 +106,12 @@ class Family:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
 
         Args:
-            copies: as `draw` has them.
+            copies: how many varied ones of every picture there are behind all pictures (`tasks.vary`).
 
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, self._preparation(), part, copies)
+        drawn = draw(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
         if self.adapter.reads_prompts:
             drawn = replace(drawn, inputs={**drawn.inputs, **self._prompts_beside(drawn, part.start or 0)})
         problem = self.adapter.misfit(drawn.inputs)

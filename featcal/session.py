@@ -336,7 +336,7 @@ class Session:
 
         Raises:
             InputError: no such block, one that `of` leaves as merged, another precision than "exact", or another recipe
-                than the paper's, which solves a block at once.
+                than the paper's, which alone solves a block at once.
         """
         key = (of, layer, *self._key(view))
         if of.precision != "exact" or of.recipe != PAPER:

@@ -78,7 +78,9 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
         ActivationStore(budget=0, folder=tmp_path).hold([call(0)])
 
 
-@pytest.mark.parametrize(("kind", "recipe"), [("t5", "paper"), ("llama", "paper"), ("t5", "refined")])
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [("t5", "paper"), ("llama", "paper"), ("t5", "refined"), ("llama", "informed")]
+)
 def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")
     config = config_for(family, batch_size=3, recipe=recipe)

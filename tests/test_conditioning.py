@@ -19,6 +19,7 @@ from featcal.formats.weights import Overlay
 from featcal.session import Session
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
+RANKED = (("informed", 0.1), ("refined", 0.0))
 PATCHES = 10  # 3 x 3 and the class token
 
 
@@ -29,7 +30,7 @@ def test_numbers_of_a_known_matrix() -> None:
     gram.add_rows(torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.0], dtype=torch.float64).sqrt()) @ turn)
     sums = LinearSums.zeros(torch.zeros(2, 4, dtype=torch.float64), torch.float64)
     sums.gram, sums.tokens, group._sums = gram, 3, sums
-    found = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0))
+    (found,) = conditioning_of("block 7", group, CalibrationConfig(lam=0.5, eps=0.0))
     assert (found.layer, found.maps, found.width, found.tokens) == ("block 7", "q", 4, 3)
     assert found.smallest == pytest.approx(0.5, abs=1e-12)
     assert found.largest == pytest.approx(3.5, rel=1e-12)
@@ -49,7 +50,7 @@ def system(gram: torch.Tensor, tokens: int = 3) -> LinearGroup:
 
 
 def test_directions_without_data_and_ridge_decide_nothing() -> None:
-    found = conditioning_of(
+    (found,) = conditioning_of(
         "block 7", system(torch.diag(torch.tensor([2.0, 0.0]))), CalibrationConfig(lam=0.0, eps=0.0)
     )
     assert (found.effective_rank, found.smallest, found.condition) == (1.0, 0.0, float("inf"))
@@ -60,14 +61,14 @@ def test_a_matrix_that_is_not_finite_is_an_error_with_its_names(bad: float) -> N
     gram = torch.eye(3)
     gram[1, 1] = bad
     with pytest.raises(NumericalError, match="block 7: q, k: the left matrix is not finite"):
-        conditioning_of("block 7", system(gram), CalibrationConfig())
+        list(conditioning_of("block 7", system(gram), CalibrationConfig()))
 
 
 def test_eigenvalues_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some backends give NaN where the processor's raises."""
     monkeypatch.setattr(torch.linalg, "eigvalsh", lambda _: torch.tensor([torch.nan, 1.0], dtype=torch.float64))
     with pytest.raises(NumericalError, match="block 7: q, k: eigenvalues of the left matrix are not finite"):
-        conditioning_of("block 7", system(torch.eye(2)), CalibrationConfig())
+        list(conditioning_of("block 7", system(torch.eye(2)), CalibrationConfig()))
 
 
 def test_a_task_whose_features_overflow_is_named_with_block_and_map(tiny: Family) -> None:
@@ -91,6 +92,17 @@ def test_every_system_is_there_and_bounded(tiny: Family) -> None:
         assert 0 < one.effective_rank < one.width
     strong = measure_conditioning(tiny, replace(CONFIG, lam=10.0))
     assert all(weak.effective_rank > one.effective_rank for weak, one in zip(found[:4], strong[:4], strict=True))
+
+
+def test_maps_with_priors_have_systems_of_their_own(tiny: Family) -> None:
+    """Where the samples say nothing of a direction, the task vectors may."""
+    few = CalibrationConfig(recipe="informed", samples=1)
+    informed, refined = (measure_conditioning(tiny, replace(few, recipe=r, mu=mu)) for r, mu in RANKED)
+    assert len(informed) == len({(one.layer, one.maps) for one in informed}) == 6 * BLOCKS
+    by_map = {(one.layer, name): one for one in refined for name in one.maps.split(", ")}
+    for one in informed:
+        assert one.effective_rank > by_map[one.layer, one.maps].effective_rank
+        assert one.condition <= 1 + (1 + few.mu) * len(TASKS) / few.lam
 
 
 def test_parts_have_systems_of_their_own(tiny: Family) -> None:

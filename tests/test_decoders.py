@@ -183,7 +183,7 @@ def test_an_attention_with_sinks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "check", "says"),
     [
-        ("llama", {"parts": PRE_NORM[::-1]}, "refined", "its residual parts are not the whole block"),
+        ("llama", {"parts": PRE_NORM[::-1]}, "informed", "its residual parts are not the whole block"),
         ("gemma2", {"norm_offset": 0.0}, "norms", r"Gemma2RMSNorm is not weight \* x / rms\(x\)"),
         ("gemma3_text", {"head_axis": 2}, "norms", "einsum|differ from the second computation"),
         ("gemma2", {"softcap": ""}, "replay", "scores"),

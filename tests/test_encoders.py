@@ -476,7 +476,7 @@ def test_texts_longer_than_the_table_of_positions_are_refused(trial: Trial) -> N
 @pytest.mark.parametrize(
     ("options", "check", "says"),
     [
-        ({"parts": ROWS["bert"].parts[::-1]}, "refined", "its residual parts are not the whole block"),
+        ({"parts": ROWS["bert"].parts[::-1]}, "informed", "its residual parts are not the whole block"),
         ({"pooling": "mean"}, "replay", "scores"),
         ({"classifier": ("classifier",)}, "replay", "scores"),
     ],

@@ -109,7 +109,7 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
 def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
-    own = config_for(tiny, recipe="refined" if name == "beta" else None)
+    own = config_for(tiny, recipe={"beta": "refined", "mu": "informed", "weigh_tokens": "refined"}.get(name))
     value = getattr(own, name)
     named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
     other = replace(

@@ -182,7 +182,11 @@ def test_drift_is_the_same_as_in_transformers_and_its_identities_hold(pair: tupl
         assert float(oc.attribution.shares.sum()) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, recipe="refined", beta=0.5)], ids=["paper", "refined"])
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, replace(CONFIG, recipe="refined", beta=0.5), replace(CONFIG, recipe="informed", mu=0.1)],
+    ids=["paper", "refined", "informed"],
+)
 def test_the_same_weights_as_open_clip_and_as_hf_give_the_same_calibration(
     pair: tuple[Family, Family], config: CalibrationConfig
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from library_references import (
@@ -89,13 +91,18 @@ PIECES: list[Piece] = [
 ]
 
 
-@pytest.mark.parametrize("completion_only", [False, True])
-def test_every_tensor_of_the_refined_recipe(reference: Reference, completion_only: bool) -> None:
-    config = CalibrationConfig(
-        recipe="refined", lam=1e-2, alpha=0.6, beta=0.5, rmsnorms=True, completion_only=completion_only, batch_size=4
-    )
-    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta)
-    counted = what_predicts_an_answer if completion_only else every_token
+@pytest.mark.parametrize(
+    "config",
+    [
+        CalibrationConfig(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
+        CalibrationConfig(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
+        CalibrationConfig(recipe="informed", rmsnorms=True, completion_only=False),
+    ],
+)
+def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
+    config = replace(config, batch_size=4)
+    options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta, mu=config.mu)
+    counted = what_predicts_an_answer if config.completion_only else every_token
     samples = calibration_samples(reference, config)
     theirs = refine(reference.models, reference.experts, samples, PIECES, options, counted)
     assert_calibrated_alike(reference, config, theirs)

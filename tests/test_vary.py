@@ -77,7 +77,7 @@ def test_turn_and_scale_stay_within_their_range(monkeypatch: pytest.MonkeyPatch)
     turns, scales = [], []
     for copy in range(1, 150):
         image = vary(spots, 42, "a", 0, copy)
-        left, right = np.array(_centre(image[:, :100])), np.array(_centre(image[:, 100:])) + (0, 100)
+        left, right = np.array(_centre(image[:, :100])), np.array(_centre(image[:, 100:])) + np.array((0, 100))
         down, across = right - left
         turns.append(np.degrees(np.arctan2(down, across)))
         scales.append(np.hypot(down, across) / 120)

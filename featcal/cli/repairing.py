@@ -54,7 +54,8 @@ def calibrate(
     --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
     Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`. The
-    recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer.
+    recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer; so has
+    "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
     The table gives, per block and task, how far the calibrated features on the calibration samples are from the
     expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
     Started by torchrun (docs/scale.md), several processes share the tasks; one of them writes and prints.

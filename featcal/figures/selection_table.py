@@ -12,7 +12,7 @@ _SCORES = {"drift": "final relative drift", "kl": "divergence from the experts, 
 
 def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
     """Rows, the best candidate first, and what their columns are called."""
-    columns = ["score", "recipe", "lam", "rho", "alpha", "beta", ""]
+    columns = ["score", "recipe", "lam", "rho", "alpha", "beta", "mu", ""]
     asked = {name: getattr(found.asked, name) for name in columns[1:-1]}
     rows = []
     for number, one in enumerate(found.candidates):

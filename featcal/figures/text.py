@@ -56,7 +56,9 @@ with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the G
 - $\alpha$: share of the expert's own inputs in the targets.
 - Recipe: *paper* is the method as published. *refined* is featcal's own: the pieces of a block are solved one after the
   other, each on what those before it give in their final form, and the maps that write into the residual stream are
-  asked to close a share $\beta$ of its gap to the expert.
+  asked to close a share $\beta$ of its gap to the expert. *informed* is refined, and adds to every map's objective
+  $\mu \sum_i \|(W - W_0 - \rho\tau_i) K_i^{1/2}\|^2$ with the task vector $\tau_i = W_i - W_0$ and
+  $K_i \propto \tau_i^\top\tau_i$: what the experts' weights know of the inputs that they were trained on.
 
 **When it misleads.** Options that are chosen on few validation samples fit those samples; the score on the test
 split (page Accuracy) is for the final choice. With few calibration samples and a small $\lambda$ drift can grow in

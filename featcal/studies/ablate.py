@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import PAPER, REFINED, idle_options
+from featcal.calibration.config import INFORMED, NUMBERS, PAPER, RECIPES, idle_options
 from featcal.session import Session
 from featcal.studies.plan import Plan, points_of
 from featcal.studies.runner import EXPERT
@@ -16,9 +16,9 @@ _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RM
 
 
 def ablate(session: Session, plan: Plan) -> Study:
-    """Both recipes whole, then without one of their parts; the plan's own methods come first."""
+    """Every recipe whole, then without one of their parts; the plan's own methods come first."""
     points = plan.points([EXPERT, *plan.methods])
-    for recipe in (PAPER, REFINED):
+    for recipe in RECIPES:
         for part, name in variants(session, recipe):
             for point in points_of(name, plan.samples, plan.seeds):
                 points.append(replace(point, method=f"{recipe}: {part}"))
@@ -42,16 +42,18 @@ def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
     changed += [(f"{part} alone", {"maps": part}) for part in family.adapter.parts()]
     changed += [("anchor at the merged model", {"rho": "1"}), ("deployed features alone", _without_alpha(recipe))]
     changed.append(("expert features alone", {"alpha": "1"}))
-    if recipe == REFINED:
+    if recipe != PAPER:
         paper = asdict(config_for(family, recipe=PAPER))
         as_paper = {name: exactly(paper[name]) for name in ("lam", "rho", "alpha")}
         changed += [("refreshed, no stream targets", {"beta": "0"}), ("paper's options", {**as_paper, "beta": "0"})]
+    if recipe == INFORMED:
+        changed.append(("prior at the experts themselves", {"rho": "1"}))
     return [(what, _name(recipe, options)) for what, options in changed]
 
 
 def _without_alpha(recipe: str) -> dict[str, str]:
     """Beta needs features of the experts."""
-    return {"alpha": "0", **({"beta": "0"} if recipe == REFINED else {})}
+    return {"alpha": "0", **({"beta": "0"} if "beta" in NUMBERS[recipe] else {})}
 
 
 def _name(recipe: str, options: dict[str, str]) -> str:

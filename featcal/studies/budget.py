@@ -12,7 +12,10 @@ from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512)
-METHODS = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", "calibrated:recipe=refined")
+METHODS = (
+    *("merged", "regmean++", "surgery", "probsurgery"),
+    *("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed"),
+)
 
 
 def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Study:

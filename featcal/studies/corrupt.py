@@ -15,7 +15,10 @@ from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
 from featcal.suite import Suite
 
-METHODS = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", "calibrated:recipe=refined")
+METHODS = (
+    *("merged", "regmean++", "surgery", "probsurgery"),
+    *("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed"),
+)
 SEVERITIES = (3,)
 CLEAN = "clean"
 

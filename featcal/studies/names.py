@@ -8,7 +8,7 @@ from featcal.schema.model_name import model_name
 from featcal.schema.recipe import METHODS, OPTIONS
 
 ALL = "all"
-_REFINED = "calibrated:recipe=refined"
+_REFINED, _INFORMED = (f"calibrated:recipe={recipe}" for recipe in ("refined", "informed"))
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 
@@ -21,9 +21,9 @@ def everything(anchor: float) -> list[str]:
     Args:
         anchor: rho of the calibration's anchor, which needs no data.
     """
-    calibrated = ["calibrated", _REFINED]
+    calibrated = ["calibrated", _REFINED, _INFORMED]
     polished = [f"polished:steps=30@{one}" for one in ("merged", *calibrated)]
-    surgery = [f"{kind}@{one}" for kind in ("surgery", "probsurgery") for one in ("merged", _REFINED)]
+    surgery = [f"{kind}@{one}" for kind in ("surgery", "probsurgery") for one in ("merged", _REFINED, _INFORMED)]
     trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
     fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", *trained]
     anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]

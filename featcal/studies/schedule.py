@@ -24,7 +24,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, Point, at
 from featcal.studies.study import Study, study_of
 
-METHODS = ("calibrated", "calibrated:recipe=refined")
+METHODS = ("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
 EXCESS = "excess"
 _SOURCE = {STALE: "stale", PARALLEL: "merged"}

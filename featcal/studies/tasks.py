@@ -13,7 +13,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
 
-METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined")
+METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
 
 
 def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> Study:

@@ -90,19 +90,18 @@ def draw(
     seed: int,
     preparation: Preparation,
     part: slice = slice(None),
-    copies: int = 0,
 ) -> Samples:
     """`count` samples of a split, or all of them (None, or more than there are).
 
     Args:
         part: which of the drawn samples to make; the draw itself does not depend on it.
-        copies: how many varied copies of every picture (`tasks.vary`) are drawn behind all pictures.
 
     Raises:
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
             are not finite, or copies are asked for of what is no picture any more.
     """
     spec, pool, available, label = _opened(suite, task, split, preparation.written)
+    copies = preparation.copies
     picked = [available[i] for i in pick(len(available), count, seed, task)]
     places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
     indices, total = places[part], len(places)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import REFINED, CalibrationConfig, idle_options
+from featcal.calibration.config import INFORMED, PAPER, CalibrationConfig, idle_options
 from featcal.formats.pretrained import load_pretrained
 from featcal.measure import measure_drift
 from featcal.models.adapter import Call, walking
@@ -75,9 +75,10 @@ def norms(trial: Trial) -> Measured:
     return _calibrated(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
 
 
-def refined(trial: Trial) -> Measured:
-    """Every tensor of the refined recipe, which goes through a block by its residual parts."""
-    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), recipe=REFINED, beta=0.5))
+def informed(trial: Trial) -> Measured:
+    """Every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does, and
+    has a prior for every map."""
+    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), recipe=INFORMED))
 
 
 def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
@@ -102,11 +103,11 @@ def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
 
 
 def fixed_point(trial: Trial) -> Measured:
-    """Where base, merged model and experts are one model, both recipes give that model again."""
+    """Where base, merged model and experts are one model, every recipe gives that model again."""
     family = trial.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
     found = defaultdict[str, list[float]](list)
-    for recipe in ({}, {"recipe": REFINED, "beta": 0.5}):
+    for recipe in ({"recipe": PAPER}, {"recipe": INFORMED}):
         done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
         for name, tensor in same.base.read(family.adapter.tower).items():
             found[name].append(_apart(done.read([name])[name], tensor))
@@ -187,6 +188,6 @@ def _require(found: Mapping[str, list[float]], limit: float, what: str) -> Measu
 
 
 CHECKS: Mapping[str, Callable[[Trial], Measured]] = {
-    check.__name__: check for check in (replay, paper, norms, refined, fixed_point, drift, repair)
+    check.__name__: check for check in (replay, paper, norms, informed, fixed_point, drift, repair)
 }
 """Every check by its name."""

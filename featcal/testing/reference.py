@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, and the refined recipe, written a second time, for models of transformers: whole models,
+"""Algorithm 1 of the paper, and featcal's own recipes, written a second time, for models of transformers: whole models,
 forward hooks, float64.
 
 Nothing else of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
@@ -38,6 +38,7 @@ class Options:
     eps: float = 1e-8
     norms: tuple[type[nn.Module], ...] = ()
     beta: float = 0.0
+    mu: float = 0.0
     norm_offset: float = 0.0
     head_axis: int = 1
     weigh_tokens: bool = False
@@ -219,7 +220,8 @@ def linear(
         more = o.beta * gaps[task] if task in gaps else torch.zeros(len(x), len(matrix(merged)), dtype=torch.float64)
         left, right = left + omega * gram, right + omega * (matrix(expert) @ cross + more.T @ torch.diag(w) @ x)
         shifts.append((omega, w @ x, w @ (target @ matrix(expert).T + more), expert))
-    weight = torch.linalg.solve(left.T, right.T).T
+    known, pull = prior(matrix(base), [matrix(expert.get_submodule(name)) for expert in experts.values()], o.rho)
+    weight = torch.linalg.solve((left + o.mu * known).T, (right + o.mu * pull).T).T
     stored = weight.T if isinstance(merged, Conv1D) else weight
     if merged.bias is None:
         return {f"{name}.weight": stored}
@@ -227,6 +229,18 @@ def linear(
     for omega, mean, target_mean, expert in shifts:
         top = top + omega * (expert.bias + target_mean - weight @ mean)
     return {f"{name}.weight": stored, f"{name}.bias": top / (sum(omega for omega, *_ in shifts) + o.lam)}
+
+
+def prior(base: Tensor, experts: Sequence[Tensor], rho: float) -> tuple[Tensor, Tensor]:
+    """What the recipe "informed" adds, mu times, to the left and to the right matrix of one map: the sums over tasks of
+    K = tau^T tau / ||tau^T tau||_F and of (W_0 + rho tau) K, with tau the expert's weight less the base's."""
+    known, pull = torch.zeros(base.shape[1], base.shape[1], dtype=base.dtype), torch.zeros_like(base)
+    for tau in (expert - base for expert in experts):
+        own = tau.T @ tau
+        if own.any():
+            own = own / torch.linalg.matrix_norm(own)
+            known, pull = known + own, pull + (base + rho * tau) @ own
+    return known, pull
 
 
 def matrix(module: Any) -> Tensor:
@@ -256,7 +270,8 @@ def stacked(
     """Every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it, each of which
     weighs its share squared; what the task's expert has at the same tokens is computed with its own maps. Tasks weigh
     as the share of such weights that they have here, which are scaled to sum to the number of tasks. With fewer tokens
-    of all tasks than the wider of width and inner width an expert of the mixture stays as merged.
+    of all tasks than the wider of width and inner width an expert of the mixture stays as merged, unless there is a
+    prior. Its first two maps lie in one parameter, and each has a prior of its own.
 
     Args:
         features: inputs of the mixture, the student's and the task's expert's.
@@ -268,7 +283,7 @@ def stacked(
     found, widest = merged.clone(), max(models["merged"].get_submodule(name).down_proj.shape[1:])
     for place in range(len(merged)):
         shares = {task: (own * (chosen == place)).sum(1) for task, (chosen, own) in sent.items()}
-        if sum(int((g > 0).sum()) for g in shares.values()) < widest:
+        if not o.mu and sum(int((g > 0).sum()) for g in shares.values()) < widest:
             continue
         left = (o.lam + o.eps) * torch.eye(merged.shape[2], dtype=torch.float64)
         right = o.lam * (o.rho * merged[place] + (1 - o.rho) * base[place])
@@ -290,9 +305,25 @@ def stacked(
             gram, cross = given.T @ scaled @ given, target.T @ scaled @ given
             omega = counts[task] / torch.stack([*counts.values()]).mean() / torch.linalg.matrix_norm(gram)
             left, right = left + omega * gram, right + omega * getattr(own, kind)[place] @ cross
-        found[place] = torch.linalg.solve(left.T, right.T).T
+        halves = 1 if kind == STACKED[1] else 2
+        rows = [
+            torch.linalg.solve((left + o.mu * known).T, (part + o.mu * pull).T).T
+            for half, part in enumerate(right.chunk(halves))
+            for known, pull in [prior(*_halves(name, kind, place, (half, halves), models, experts), o.rho)]
+        ]
+        found[place] = torch.cat(rows)
     gathered: Tensor = found
     return gathered
+
+
+def _halves(
+    name: str, kind: str, place: int, half: tuple[int, int], models: Mapping[str, Any], experts: Mapping[str, Any]
+) -> tuple[Tensor, list[Tensor]]:
+    """The base's weight of one map of an expert of a mixture, and every task's expert's; a parameter holds the number
+    `half[1]` of maps, one above the other."""
+    every = [getattr(model.get_submodule(name), kind)[place] for model in (models["base"], *experts.values())]
+    base, *others = (weight.chunk(half[1])[half[0]] for weight in every)
+    return base, others
 
 
 def _gated(experts: Any, place: int, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import REFINED, CalibrationConfig
+from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.evaluation.heads import stored_head
 from featcal.family import Family, open_family
 from featcal.formats.weights import InMemory, Weights
@@ -154,12 +154,12 @@ class Trial:
             (stage.norm,) if config.rmsnorms and stage.norm else ()
         )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
-        o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta)
+        o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta, mu=config.mu)
         return replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
         """What is fitted together, in order, with the module that is given the stream which it writes into."""
-        if config.recipe != REFINED:
+        if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]
         found: list[Piece] = []
         one = self.alone(TASKS[0])[:1]
