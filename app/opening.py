@@ -41,7 +41,7 @@ def bytes_needed(suite: Suite) -> int:
     config = defaults(session)
     info = family.merged.info
     tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
-    sizes = drawn(session, View(config.samples, "calibration", config.seed))
+    sizes = drawn(session, View(config.samples, "calibration", config.seed), config.augment)
     models = 2 + len(family.experts)
     needed = estimate(family.adapter, info, sizes, config, models, Path.cwd())
     return models * tower + needed.memory_bytes - LIBRARIES

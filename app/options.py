@@ -12,7 +12,15 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
 from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned
-from featcal.calibration.config import NUMBERS, PAPER, RECIPES, CalibrationConfig, settled
+from featcal.calibration.config import (
+    CAUTIOUS,
+    NUMBERS,
+    PAPER,
+    RECIPES,
+    CalibrationConfig,
+    idle_options,
+    settled,
+)
 from featcal.errors import InputError
 from featcal.figures.names import plain
 from featcal.session import Session
@@ -38,6 +46,10 @@ SWITCHES = {
         "featcal's extension of Eq. 59 to norms without a shift; the paper leaves them.",
     ),
     "completion_only": ("Count answers alone", "Tokens of the prompt get weight 0 in the statistics."),
+    "weigh_tokens": (
+        "Weigh tokens",
+        "A token counts by how much the expert's task vector does to it. Helps most with text; a tenth dearer.",
+    ),
 }
 """Options that are on or off: label and help."""
 
@@ -45,18 +57,19 @@ SWITCHES = {
 def on_page(session: Session) -> None:
     """All controls in the body of a page."""
     _recipe(session, st)
+    switches = len(_switches(session))
     first = st.columns(len(_sliders(session)))
-    second = st.columns(4, vertical_alignment="center")
-    _controls(session, [*first, *second[: len(opening.switches(session))]])
-    _offer_defaults(second[min(len(opening.switches(session)), 3)])
-    _exactly(session, second[3])
+    second = st.columns(max(4, switches + 1), vertical_alignment="center")
+    _controls(session, [*first, *second[:switches]])
+    _offer_defaults(second[min(switches, len(second) - 1)])
+    _exactly(session, second[-1])
     _parts(session)
 
 
 def controls_in_sidebar(session: Session) -> None:
     """The same in the sidebar."""
     _recipe(session, st.sidebar)
-    _controls(session, [st.sidebar] * (len(_sliders(session)) + len(opening.switches(session))))
+    _controls(session, [st.sidebar] * (len(_sliders(session)) + len(_switches(session))))
 
 
 def described(config: CalibrationConfig, session: Session) -> str:
@@ -64,6 +77,7 @@ def described(config: CalibrationConfig, session: Session) -> str:
     defaults = opening.defaults(session)
     numbers = [] if config.recipe == PAPER else [config.recipe]
     numbers += [f"{SYMBOLS[name]} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")]
+    numbers += [f"{config.augment} copies"] if config.augment else []
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
     return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])
@@ -108,6 +122,17 @@ def _recipe(session: Session, place: Any) -> None:
     )
     now, home = chosen(session).recipe, opening.defaults(session).recipe
     state.control(place.segmented_control, "recipe", now, home, "Recipe", RECIPES, required=True, help=note)
+    if now != PAPER:
+        config = chosen(session)
+        on = all(getattr(config, name) == number for name, number in CAUTIOUS.items())
+        note = "α 0.3 and β 0: for calibration samples that are noisy, foggy or unlike those that the model will see."
+        state.control(place.toggle, "cautious", on, False, "Cautious", help=note)
+
+
+def _switches(session: Session) -> list[str]:
+    """Those of the recipe that is chosen."""
+    paper = chosen(session).recipe == PAPER
+    return [name for name in opening.switches(session) if not (paper and name == "weigh_tokens")]
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
@@ -122,7 +147,7 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
         offered = sorted({*steps, now, getattr(defaults, name)})
         slider = partial(place.select_slider, options=offered, format_func=_called)
         control(slider, name, label, note)
-    for place, name in zip(places[len(sliders) :], opening.switches(session), strict=True):
+    for place, name in zip(places[len(sliders) :], _switches(session), strict=True):
         control(place.toggle, name, *SWITCHES[name])
     return config
 
@@ -158,6 +183,19 @@ def _exactly(session: Session, place: DeltaGenerator) -> None:
                 max_value=most.get(name),
                 format="%.7g",
                 step=None,
+                variant="typed",
+            )
+        if "augment" not in idle_options(session.family.adapter):
+            note = "Varied copies of every calibration picture, each as dear as one: 1, or 3 below 32 samples, help."
+            state.control(
+                st.number_input,
+                "augment",
+                config.augment,
+                defaults.augment,
+                "Copies",
+                min_value=0,
+                step=1,
+                help=note,
                 variant="typed",
             )
         note = "Decides which calibration samples are drawn, together with the task's name."

@@ -14,7 +14,7 @@ from featcal.words import exactly, shortened
 if TYPE_CHECKING:  # the selection is there before torch is
     from featcal.calibration.config import CalibrationConfig
 
-TURNED = ("biases", "layernorms", "rmsnorms", "completion_only")
+TURNED = ("biases", "layernorms", "rmsnorms", "completion_only", "weigh_tokens")
 """Options of a calibration that are on or off."""
 CALIBRATED = "calibrated"
 """Name of the model that is calibrated with the selection's own options."""
@@ -22,8 +22,10 @@ PARTIAL = ("blocks", "maps", "tasks")
 """Options of a calibration that choose a part; the names are in one text or in several."""
 OF_A_RECIPE = ("lam", "rho", "alpha", "beta", "mu")
 """Options of a calibration whose good values differ from recipe to recipe."""
-OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "seed", *TURNED, *PARTIAL)
+OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "augment", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
+CAUTIOUS = {"alpha": 0.3, "beta": 0.0}
+"""What `cautious` is short for (`calibration.config.CAUTIOUS`, which needs torch)."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
@@ -61,12 +63,15 @@ class Selection:
     mu: float | None = None
     samples: int | None = None
     """Calibration samples per task."""
+    augment: int | None = None
+    """Varied copies of every calibration picture."""
     seed: int | None = None
     """Of the calibration samples."""
     biases: bool | None = None
     layernorms: bool | None = None
     rmsnorms: bool | None = None
     completion_only: bool | None = None
+    weigh_tokens: bool | None = None
     blocks: tuple[str, ...] | None = None
     maps: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
@@ -106,13 +111,20 @@ class Selection:
         """The options of a calibration that were chosen."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
+    @property
+    def cautious(self) -> bool:
+        """Whether the numbers that `cautious` is short for were chosen."""
+        return {"alpha": self.alpha, "beta": self.beta} == CAUTIOUS
+
     def change(self, **changed: Any) -> Selection:
         """The selection with other values; a new suite forgets what meant something in the old one alone, a new recipe
-        the numbers of the one before."""
+        the numbers of the one before. `cautious` is on or off: its numbers, or those that were before."""
+        if "cautious" in changed:
+            changed |= CAUTIOUS if changed.pop("cautious") else dict.fromkeys(CAUTIOUS)
         if changed.get("suite", self.suite) != self.suite:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
         if changed.get("recipe", self.recipe) != self.recipe:
-            changed = dict.fromkeys(OF_A_RECIPE) | changed
+            changed = dict.fromkeys((*OF_A_RECIPE, "weigh_tokens")) | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
         if "picked" in changed:
@@ -145,7 +157,8 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         if name not in query:
             continue
         try:
-            chosen[name] = _READ[kind if kind in _READ else get_args(kind)[0]](query[name])
+            read = _copies if name == "augment" else _READ[kind if kind in _READ else get_args(kind)[0]]
+            chosen[name] = read(query[name])
         except ValueError:
             problems.append(
                 f"The address asks for {name} = {shortened(query[name], 40)!r}, which is not a value of it; left out."
@@ -167,6 +180,7 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
     numbers |= {name: getattr(config, name) for name in ("beta", "mu") if getattr(config, name)}
     numbers |= {"n": config.samples}
+    numbers |= {"copies": config.augment} if config.augment else {}
     numbers |= {"seed": config.seed} if config.seed != defaults.seed else {}
     parts = [re.sub(r"[^\w.]+", "-", ", ".join(names)).strip("-.") for names in chosen_parts(config).values()]
     named = (f"{name}{exactly(value)}" for name, value in numbers.items())
@@ -206,6 +220,10 @@ def _count(text: str) -> int:
     if not 0 < int(text) < 2**31:
         raise ValueError(text)
     return int(text)
+
+
+def _copies(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _finite(text: str) -> float:

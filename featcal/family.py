@@ -100,13 +100,18 @@ class Family:
         everything else is taken from the base."""
         return replace(self, merged=merged, merged_name=name, container=self.origin)
 
-    def samples(self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None)) -> Samples:
+    def samples(
+        self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None), copies: int = 0
+    ) -> Samples:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
+
+        Args:
+            copies: how many varied ones of every picture there are behind all pictures (`tasks.vary`).
 
         Raises:
             InputError: as `draw`, and inputs that the model does not take.
         """
-        drawn = draw(self.suite, task, split, count, seed, self._preparation(), part)
+        drawn = draw(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
         if self.adapter.reads_prompts:
             drawn = replace(drawn, inputs={**drawn.inputs, **self._prompts_beside(drawn, part.start or 0)})
         problem = self.adapter.misfit(drawn.inputs)

@@ -39,6 +39,8 @@ ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
+_SHORT = {"cautious": bool}
+"""Short for several of these options, which is what a full name says."""
 _RHO = "rho"
 
 
@@ -76,11 +78,12 @@ def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
 def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     options: dict[str, Any] = {}
     for option, text in name.options:
-        known_option(option, tuple(_OPTIONS), "calibrated")
+        known_option(option, (*_OPTIONS, *_SHORT), "calibrated")
         if option in PARTIAL:
             options[option] = parts_of(text) or all_parts(family)[option]
             continue
-        options[option] = value_of(text, _OPTIONS[option], f"model 'calibrated': {option}")
+        kind = _SHORT.get(option) or _OPTIONS[option]
+        options[option] = value_of(text, kind, f"model 'calibrated': {option}")
     return config_for(family, **options)
 
 

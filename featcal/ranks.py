@@ -141,6 +141,16 @@ class Ranks:
             dist.all_gather_object(found, own)
         return found
 
+    def team_sum(self, own: Tensor) -> Tensor:
+        """Small sums of this rank and of those that share its task, added in the order of the ranks; alone its own.
+
+        Where some task is shared every rank has one task, and all ranks ask for the same sums in the same order.
+        """
+        if all(len(team) == 1 for team in self.teams.values()):
+            return own
+        found = self.gathered(own.cpu())
+        return torch.stack([found[rank] for rank in self.team]).sum(0).to(own.device)
+
     def union(self, own: Mapping[str, T]) -> dict[str, T]:
         """What the ranks have by name, each something else, all together."""
         return {name: one for theirs in self.gathered(dict(own)) for name, one in theirs.items()}

@@ -565,7 +565,7 @@ class Session:
         return self.once("calibrated", config, make)
 
     def _calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
-        key = (split, config.samples, config.seed, config.batch_size, config.precision)
+        key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
         family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
             return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device), split))

@@ -39,6 +39,10 @@ ModelRef = Annotated[str, Field(min_length=1)]
 SPLITS = ("calibration", "validation", "test")
 
 
+_LATER = ("image_weight", "mu", "weigh_tokens", "augment")
+"""Options of a calibration that suites could not recommend at first."""
+
+
 class CalibrationDefaults(Strict):
     """What a suite recommends for its calibration: options of `CalibrationConfig`, which checks their ranges."""
 
@@ -59,6 +63,8 @@ class CalibrationDefaults(Strict):
     recipe: Literal["paper", "refined", "informed"] | None = None
     beta: FiniteFloat | None = None
     mu: FiniteFloat | None = None
+    weigh_tokens: bool | None = None
+    augment: Annotated[int, Field(ge=0)] | None = None
     blocks: tuple[str, ...] | None = None
     maps: tuple[str, ...] | None = None
     tasks: tuple[str, ...] | None = None
@@ -67,7 +73,7 @@ class CalibrationDefaults(Strict):
     def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
-        return {name: value for name, value in said.items() if value is not None or name not in ("image_weight", "mu")}
+        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 
     def given(self) -> dict[str, Any]:
         """The options that the suite sets, by name."""

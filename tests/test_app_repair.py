@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from app_pages import button, charts, control, go, healthy, name_of, opened, shown_model
+from app_pages import button, charts, control, fields, go, healthy, name_of, opened, shown_model
 
 from conftest import BLOCKS, TASKS
 from featcal.calibration.config import CalibrationConfig
@@ -230,3 +230,29 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert any("compare objectives of the paper's recipe" in one.value for one in app.caption)
     control(app, "recipe").set_value("paper").run()
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
+
+
+def test_cautious_is_one_switch_for_two_numbers(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    assert "cautious" not in fields(app, "toggle")
+    assert "weigh_tokens" not in fields(app, "toggle")
+    control(app, "recipe").set_value("informed").run()
+    assert healthy(app)
+    assert control(app, "cautious").value is False
+    control(app, "cautious").set_value(True).run()
+    assert healthy(app)
+    assert (control(app, "alpha").value, control(app, "beta").value) == (0.3, 0.0)
+    assert "--alpha 0.3 --beta 0 --mu 0.1" in app.code[-1].value
+    assert "cautious" not in app.code[-1].value
+    control(app, "beta").set_value(0.5).run()
+    assert control(app, "cautious").value is False
+    control(app, "cautious").set_value(True).run()
+    control(app, "cautious").set_value(False).run()
+    assert healthy(app)
+    assert "--alpha 0.6 --beta 0.5 --mu 0.1" in app.code[-1].value
+    control(app, "weigh_tokens").set_value(True).run()
+    assert healthy(app)
+    assert "--weigh-tokens --out" in app.code[-1].value
+    control(app, "recipe").set_value("paper").run()
+    assert healthy(app)
+    assert "weigh" not in app.code[-1].value

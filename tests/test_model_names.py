@@ -114,7 +114,7 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
 
 def changed(family: Family, name: str) -> CalibrationConfig:
     """The options of a suite but for one."""
-    own = config_for(family, recipe={"beta": "refined", "mu": "informed"}.get(name))
+    own = config_for(family, recipe={"beta": "refined", "mu": "informed", "weigh_tokens": "refined"}.get(name))
     value = getattr(own, name)
     named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
     of_kind = {bool: not value, int: 16, float: 0.5, str: "fast"}

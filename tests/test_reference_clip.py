@@ -91,13 +91,15 @@ PIECES: list[Piece] = [
         replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5),
         replace(CONFIG, recipe="refined", lam=0.05, alpha=1.0, beta=1.0, layernorms=False),
         replace(CONFIG, recipe="refined", lam=1.0, alpha=0.0),
+        replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, weigh_tokens=True),
         replace(CONFIG, recipe="informed", lam=1e-3, alpha=0.6, beta=0.5, mu=0.1),
-        replace(CONFIG, recipe="informed", lam=1e-5, rho=1.0, alpha=0.3, mu=3.0, layernorms=False),
+        replace(CONFIG, recipe="informed", lam=1e-5, rho=1.0, alpha=0.3, mu=3.0, layernorms=False, weigh_tokens=True),
     ],
 )
 def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
     norms = (nn.LayerNorm,) if config.layernorms else ()
     options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
+    options = replace(options, weigh_tokens=config.weigh_tokens)
     samples = calibration_samples(reference, config)
     theirs = refine(reference.models, reference.experts, samples, PIECES, options, token_weights)
     assert_calibrated_alike(reference, config, theirs)

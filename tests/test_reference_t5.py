@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from library_references import (
     Reference,
@@ -82,11 +84,13 @@ def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
         CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
         CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
         CalibrationConfig(recipe="informed", batch_size=4),
+        CalibrationConfig(recipe="informed", weigh_tokens=True, batch_size=4),
     ],
 )
 def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
     norms = (T5LayerNorm,) if config.rmsnorms else ()
     options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
+    options = replace(options, weigh_tokens=config.weigh_tokens)
     samples = calibration_samples(reference, config)
     gated = any("wi_0" in name for name in reference.exact.adapter.tower)
     fitted = [piece for block in BLOCKS for piece in pieces(block, block.startswith("decoder"), gated)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from featcal.calibration.among_ranks import SharedBlocks, metered, shares, together
-from featcal.calibration.config import OF_A_RECIPE, PAPER, CalibrationConfig, Options, config_of, settled
+from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.memory import can_reload, state_budget
 from featcal.calibration.moments import FirstBlock
@@ -47,7 +47,7 @@ T = TypeVar("T")
 def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
     """The options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
 
-    What a suite recommends for one recipe (`OF_A_RECIPE`) says nothing of another.
+    What a suite recommends for one recipe (`OWN`) says nothing of another, and gives way to `cautious`.
 
     Raises:
         InputError: a value outside its range, or an option asked for that means nothing to the architecture.
@@ -55,7 +55,9 @@ def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
     given = {name: value for name, value in options.items() if value is not None}
     recommended = family.suite.calibration.given()
     if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):
-        recommended = {name: value for name, value in recommended.items() if name not in OF_A_RECIPE}
+        recommended = {name: value for name, value in recommended.items() if name not in OWN}
+    if given.get("cautious"):
+        recommended = {name: value for name, value in recommended.items() if name not in CAUTIOUS}
     return config_of(family.adapter, family.suite.tasks, recommended | given)
 
 
@@ -206,14 +208,15 @@ def expert_passes(
 ) -> dict[str, ExpertPass]:
     """The samples of every task that takes part with its expert; `kept` as `Family.expert_pass` has it.
 
-    They depend on tasks, samples, seed, batch size and precision of `config`, not on lam, rho or alpha.
+    They depend on tasks, samples, copies, seed, batch size and precision of `config`, not on lam, rho or alpha.
 
     Args:
         split: where they are from; another one than "calibration" for methods that are defined on it.
     """
 
     def one(task: str) -> ExpertPass:
-        return family.expert_pass(family.samples(task, split, config.samples, config.seed), config.batch_size, kept)
+        drawn = family.samples(task, split, config.samples, config.seed, copies=config.augment)
+        return family.expert_pass(drawn, config.batch_size, kept)
 
     return {task: one(task) for task in taking_part(config, family.suite.tasks)}
 
@@ -227,7 +230,7 @@ def own_passes(
     """
     own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), taking_part(config, family.suite.tasks)
     for task in ranks.mine(tasks):
-        samples = family.samples(task, "calibration", config.samples, config.seed)
+        samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
         own[task] = family.expert_pass(samples, config.batch_size)
         drawn |= drawn_of({task: own[task]})
         part = ranks.part(task, len(samples))
@@ -311,16 +314,15 @@ def _identity(
 
 def drawn_of(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
     """What a record says of the samples of every task, in its order, but for their tokens; asked for before a walk,
-    which lets inputs go."""
-    return {
-        task: {
-            "samples": len(one.indices),
-            "truncated": one.truncated,
-            "indices": list(one.indices),
-            "sha256": one.digest,
-        }
-        for task, one in passes.items()
-    }
+    which lets inputs go. Varied copies of pictures count apart."""
+
+    def drawn(one: ExpertPass) -> dict[str, Any]:
+        indices = [*dict.fromkeys(one.indices)]
+        copies = {"copies": more} if (more := len(one.indices) - len(indices)) else {}
+        said = {"samples": len(indices), **copies, "truncated": one.truncated, "indices": indices}
+        return said | {"sha256": one.digest}
+
+    return {task: drawn(one) for task, one in passes.items()}
 
 
 def _record(

@@ -26,6 +26,8 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
 """Options that each recipe has good values of its own for; of those that are not its own it has 0."""
 OF_A_RECIPE = NUMBERS[INFORMED]
 """Options whose good values differ from recipe to recipe."""
+OWN = (*OF_A_RECIPE, "weigh_tokens")
+"""Options that a suite recommends for one recipe; they say nothing of another."""
 CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
 """What featcal's own recipes take where the calibration samples may be unlike those that the model will see."""
 _BY_RECIPE: Any = None
@@ -80,6 +82,12 @@ class CalibrationConfig:
     mu: float = _BY_RECIPE
     """Of "informed": weight of the prior (`calibration.prior`) against the samples of one task, >= 0; 0 is
     "refined"."""
+    weigh_tokens: bool = False
+    """Not of "paper": let a token count by how much the expert's task vector does to it (`calibration.weighed_tokens`),
+    beside what it counts anyway."""
+    augment: int = 0
+    """Varied copies of every calibration picture (`tasks.vary`), >= 0, none of which needs a label: the target is what
+    the expert makes of the same copy. Each costs as much as the picture itself. Of models that read pictures alone."""
     batch_size: int = 64
     """Samples per forward pass; changes nothing but time and memory."""
     precision: str = "exact"
@@ -128,6 +136,10 @@ class CalibrationConfig:
                 raise InputError(f"{name} is {getattr(self, name):g}; it lies in (0, 1]")
         if self.eps < 0:
             raise InputError(f"eps is {self.eps:g}; it is >= 0")
+        if self.weigh_tokens and self.recipe == PAPER:
+            raise InputError(f"weigh_tokens belongs to the recipe '{REFINED}' or '{INFORMED}'")
+        if self.augment < 0:
+            raise InputError(f"augment is {self.augment}; a number of copies is >= 0")
         if self.samples < 1:
             raise InputError(f"samples is {self.samples}; calibration needs at least one sample per task")
         if self.batch_size < 1:
@@ -164,6 +176,8 @@ class Options(TypedDict, total=False):
     beta: float | None
     mu: float | None
     cautious: bool | None
+    weigh_tokens: bool | None
+    augment: int | None
     blocks: Sequence[str] | None
     maps: Sequence[str] | None
     tasks: Sequence[str] | None
@@ -179,6 +193,10 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
         InputError: a value outside its range, an option switched on that means nothing to the architecture, or a
             block, kind of map or task that there is not.
     """
+    if asked.get("augment") and adapter.modality != "pixels":
+        raise InputError(
+            f"augment varies pictures, and a {adapter.family} model reads text; leave it out, or give more samples"
+        )
     idle = sorted(name for name in asked if asked[name] and name in idle_options(adapter))
     if idle:
         raise InputError(f"{', '.join(idle)}: a {adapter.family} model has nothing that this applies to")
@@ -289,5 +307,6 @@ def idle_options(adapter: Adapter) -> set[str]:
         "completion_only": adapter.modality == "causal",
         "patch_weight": adapter.class_token or adapter.reads_prompts,
         "image_weight": adapter.image_token is not None,
+        "augment": adapter.modality == "pixels",
     }
     return {name for name, does in applies.items() if not does}

@@ -15,8 +15,9 @@ from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
-from featcal.calibration.prior import Prior, TaskVectors
+from featcal.calibration.prior import Prior, TaskVectors, spanning
 from featcal.calibration.token_rows import Named, TokenRows
+from featcal.calibration.weighed_tokens import Acting
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import all_finite
 from featcal.models.lane import Step
@@ -232,10 +233,35 @@ class LinearGroup:
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
+    def met(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
+        """What an expert gives these maps at the tokens that count, and the rows of these.
+
+        Args:
+            inputs: of the student's modules; a mixture needs what its router decides.
+            theirs: of the expert's.
+        """
+        return self.features(theirs, tokens), tokens
+
+    def acting(self, vectors: TaskVectors, dtype: torch.dtype) -> Acting:
+        """Begin to see, in products of `dtype`, what a task's vectors do to its tokens."""
+        rows = [spanning(vectors.of_map(name, self._modules[name], dtype))[0].to(dtype) for name in self.names]
+        return Acting(torch.cat(rows), self.stack(vectors.base, "weight", dtype))
+
     def update(
-        self, inputs: Named, trace: Step, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
+        self,
+        inputs: Named,
+        trace: Step,
+        expert: Named,
+        tokens: TokenRows,
+        count: int,
+        config: CalibrationConfig,
+        weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all."""
+        """Count one batch of the current task, of whose tokens `count` count in all.
+
+        Args:
+            weighed: the rows that `met` gave with other weights; None for those that they have.
+        """
         x, alpha = self.features(inputs, tokens), config.alpha
         if self._task is None:
             self._products = multiplied_in(x.dtype, config)
@@ -248,7 +274,7 @@ class LinearGroup:
             r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
         if route == "mixed" and alpha < 1:
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
-        self._count(x, r, tokens, route, count)
+        self._count(x, r, weighed or tokens, route, count)
 
     def _count(
         self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows, route: str, count: int

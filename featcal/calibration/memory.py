@@ -67,6 +67,7 @@ def working_bytes(
     parameters = sum(m.weight.numel() for m in modules.values())
     stored = sum(info[name].dtype.itemsize for name in block.names) / len(block.names)
     weights = int(parameters * (3 * stored + 3 * features))
+    weights += 2 * features * parameters if config.weigh_tokens else 0  # task vectors beside the base's
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
     solve = 8 * (3 * max(squares) + 5 * max(rectangles) + parameters)

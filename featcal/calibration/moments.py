@@ -6,7 +6,7 @@ does not grow with the number of experts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from weakref import ref
@@ -20,7 +20,7 @@ from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.prior import TaskVectors
 from featcal.calibration.routed_group import routed_groups, routing
-from featcal.calibration.token_rows import Named, TaskRows
+from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
@@ -52,7 +52,9 @@ class BlockMoments:
         self._fitted: dict[str, nn.Module] = {
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
-        self.modules: dict[str, nn.Module] = {**self._fitted, **routing(stage, index, self._fitted)}
+        self.routers = routing(stage, index, self._fitted)
+        """What says which tokens count in a mixture."""
+        self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
         """Modules whose inputs are counted, or say which tokens count in a mixture."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
@@ -71,7 +73,12 @@ class BlockMoments:
     @property
     def routed(self) -> bool:
         """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
-        return self.modules.keys() != self._fitted.keys()
+        return bool(self.routers)
+
+    @property
+    def linears(self) -> tuple[LinearGroup, ...]:
+        """Of the groups those of linear maps."""
+        return tuple(self._linears)
 
     def see(self, inputs: Named) -> None:
         """Find out from the first inputs which linear maps share theirs.
@@ -98,7 +105,15 @@ class BlockMoments:
         inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
         return [*inputs], [*outputs]
 
-    def update(self, rows: TaskRows, position: int, inputs: Named, trace: Step, expert: Named) -> None:
+    def update(
+        self,
+        rows: TaskRows,
+        position: int,
+        inputs: Named,
+        trace: Step,
+        expert: Named,
+        weighed: Mapping[str, Sequence[TokenRows]] | None = None,
+    ) -> None:
         """Count one batch of a task.
 
         Args:
@@ -107,11 +122,13 @@ class BlockMoments:
             inputs: what the student's modules were given.
             trace: the expert's block on the same batch.
             expert: its tensors of the block, by name inside it.
+            weighed: the rows of every batch with other weights, by group of linear maps; others have their own.
         """
-        self._task, tokens = rows.task, rows.batches[position]
+        self._task, tokens, other = rows.task, rows.batches[position], weighed or {}
         for group in self._linears:
-            count = rows.count(group.weighting)
-            group.update(inputs, trace, expert, tokens[group.weighting], count, self.config)
+            count, own = rows.count(group.weighting), other.get(str(group))
+            changed = None if own is None else own[position]
+            group.update(inputs, trace, expert, tokens[group.weighting], count, self.config, changed)
         for norm in self._norms:
             norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 

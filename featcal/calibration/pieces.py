@@ -13,7 +13,7 @@ added, and a target moved by the gap would be wrong by the norm. Such a map is n
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,11 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.moments import BlockMoments
 from featcal.calibration.owners import end_task, solve
 from featcal.calibration.prior import TaskVectors
 from featcal.calibration.solving import STUDENT, Solved, Watch, named
-from featcal.calibration.token_rows import TaskRows
+from featcal.calibration.token_rows import Named, TaskRows, TokenRows
+from featcal.calibration.weighed_tokens import Acting, weigh
 from featcal.errors import InputError
 from featcal.models.activations import CallList
 from featcal.models.adapter import Block, Call, Stage, Sublayer
@@ -34,6 +36,8 @@ from featcal.models.lane import Step, through
 from featcal.models.run import Run
 from featcal.models.walk import Walk
 
+Weighed = Mapping[str, Sequence[TokenRows]]
+"""The rows of every batch of a task, by group of linear maps, where they are not those of the stage."""
 _SAME = 0.02
 """Relative difference of what a part adds to the stream and of what its last map puts out, beside rounding, below
 which they are the same: a scale or a norm between them is more."""
@@ -93,15 +97,16 @@ class Pieces:
         counting = {
             (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
         }
-        traces = self._through_experts(stage, block, parts, list(counting.values()), rows)
-        base = block.local(run.compute.move(run.base.read(block.names))) if self._config.mu else None
+        known = self._config.mu or self._config.weigh_tokens  # of task vectors
+        base = block.local(run.compute.move(run.base.read(block.names))) if known else None
+        traces, weighed = self._through_experts(stage, block, parts, list(counting.values()), rows, base)
         placed = block.local(run.compute.place(merged))
         for part in parts:
             for names in part.pieces:
                 moments = counting.pop((part.name, names))
                 if not moments.groups:
                     continue
-                self._count(part, moments, (placed, base), traces, rows)
+                self._count(part, moments, (placed, base), traces, rows, weighed)
                 self._watch(moments)
                 solved |= solve(run, block, merged, moments)
                 placed = block.local(run.compute.place(merged | solved.tensors))
@@ -146,53 +151,103 @@ class Pieces:
         parts: Sequence[Part],
         counting: Sequence[BlockMoments],
         rows: Mapping[str, TaskRows],
-    ) -> dict[str, CallList]:
+        base: Named | None,
+    ) -> tuple[dict[str, CallList], dict[str, Weighed]]:
         """Every expert through its block, and what targets need of it: by task and batch a call of nothing, whose
-        named tensors are inputs and outputs of modules."""
+        named tensors are inputs and outputs of modules; and how tokens are weighed, where the options say so.
+
+        Args:
+            base: the base's tensors of the block, where there are task vectors.
+        """
         streams = {part.entering for part in parts if part.entering}
-        held = {}
+        groups = [group for moments in counting if not moments.routed for group in moments.linears]
+        held: dict[str, CallList] = {}
+        weighed: dict[str, Weighed] = {}
         for task, tensors in self._experts_at(block):
             asked = [moments.asked_of_expert(rows[task]) for moments in counting]
             inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
-            steps = self._walk.experts[task].walk(stage, block, tensors, inputs | streams, outputs)
+            inputs, acting = inputs | streams, self._acting(groups, block, task, tensors, base)
+            watched = inputs | {group.names[0] for group in groups if acting}
+            steps = self._walk.experts[task].walk(stage, block, tensors, watched, outputs)
             with self._run.seconds("expert forward"):
-                held[task] = self._run.store.hold(
-                    Call((step.call.hidden,), {"inputs": dict(step.inputs), "outputs": dict(step.outputs)})
-                    for step in steps
-                )
+                seen = zip(steps, rows[task].batches, strict=True)
+                acted = list(zip(groups, acting, strict=True)) if acting else []
+                held[task] = self._run.store.hold(_held(step, inputs, acted, tensors, own) for step, own in seen)
+            with self._run.seconds("moments"):
+                weighed[task] = dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=False))
             self._run.store.settle()
-        return held
+        return held, weighed
+
+    def _acting(
+        self, groups: Sequence[LinearGroup], block: Block, task: str, tensors: Named, base: Named | None
+    ) -> list[Acting]:
+        """What the task's vectors do to the tokens of every group; of none where tokens keep their weights."""
+        if not self._config.weigh_tokens or base is None:
+            return []
+        vectors = TaskVectors(block, tensors, base, self._walk.experts[task].weights)
+        dtype = torch.promote_types(self._run.compute.dtype, torch.float32)
+        return [group.acting(vectors, dtype) for group in groups]
 
     def _count(
         self,
         part: Part,
         moments: BlockMoments,
-        models: tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None],
+        models: tuple[Named, Named | None],
         traces: Mapping[str, CallList],
         rows: Mapping[str, TaskRows],
+        weighed: Mapping[str, Weighed],
     ) -> None:
         """Count one piece on all tasks; the student stands in front of the part.
 
         Args:
-            models: the student's block as it is now, and the base's where there is a prior.
+            models: the student's block as it is now, and the base's where there are task vectors.
         """
         placed, base = models
         run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
         name = next(name for name in part.given if name in moments.modules)
         watched = moments.modules if moments.routed else {name: moments.modules[name]}  # all others are given the same
         for task, tensors in self._experts_at(moments.block):
-            calls = self._walk.lanes[STUDENT][task].calls
+            calls, own = self._walk.lanes[STUDENT][task].calls, weighed[task]
+            if moments.routed and self._config.weigh_tokens:
+                own = self._weighed_routes(moments, run, (calls, traces[task]), (task, tensors, base), rows[task])
             for position, (call, trace) in enumerate(zip(calls, traces[task], strict=True)):
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
                     given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
-                    moments.update(rows[task], position, given, self._sought(part, call, trace), tensors)
+                    moments.update(rows[task], position, given, self._sought(part, call, trace), tensors, own)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
                 expert = self._walk.experts[task].weights
-                vectors = None if base is None else TaskVectors(moments.block, tensors, base, expert)
+                prior = base if self._config.mu else None
+                vectors = None if prior is None else TaskVectors(moments.block, tensors, prior, expert)
                 end_task(self._run.ranks, moments, tensors, vectors)
             self._run.store.settle()
+
+    def _weighed_routes(
+        self,
+        moments: BlockMoments,
+        run: Sublayer,
+        calls: tuple[CallList, CallList],
+        expert: tuple[str, Named, Named | None],
+        rows: TaskRows,
+    ) -> Weighed:
+        """How the tokens of a task are weighed that the student's router sends to every member of a mixture, of which
+        the student is run as far as its router.
+
+        Args:
+            calls: the student's, and what `_through_experts` held of the expert.
+            expert: the task, its expert's tensors of the block, and the base's.
+        """
+        groups, (task, tensors, base) = moments.linears, expert
+        acting = self._acting(groups, moments.block, task, tensors, base)
+        for call, trace, tokens in zip(*calls, rows.batches, strict=True):
+            with self._run.seconds("student forward"), capture_inputs(moments.routers, to_the_end=False) as seen:
+                run(call)
+            with self._run.seconds("moments"):
+                for group, one in zip(groups, acting, strict=True):
+                    one.see(*group.met(seen, trace.kwargs["inputs"], tokens[group.weighting], tensors))
+        with self._run.seconds("moments"):
+            return dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=True))
 
     def _sought(self, part: Part, call: Call, trace: Call) -> Step:
         """What the targets of one batch are made of: the expert's inputs and outputs, the output of the map that writes
@@ -210,6 +265,26 @@ class Pieces:
             for position, call in enumerate(lane.calls):
                 lane.calls.put(position, run(call))
         self._run.store.settle()
+
+
+def _held(
+    step: Step,
+    inputs: Collection[str],
+    acting: Sequence[tuple[LinearGroup, Acting]],
+    tensors: Named,
+    tokens: Mapping[str, TokenRows],
+) -> Call:
+    """What stays of one batch that an expert took through its block; what acts on its tokens has seen them.
+
+    Args:
+        inputs: names of modules whose inputs stay.
+        tensors: the expert's.
+        tokens: which of them count, by weighting.
+    """
+    for group, one in acting:
+        one.see(*group.met({}, step.inputs, tokens[group.weighting], tensors))
+    given = {name: step.inputs[name] for name in inputs}
+    return Call((step.call.hidden,), {"inputs": given, "outputs": dict(step.outputs)})
 
 
 def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[Part]:

@@ -54,11 +54,7 @@ class Prior:
         Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one: with
         B = Q R, tau^T tau is (R A)^T (R A), and no `[m, d]` product of full rank is formed for it.
         """
-        if isinstance(tau, Tensor):
-            rows, turn = tau, None
-        else:
-            turn, small = torch.linalg.qr(tau[0])
-            rows = small @ tau[1]
+        rows, turn = spanning(tau)
         size = torch.linalg.matrix_norm(rows)
         if not bool(size > 0):
             return
@@ -84,6 +80,14 @@ class Prior:
         """
         product = base @ self.gram.full(base.dtype)
         return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
+
+
+def spanning(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
+    """Return few rows R with R^T R = tau^T tau, and the Q with tau = Q R; None where R is tau itself."""
+    if isinstance(tau, Tensor):
+        return tau, None
+    turn, small = torch.linalg.qr(tau[0])
+    return small @ tau[1], turn
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,23 @@ class RoutedGroup(LinearGroup):
         """The expert's states of all tokens: which of them count is the student's matter."""
         return [f"{self._seat.name}.{TOKENS}"], []
 
+    def met(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
+        """As of every group, at the tokens that the student's router sends here."""
+        _, places, own, _ = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
+        return self._expert_features(theirs[f"{self._seat.name}.{TOKENS}"][places], expert), own
+
     def update(
-        self, inputs: Named, trace: Step, expert: Named, tokens: TokenRows, count: int, config: CalibrationConfig
+        self,
+        inputs: Named,
+        trace: Step,
+        expert: Named,
+        tokens: TokenRows,
+        count: int,
+        config: CalibrationConfig,
+        weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all members together."""
+        """Count one batch of the current task, of whose tokens `count` count in all members together; `weighed` as of
+        every group."""
         kept, places, own, mass = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         x = inputs[self.names[0]][kept]
         states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
@@ -83,7 +96,7 @@ class RoutedGroup(LinearGroup):
         r = torch.lerp(x, x_expert, config.alpha)
         if route == "mixed":
             r = r @ self.stack(expert, "weight", dtype).mT
-        self._count(x, r, own, route, count)
+        self._count(x, r, weighed or own, route, count)
         self.current.mass += mass
 
     def _chosen(

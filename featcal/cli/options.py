@@ -79,7 +79,17 @@ RECIPE = block(
         "--cautious",
         is_flag=True,
         default=None,
-        help="Not of paper: alpha 0.3 and beta 0, for samples that may be noisy or unlike those to come.",
+        help="Not of paper: alpha 0.3 and beta 0, for samples that are noisy, foggy or unlike those to come.",
+    ),
+    click.option(
+        "--weigh-tokens/--no-weigh-tokens",
+        default=None,
+        help="Not of paper: a token counts by how much the expert's task vector does to it.  [off]",
+    ),
+    click.option(
+        "--augment",
+        type=int,
+        help="Varied copies of every picture, each as dear as one: 1, or 3 below 32 samples.  [0]",
     ),
 )
 """How a block is calibrated."""

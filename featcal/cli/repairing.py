@@ -183,6 +183,8 @@ def sweep(
     from featcal.sweep import Grid, front, numbers, run_sweep, sweep_json
     from featcal.views import View
 
+    if alphas is not None and chosen.get("cautious"):
+        raise InputError("cautious sets alpha and beta of featcal's own recipes; leave alpha out")
     keep_memory()
     session, history = opening.session(suite, device, one_shot=False), History()
     config = config_for(session.family, **chosen)

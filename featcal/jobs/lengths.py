@@ -40,11 +40,11 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     """
 
     def make() -> float:
-        sizes = drawn(session, View(config.samples, "calibration", config.seed))
+        sizes = drawn(session, View(config.samples, "calibration", config.seed), config.augment)
         return calibration_seconds(session.family.adapter, sizes, config)
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
-    alike = config.samples, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
+    alike = config.samples, config.augment, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
     return session.once("seconds to calibrate", alike, make)
 
 
@@ -70,13 +70,13 @@ def seconds_to_report(session: Session, models: int, on: View) -> float:
     return models * (seconds_to_score(session, View(None, "test")) + measured)
 
 
-def drawn(session: Session, view: View) -> dict[str, Drawn]:
-    """The size of what a view draws of every task, told by its first samples."""
+def drawn(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
+    """The size of what a view draws of every task, told by its first samples; with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
     found = {}
     for task in session.tasks:
         few = family.samples(task, split, view.samples, view.seed, first)
         size = sum(one.numel() * one.element_size() for one in few.inputs.values())
-        found[task] = Drawn(few.total, family.adapter.tokens(few.inputs) / len(few), size / len(few))
+        found[task] = Drawn(few.total * (1 + copies), family.adapter.tokens(few.inputs) / len(few), size / len(few))
     return found

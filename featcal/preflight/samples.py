@@ -75,12 +75,15 @@ def _check_source(
     if family is None:
         return [], None
     available = min(source.limit or pool.size, pool.size)
-    seen = family.samples(task, split, min(config.samples, available) if pool.is_text else PICTURES, config.seed)
+    few, copies = PICTURES, config.augment if split == "calibration" else 0
+    seen = family.samples(
+        task, split, min(config.samples, available) if pool.is_text else few, config.seed, copies=copies
+    )
     notes = [_truncated(label, seen, spec)] if seen.truncated else []
     if split != "calibration":
         return notes, None
     drawn = Drawn(
-        min(config.samples, available),
+        min(config.samples, available) * (1 + copies),
         family.adapter.tokens(seen.inputs) / len(seen),
         sum(t.numel() * t.element_size() for t in seen.inputs.values()) / len(seen),
     )

@@ -10,8 +10,8 @@ from featcal.reproduce.measured import Measured
 from featcal.schema.model_name import model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
-_VALUES = ("recipe", "beta", "mu", "samples", "seed", "patch_weight", "image_weight", "eps")
-_SWITCHES = ("biases", "layernorms", "rmsnorms", "completion_only")
+_VALUES = ("recipe", "beta", "mu", "augment", "samples", "seed", "patch_weight", "image_weight", "eps")
+_SWITCHES = ("biases", "layernorms", "rmsnorms", "completion_only", "weigh_tokens")
 _PARTS = ("blocks", "maps", "tasks")
 Box = tuple[tuple[str, ...], ...]
 """Values of every axis, as they are written in names; it stands for all their combinations."""

@@ -41,6 +41,7 @@ from featcal.tasks.prepare import (
 from featcal.tasks.records import MOST_LABEL, table_pool
 from featcal.tasks.table import read_jsonl
 from featcal.tasks.tensors import tensors
+from featcal.tasks.vary import with_copies
 from featcal.words import did_you_mean, some
 
 __all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
@@ -62,7 +63,7 @@ class Samples:
     labels: Tensor | None
     """`[n]` int64 class indices, or None where the source has none."""
     indices: tuple[int, ...]
-    """Position of every sample among all samples of the split."""
+    """Position of every sample among all samples of the split; of a varied copy that of its picture."""
     class_names: tuple[str, ...] | None
     images: Sequence[Image] | None
     """The pictures as they were before preprocessing, where there are any; read again when asked for."""
@@ -96,22 +97,25 @@ def draw(
         part: which of the drawn samples to make; the draw itself does not depend on it.
 
     Raises:
-        InputError: the task has no such split, the source cannot be read, is empty or is of another modality, or
-            inputs are not finite.
+        InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
+            are not finite, or copies are asked for of what is no picture any more.
     """
     spec, pool, available, label = _opened(suite, task, split, preparation.written)
-    picked = pick(len(available), count, seed, task)
-    indices = tuple(available[i] for i in picked[part])
+    copies = preparation.copies
+    picked = [available[i] for i in pick(len(available), count, seed, task)]
+    places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
+    indices, total = places[part], len(places)
     with _named(label):
+        pool = with_copies(pool, copies, seed, task) if copies else pool
         if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
             raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
         if pool.is_text:
             drawn = _draw_text(spec, pool, indices, preparation, (task, split))
-            return replace(drawn, total=len(picked))
+            return replace(drawn, total=total)
         drawn = _draw_pictures(spec, pool, indices, preparation, (task, split))
     check_finite(drawn.inputs["pixel_values"], label, "leave out the sample, or prepare it again")
-    return replace(drawn, total=len(picked))
+    return replace(drawn, indices=tuple(place % pool.size for place in indices), total=total)
 
 
 def look(suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None) -> Samples:

@@ -41,6 +41,7 @@ class Options:
     mu: float = 0.0
     norm_offset: float = 0.0
     head_axis: int = 1
+    weigh_tokens: bool = False
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -102,6 +103,8 @@ def refine(
                 new |= {f"{name}.{kind}": stacked(name, kind, features, sent, (student, models, experts), options)
                         for kind in STACKED if kind in kinds}  # fmt: skip
             elif isinstance(module, nn.Linear | Conv1D):
+                if options.weigh_tokens:
+                    features = acted_on(name, names, (student, models["base"], experts), (deployed, own))
                 new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
@@ -150,6 +153,50 @@ def _of_one(given: Tensor) -> Tensor:
     """What a module is given of the only sample; a vision tower may have all its patches, which are no indices, in one
     row."""
     return given if given.ndim == 2 and given.is_floating_point() else given[0]
+
+
+def acted_on(
+    name: str, tops: Sequence[str], models: tuple[Any, Any, Mapping[str, Any]], rows: tuple[Any, Any]
+) -> dict[str, tuple[Rows, Rows]]:
+    """Features of a linear map whose tokens weigh by what the expert's task vectors do to them: by those of all maps of
+    the piece that are given the same tokens with the same weights, and have a bias or none like this one.
+
+    Args:
+        models: student, base, and experts by task.
+        rows: by task and module what the student and what the expert gives it.
+    """
+    (student, base, experts), (deployed, own), module = models, rows, models[0].get_submodule(name)
+    some = next(iter(deployed.values()))
+    shared = [
+        other
+        for top in tops
+        for other, one, _ in inside(student, top)
+        if isinstance(one, nn.Linear | Conv1D)
+        and (one.bias is None) == (module.bias is None)
+        and all(a.shape == b.shape and a.equal(b) for a, b in zip(some[other], some[name], strict=True))
+    ]
+    before = torch.cat([matrix(base.get_submodule(other)) for other in shared])
+    found = {}
+    for task, expert in experts.items():
+        change = torch.cat([matrix(expert.get_submodule(other)) for other in shared]) - before
+        (x, weights), (x_expert, unweighed) = deployed[task][name], own[task][name]
+        found[task] = (x, weights * acting(change, before, x_expert, weights)), (x_expert, unweighed)
+    return found
+
+
+def acting(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """How much more than others a token counts `[n]` to which the change of a map does much, beside what the map did
+    before; means are weighted."""
+
+    def mean(values: Tensor) -> Tensor:
+        return weights @ values / weights.sum()
+
+    of_change, of_map = ((x @ one.T).square().sum(1) for one in (change, before))
+    ratio = of_change / (of_map + 1e-6 * mean(of_map))
+    if not mean(ratio) > 0:
+        return torch.ones_like(ratio)
+    root = (ratio / mean(ratio)).clamp(0.01, 100).sqrt()
+    return root / mean(root)
 
 
 def linear(
@@ -251,6 +298,9 @@ def stacked(
                 given = _gated(student.get_submodule(name), place, given)
                 given_expert = _gated(own, place, given_expert)
             target = o.alpha * given_expert + (1 - o.alpha) * given
+            if o.weigh_tokens:
+                before = getattr(models["base"].get_submodule(name), kind)[place]
+                weight = weight * acting(getattr(own, kind)[place] - before, before, given_expert, weight)
             scaled = torch.diag(weight / weight.sum())
             gram, cross = given.T @ scaled @ given, target.T @ scaled @ given
             omega = counts[task] / torch.stack([*counts.values()]).mean() / torch.linalg.matrix_norm(gram)

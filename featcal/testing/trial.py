@@ -155,7 +155,7 @@ class Trial:
         )
         axis = 1 if stage.head_axis is None else stage.head_axis - 1
         o = Options(config.lam, config.rho, config.alpha, norms=kinds, beta=config.beta, mu=config.mu)
-        return replace(o, norm_offset=stage.norm_offset, head_axis=axis)
+        return replace(o, weigh_tokens=config.weigh_tokens, norm_offset=stage.norm_offset, head_axis=axis)
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
         """What is fitted together, in order, with the module that is given the stream which it writes into."""

@@ -1,0 +1,95 @@
+"""Weights of tokens by what the expert's task vector does to them (the option `weigh_tokens` of featcal's own recipes).
+
+An expert differs from the base where its training data made it, and many tokens of a sample (background, frame words)
+are none of its business. With tau the task vectors and W_0 the base's weights of all maps that share an input, stacked,
+and b_t what the expert gives them at token t,
+
+    r_t = ||tau b_t||^2 / (||W_0 b_t||^2 + 1e-6 mean ||W_0 b||^2),  s_t = (r_t / mean r)^(1/2) / mean of all these,
+
+with r_t / mean r held within 0.01 and 100. s_t multiplies the weight that the token has anyway (mask, patch weight,
+share of the router). Means are over the tokens of the task, weighed as they are without s, so a task's total stays what
+it was. Nothing of the student's goes in, but for the router's choice in a mixture. featcal's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.calibration.token_rows import TokenRows
+from featcal.ranks import Ranks
+
+FLOOR = 1e-6
+"""Share of the mean that is added to what the base makes of a token: one of which it makes nothing has a ratio too."""
+LEAST, MOST = 0.01, 100.0
+"""Range of a token's ratio to the mean, before the root."""
+
+
+@dataclass
+class Acting:
+    """What the task vector of one expert does to the tokens that one group of maps is given, batch by batch."""
+
+    change: Float[Tensor, "k d"]
+    """change^T change = tau^T tau (`prior.spanning`)."""
+    base: Float[Tensor, "m d"]
+    """W_0."""
+    _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
+    """Of every batch ||tau b||^2 and ||W_0 b||^2 in float64."""
+    _rows: list[TokenRows] = field(default_factory=list)
+
+    def see(self, given: Float[Tensor, "n d"], rows: TokenRows) -> None:
+        """Count the next batch.
+
+        Args:
+            given: what the expert gives the maps at the tokens of `rows`.
+        """
+        made = (given.to(one.dtype) @ one.mT for one in (self.change, self.base))
+        self._squares.append(torch.stack([one.square().sum(1, dtype=torch.float64) for one in made]))
+        self._rows.append(rows)
+
+    def all(self) -> tuple[Float[Tensor, "2 n"], Float[Tensor, " n"]]:
+        """Return the squares of all batches, and the weights that their tokens have so far."""
+        squares = torch.cat(self._squares, dim=1)
+        ones = squares.new_ones(1)
+        own = [ones.expand(rows.count) if rows.weights is None else rows.weights for rows in self._rows]
+        return squares, torch.cat([one.to(squares.device) for one in own])
+
+    def rows(self, weights: Float[Tensor, " n"]) -> list[TokenRows]:
+        """Return the same tokens, batch by batch, with other weights."""
+        parts = torch.split(weights, [rows.count for rows in self._rows])
+        totals = torch.stack([part.sum() for part in parts]).tolist()
+        changed = zip(self._rows, totals, parts, strict=True)
+        return [replace(rows, total=total, weights=part) for rows, total, part in changed]
+
+
+def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
+    """Return the rows of every batch with s_t in their weights, of every group that `acting` is of.
+
+    Args:
+        ranks: those that share the task, of which each has seen a part of its tokens, add up what means are made of.
+    """
+    if not acting:
+        return []
+    squares, weights = zip(*(one.all() for one in acting), strict=True)
+
+    def means(values: Sequence[Tensor]) -> list[Tensor]:
+        own = [weight @ value for weight, value in zip(weights, values, strict=True)]
+        return [*(ranks.team_sum(torch.stack(own)) / totals)]
+
+    totals = ranks.team_sum(torch.stack([weight.sum() for weight in weights]))
+    floors = means([of_base for _, of_base in squares])
+    ratios = [change / (kept + FLOOR * mean) for (change, kept), mean in zip(squares, floors, strict=True)]
+    roots = [_root(ratio, mean) for ratio, mean in zip(ratios, means(ratios), strict=True)]
+    scaled = zip(acting, weights, roots, means(roots), strict=True)
+    return [one.rows(weight * root / mean) for one, weight, root, mean in scaled]
+
+
+def _root(ratio: Float[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, " n"]:
+    """Return what s_t is before it is divided by its mean; 1 where the expert is the base, or there is nothing to tell
+    tokens apart by."""
+    told = mean.isfinite() & (mean > 0)
+    return torch.where(told, (ratio / mean).clamp(LEAST, MOST).sqrt(), 1.0)
