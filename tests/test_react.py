@@ -44,7 +44,9 @@ def test_it_is_the_optimum_of_its_objective() -> None:
     assert turn.grad is not None
     assert float(turn.grad.abs().max()) < 1e-12
     free = torch.eye(6, dtype=torch.float64).requires_grad_()
-    optimizer = torch.optim.LBFGS([free], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [free], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def loss() -> Tensor:
         optimizer.zero_grad()

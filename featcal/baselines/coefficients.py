@@ -42,9 +42,7 @@ from featcal.models.run import Run
 from featcal.models.walk import Walk
 
 
-def coefficients(
-    run: Run, experts: Mapping[str, ExpertPass], options: Coefficients
-) -> tuple[Weights, dict[str, Any]]:
+def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficients) -> tuple[Weights, dict[str, Any]]:
     """Merge the experts; with the coefficients by map and task, and by map the share of J(0) that they take away.
 
     Memory holds one block of all models with the sums of that block, and what was merged so far: the whole tower in the
@@ -179,7 +177,9 @@ class BlockSums:
                 c, gain = best([one[weight] for one in moved], own, answers[weight])
                 for kind in (kind for kind in ("weight", "bias") if f"{name}.{kind}" in base):
                     steps = zip(c.tolist(), self._vectors.values(), strict=True)
-                    solved[f"{name}.{kind}"] = base[f"{name}.{kind}"] + sum(one * v[f"{name}.{kind}"] for one, v in steps)
+                    solved[f"{name}.{kind}"] = base[f"{name}.{kind}"] + sum(
+                        one * v[f"{name}.{kind}"] for one, v in steps
+                    )
                 told["coefficients"][name] = dict(zip(self._vectors, c.tolist(), strict=True))
                 told["captured"][name] = gain / self._energies[weight] if self._energies[weight] > 0 else 1.0
         return solved, told

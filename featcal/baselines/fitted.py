@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featcal.baselines.folded import foldable, said, write_heads
 from featcal.baselines.options import Baseline
 from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
-from featcal.export.write import require_weights_alone, write_model
+from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
+from featcal.models.model import Model
 from featcal.schema.model_name import AFTER
 
 
@@ -35,19 +37,27 @@ class Fitted:
     def save(self, out: str | Path) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
 
+        Maps of final features that are affine are multiplied into the heads behind them, in files of their own
+        (`folded`).
+
         Raises:
             InputError: `out` exists or cannot be written, an expert that does not come from the base, or a model that
-                is more than its weights.
+                is more than its weights and such maps.
             NumericalError: the folder does not load back to the same model.
         """
-        require_weights_alone(self.weights)
+        model, mapped = self.weights, foldable(self.weights)
+        weights = model.under if mapped and isinstance(model, Model) else model
+        require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
         container = family.container if self.options.kind in AFTER else family.origin
         notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
+        what = f"{what} {said(family)}" if mapped else what
         title = f"{family.suite.name}, {self.options.kind}"
         with OutputFolder(out) as folder:
+            if mapped and isinstance(model, Model):
+                record[HEADS] = write_heads(folder.model, family, model, "calibration")
             card = model_card(family.suite, title, what, settings, family.adapter.library, family.merged_name)
-            content = write_model(folder, family.adapter, container, self.weights, lambda: record, card)
+            content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}

@@ -61,7 +61,9 @@ def react(
 
     def fit(task: str, own: Tensor, wanted: Tensor) -> AffineMap:
         if own.shape != wanted.shape:
-            raise InputError(f"task '{task}': the model has {own.shape[1]} final features, the expert {wanted.shape[1]}")
+            raise InputError(
+                f"task '{task}': the model has {own.shape[1]} final features, the expert {wanted.shape[1]}"
+            )
         if not (all_finite(own) and all_finite(wanted)):
             raise NumericalError(f"task '{task}': final features are not finite")
         return regression(own, wanted, options.ridge, _takes_shift(run, experts[task].weights))
@@ -75,9 +77,7 @@ def _takes_shift(run: Run, expert: Weights) -> bool:
     return not first or f"{first[0]}.weight" not in expert.info or f"{first[0]}.bias" in expert.info
 
 
-def regression(
-    own: Float[Tensor, "n k"], wanted: Float[Tensor, "n k"], ridge: float, shifts: bool = True
-) -> AffineMap:
+def regression(own: Float[Tensor, "n k"], wanted: Float[Tensor, "n k"], ridge: float, shifts: bool = True) -> AffineMap:
     """The affine map from a model's features to an expert's that is pulled to the identity; in float64.
 
     Args:
