@@ -19,7 +19,7 @@ from conftest import TASKS as PICTURES
 from featcal import evaluate, load_suite, open_family, open_session
 from featcal.baselines.fit import fit
 from featcal.baselines.folded import folded, with_heads
-from featcal.baselines.options import React
+from featcal.baselines.options import React, Svc
 from featcal.baselines.react import AffineMap
 from featcal.cli import commands
 from featcal.errors import InputError
@@ -90,13 +90,17 @@ def test_the_library_reads_the_head_of_every_task(trial: Trial, tmp_path: Path) 
         assert float((unchanged - expected).abs().max()) > 1e-2
         assert again.tasks[task].predictions.equal(row.tasks[task].predictions)  # type: ignore[union-attr,arg-type]
         assert again.tasks[task].value == row.tasks[task].value
+        found.save(tmp_path / task, task)
+        alone = trial.model_class.from_pretrained(tmp_path / task, dtype=torch.float32).eval()
+        torch.testing.assert_close(trial.scores(alone, inputs), expected, rtol=1e-5, atol=1e-5)
+        assert not (tmp_path / task / "heads").exists()
 
 
 def test_class_prompts_become_a_table(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     out, name = tmp_path / "out", "react:samples=12@calibrated:samples=8"
     asked = ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]
     done = CliRunner().invoke(commands, asked, catch_exceptions=False)
-    assert json.loads(done.stdout)["heads"] == dict.fromkeys(PICTURES, ["cat", "dog", "fish"])
+    assert json.loads(done.stdout)["heads"] == {task: ["cat", "dog", "fish"] for task in PICTURES}
     session = open_session(load_suite(tiny_suite_file), "cpu")
     model, read = (session.weights(session.named(one)) for one in (name, str(out)))
     shared = scoring_heads(tiny, "test", dict.fromkeys(PICTURES, model))
@@ -141,7 +145,18 @@ def test_a_task_whose_expert_has_no_head_is_named(tmp_path: Path) -> None:
     bare = trial.model_class.from_pretrained(expert).bert
     bare.save_pretrained(expert)
     family = open_family(load_suite(tmp_path / "suite" / "suite.yaml"), "cpu")
-    with pytest.raises(InputError, match="task 'left'.* has no head for it"):
+    with pytest.raises(InputError, match=r"task 'left'.* has no head for it"):
         type(found)(family, found.options, found.weights, found.record).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a clip model has no head in its files; write all tasks"):
+        fit(tiny, React(samples=12)).save(tmp_path / "out", "pets")
+    with pytest.raises(InputError, match="one model for all tasks"):
+        fit(tiny, Svc()).save(tmp_path / "out", "pets")
+    trial = write_trial(tiny_encoder(ROWS["bert"]), ROWS["bert"], tmp_path / "suite")
+    with pytest.raises(InputError, match=r"has no task 'lef'\. Did you mean"):
+        fit(trial.family, REACT).save(tmp_path / "out", "lef")
+    assert [one.name for one in tmp_path.iterdir()] == ["suite"]

@@ -115,5 +115,5 @@ def test_names(tiny: Family) -> None:
     with pytest.raises(InputError, match="react: ridge is 0"):
         replace(React(), ridge=0.0)
     operated = fit(tiny, React(samples=12)).weights
-    with pytest.raises(InputError, match="react: merged model .* has maps or heads of its own"):
+    with pytest.raises(InputError, match=r"react: merged model .* has maps or heads of its own"):
         fit(tiny.on(operated, "operated"), React())

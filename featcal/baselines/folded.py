@@ -3,7 +3,7 @@
 Behind f' = A f + b the first map of a head, W f' + c, is (W A) f + (W b + c): exactly the same scores, and no module.
 
 - A classifier, or a pooler in front of one, is written under its own names in `heads/TASK.safetensors`, to be loaded
-  over the model's.
+  over the model's; or, of one task, in a folder like that of its expert, which a library loads as it is.
 - Class prompts become a table of classes, a linear classifier of final features as they are: its scores are those of
   the prompts times the norm of the mapped features, so they rank classes alike.
 - Where final features are embeddings themselves, the map is a module `Dense` of sentence-transformers, with the files
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,8 +32,10 @@ from featcal.evaluation.judges import head_of
 from featcal.export.write import HEADS, RECORD_FILE
 from featcal.family import Family
 from featcal.formats.checkpoint import SINGLE_FILE
+from featcal.formats.locate import checkpoint_folder, locate
+from featcal.formats.located import Located
 from featcal.formats.output import save_tensors, save_text
-from featcal.formats.weights import InMemory, Weights
+from featcal.formats.weights import Canonical, InMemory, Overlay, Stored, Weights
 from featcal.jsons import read_json
 from featcal.models.model import FeatureMap, Head, Model
 from featcal.words import some
@@ -73,14 +75,10 @@ def _behind(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
     return (wide @ turn).to(weight.dtype), None if shift is None else shift.to(weight.dtype)
 
 
-def foldable(model: Weights) -> bool:
-    """Whether all that a model has beside its weights can be multiplied into heads."""
-    return (
-        isinstance(model, Model)
-        and not model.heads
-        and bool(model.maps)
-        and all(isinstance(one, AffineMap) for one in model.maps.values())
-    )
+def foldable(model: Weights) -> Model | None:
+    """The model, where all that it has beside its weights can be multiplied into heads; else None."""
+    affine = isinstance(model, Model) and all(isinstance(one, AffineMap) for one in model.maps.values())
+    return model if isinstance(model, Model) and affine and model.maps and not model.heads else None
 
 
 def folded_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
@@ -117,6 +115,45 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     for task, head in heads.items():
         save_tensors(_tensors(family, task, head), folder / HEADS / f"{_named(task)}.safetensors")
     return {task: list(head.classes) for task, head in heads.items()}
+
+
+@dataclass(frozen=True)
+class _Headed(Overlay):
+    """A stored model with another head."""
+
+    under: Stored
+
+    @property
+    def left_out(self) -> Mapping[str, Path]:
+        return self.under.left_out
+
+    def repeats(self, stored: str, name: str) -> bool:
+        return self.under.repeats(stored, name)
+
+
+def of_task(family: Family, model: Model, task: str, split: str) -> Located:
+    """The files of a task's expert with the task's head in the place of their own: what a model is written into that
+    does this task alone.
+
+    Raises:
+        InputError: no such task, or an expert whose files are not a folder with a head of its own; else as
+            `folded_heads`.
+    """
+    spec, names = family.suite.task(task), family.adapter.classifier
+    if not names:
+        raise InputError(f"task '{task}': a {family.adapter.family} model has no head in its files; write all tasks")
+    label = f"expert '{task}'"
+    folder = checkpoint_folder(spec.expert, family.suite.root, label)
+    located = locate(str(folder), family.suite.root, label)
+    tensors = _tensors(family, task, folded_heads(family, model, split)[task])
+
+    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
+        own = located.open(canonical, aliases)
+        if missing := sorted(tensors.keys() - own.info.keys()):
+            raise InputError(f"{label}: no {some(missing)} in {folder}, so its head has no place there")
+        return _Headed(own.label, own, {name: tensor.to(own.info[name].dtype) for name, tensor in tensors.items()})
+
+    return replace(located, open=opened)
 
 
 def said(family: Family) -> str:

@@ -19,16 +19,28 @@ from featcal.schema.recipe import METHODS
 @click.option(
     "--method",
     help=f"{', '.join(METHODS)}.  [the suite's own recipe] Or a baseline with its options: "
-    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, fisher, adamerging:steps=200, svc:alpha=0.1.",
+    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, coefficients, fisher, adamerging:steps=200, svc:alpha=0.1, "
+    "react@calibrated.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
+@click.option("--task", help="Of react: write the model for this task alone, in a folder like that of its expert.")
 @click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
 @JSON
 def merge(
-    suite: str, method: str | None, scale: float | None, max_memory: int | None, out: Path, as_json: bool
+    suite: str,
+    method: str | None,
+    scale: float | None,
+    task: str | None,
+    max_memory: int | None,
+    out: Path,
+    as_json: bool,
 ) -> None:
-    """Merge the experts of a suite into a checkpoint folder."""
+    """Merge the experts of a suite into a checkpoint folder.
+
+    Of `react`, whose maps per task are multiplied into heads, the folder holds the model and `heads`, a file per task;
+    `featcal evaluate --model` reads both.
+    """
     from featcal.merging import merge_to_folder
 
     if method is not None and model_name(method).kind in FITTED:
@@ -37,10 +49,12 @@ def merge(
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         session = opening.session(suite, "auto")
-        document = session.fitted(method, bar()).save(out)
+        document = session.fitted(method, bar()).save(out, task)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
+    if task is not None:
+        raise click.UsageError("--task is for react, which has a map for every task")
     document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))

@@ -12,7 +12,7 @@ _REFINED = "calibrated:recipe=refined"
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
 _FOR_REFERENCE = ("wudi",)
-"""Methods that are measured by name alone: `swudi` is the same descent in closed form, from which nobody stops early."""
+"""Methods that are measured by name alone: `swudi` is such a descent in closed form."""
 
 
 def everything(anchor: float) -> list[str]:
