@@ -90,7 +90,8 @@ def test_the_library_reads_the_head_of_every_task(trial: Trial, tmp_path: Path) 
         assert float((unchanged - expected).abs().max()) > 1e-2
         assert again.tasks[task].predictions.equal(row.tasks[task].predictions)  # type: ignore[union-attr,arg-type]
         assert again.tasks[task].value == row.tasks[task].value
-        found.save(tmp_path / task, task)
+        asked = ["merge", str(trial.root / "suite.yaml"), "--method", "react:samples=5", "--task", task]
+        CliRunner().invoke(commands, [*asked, "--out", str(tmp_path / task)], catch_exceptions=False)
         alone = trial.model_class.from_pretrained(tmp_path / task, dtype=torch.float32).eval()
         torch.testing.assert_close(trial.scores(alone, inputs), expected, rtol=1e-5, atol=1e-5)
         assert not (tmp_path / task / "heads").exists()
@@ -159,4 +160,6 @@ def test_what_has_no_folder_for_a_task(tiny: Family, tmp_path: Path) -> None:
     trial = write_trial(tiny_encoder(ROWS["bert"]), ROWS["bert"], tmp_path / "suite")
     with pytest.raises(InputError, match=r"has no task 'lef'\. Did you mean"):
         fit(trial.family, REACT).save(tmp_path / "out", "lef")
+    asked = ["merge", str(tmp_path / "suite" / "suite.yaml"), "--out", str(tmp_path / "out"), "--task", "left"]
+    assert CliRunner().invoke(commands, [*asked, "--method", "tsv-m"]).exit_code == 2
     assert [one.name for one in tmp_path.iterdir()] == ["suite"]

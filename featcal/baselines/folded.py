@@ -38,6 +38,7 @@ from featcal.formats.output import save_tensors, save_text
 from featcal.formats.weights import Canonical, InMemory, Overlay, Stored, Weights
 from featcal.jsons import read_json
 from featcal.models.model import FeatureMap, Head, Model
+from featcal.shared import require_inside
 from featcal.words import some
 
 _TABLE = ("classifier",)
@@ -181,8 +182,11 @@ def with_heads(family: Family, model: Weights, folder: Path) -> Weights:
     Raises:
         InputError: files that cannot be read.
     """
-    record = read_json(folder / RECORD_FILE) if (folder / RECORD_FILE).is_file() else {}
-    listed: Any = record.get(HEADS)
+    file = folder / RECORD_FILE
+    if not file.is_file():
+        return model
+    require_inside(file, "record")
+    listed: Any = read_json(file).get(HEADS)
     if not isinstance(listed, Mapping):
         return model
     heads: dict[str, Head] = {}
@@ -228,6 +232,7 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
     Raises:
         InputError: it cannot be read, or lacks some that are needed.
     """
+    require_inside(file, "head")
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -238,5 +243,10 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
 
 
 def _named(task: str) -> str:
-    """What the files of a task are called."""
-    return quote(task, safe=" ")
+    """What the files of a task are called, of which a name with a dot in front would not be one.
+
+    >>> _named("cars"), _named("../cars")
+    ('cars', '%2E.%2Fcars')
+    """
+    quoted = quote(task, safe=" ")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
