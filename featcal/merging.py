@@ -46,6 +46,8 @@ _OF_A_MERGER = {
     "common": float,
     "eps": float,
     "steps": int,
+    "time": float,
+    "share": float,
     "normalize": bool,
     "dtype": str,
 }

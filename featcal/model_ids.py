@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from featcal.baselines.folded import with_heads
 from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
@@ -171,7 +172,9 @@ def weights_of(model: str, family: Family) -> Weights:
         return _expert(name, family)
     if name.kind == "anchor":
         return AnchorWeights(_rho(name, model), family.base, family.merged)
-    if name.kind == REFERENCE or name.kind in ("base", "merged"):
+    if name.kind == REFERENCE:
+        return with_heads(family, family.model(model), Path(model).expanduser())
+    if name.kind in ("base", "merged"):
         return family.model(model)
     return family.merge(recipe_for(family.suite, model))
 

@@ -29,6 +29,8 @@ from featcal import (
     open_family,
     register_encoder,
 )
+from featcal.baselines.fit import fit
+from featcal.baselines.options import React
 from featcal.beginning import Parts, begin
 from featcal.calibration.moments import likely_groups
 from featcal.errors import NoScores
@@ -404,6 +406,35 @@ def test_pairs_of_sentences_are_scored_by_their_cosines(sentence_folders: Path) 
     assert drawn.texts == tuple(f"{row['a']}\n{row['b']}" for row in rows)
     assert int(drawn.inputs["token_type_ids"].sum()) == 0
     assert check(family.suite).problems == ()
+
+
+def test_maps_of_embeddings_are_modules_of_sentence_transformers(sentence_folders: Path) -> None:
+    """What the library's states become behind pooling and `Dense` are the embeddings of the row, read back too."""
+    family, root = open_family(load_suite(compared(sentence_folders)), "cpu"), sentence_folders.parent
+    found = fit(family, React(samples=8))
+    assert found.save(root / "out")["heads"] == dict.fromkeys(TASKS)
+    dense = root / "out" / "heads" / "left"
+    options = json.loads((dense / "config.json").read_text())
+    assert options == {
+        "in_features": 16,
+        "out_features": 16,
+        "bias": True,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    linear = torch.nn.Linear(16, 16)
+    stored = load_file(dense / "model.safetensors")
+    linear.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in stored.items()})
+    drawn = family.samples("left", "test", None, 0)
+    mask = drawn.inputs["attention_mask"][:, :, None]
+    with torch.no_grad():
+        states = transformers.BertModel.from_pretrained(root / "out").eval()(**drawn.inputs).last_hidden_state
+        theirs = linear((states * mask).sum(1) / mask.sum(1))
+    ours = task_features(family, found.weights, "left", [drawn.inputs])
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+    row, again = evaluate(family, found.weights, split="test"), evaluate(family, str(root / "out"), split="test")
+    assert {task: one.value for task, one in again.tasks.items()} == {t: one.value for t, one in row.tasks.items()}
+    with pytest.raises(InputError, match="has no head in its files; write all tasks"):
+        found.save(root / "one", "left")
 
 
 def test_pairs_to_compare_need_embeddings_and_numbers(hub: Path, sentence_folders: Path) -> None:

@@ -71,6 +71,7 @@ EXACT_FOR_ONE: dict[str, dict[str, object]] = {
     "breadcrumbs": {"scale": 1.0, "beta": 0.0, "gamma": 1.0},
     "model-stock": {},
     "tsv-m": {},
+    "swudi": {},
     "wudi": {"steps": 5},
     "wudi-optimum": {},
 }
@@ -93,6 +94,7 @@ IN_ANY_ORDER: dict[str, dict[str, object]] = {
     "iso-c": {},
     "iso-cts": {"common": 0.5},
     "ace": {},
+    "swudi": {"share": 0.5},
     "wudi": {"steps": 5},
     "wudi-optimum": {},
 }
@@ -339,6 +341,40 @@ def test_wudi_of_tasks_that_read_different_directions_is_their_sum() -> None:
     close(wudi.descend(tasks, 20), total, 1e-4)  # Adam normalises even a gradient of rounding errors
     nothing = torch.zeros_like(total)
     close(wudi.minimise([nothing, nothing]), nothing)
+
+
+def test_the_filter_of_swudi_is_the_flow_of_the_gradient() -> None:
+    """dt/ds = B - t A by the exponential of A, which no decomposition of ours takes part in; s = 2 rate steps of plain
+    gradient descent; from the sum at s = 0 to the minimiser."""
+    for tasks in (matrices(3), matrices(2, 3, 12), apart([3, 2])):
+        a, b = wudi.normal_equations(tasks)
+        start = sum(tasks[1:], tasks[0])
+        end = torch.linalg.lstsq(a.T, (b - start @ a).T, driver="gelsd").solution.T + start
+        for time in (0.0, 0.3, 5.0, 60.0):
+            close(wudi.filtered(tasks, time, 1.0), end + (start - end) @ torch.matrix_exp(-time * a), 1e-9)
+        close(wudi.filtered(tasks, 0.0, None), start)
+        close(wudi.filtered(tasks, 1e12, None), wudi.minimise(tasks), 1e-9)
+        close(wudi.minimise(tasks), end, 1e-9)
+        t, rate = start.clone(), 1e-4
+        for _ in range(2000):
+            t -= rate * gradient(t, tasks)
+        close(wudi.filtered(tasks, 2 * rate * 2000, None), t, 1e-3)
+
+
+def test_swudi_goes_down_and_follows_the_strongest_directions() -> None:
+    tasks = matrices(3)
+    start = tasks[0] + tasks[1] + tasks[2]
+    way = [float(loss(wudi.filtered(tasks, time, None), tasks)) for time in (0, 1, 10, 100, 1000)]
+    assert way == sorted(way, reverse=True)
+    assert way[-1] < 0.5 * way[0]
+    strongest = torch.linalg.eigh(wudi.normal_equations(tasks)[0]).eigenvectors[:, -3:]  # of 9
+    moved = wudi.filtered(tasks, 7.0, 1 / 3) - start
+    close(moved, moved @ strongest @ strongest.T)
+    close(moved, (wudi.filtered(tasks, 7.0, None) - start) @ strongest @ strongest.T)
+    close(wudi.filtered(tasks, 7.0, 0.0), start)
+    close(wudi.filtered([100 * one for one in tasks], 7.0, None), 100 * wudi.filtered(tasks, 7.0, None), 1e-9)
+    nothing = torch.zeros_like(start)
+    close(wudi.filtered([nothing, nothing], None, None), nothing)
 
 
 LIKE, UNLIKE = [0.5, 0.6, 0.7], [0.1, 1.0, 20.0]

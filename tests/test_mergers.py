@@ -188,6 +188,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "iso-c": {},
     "iso-cts": {"common": 0.5},
     "ace": {"scale": 0.9, "eps": 1e-3},
+    "swudi": {"time": 3.0, "share": 0.5},
     "wudi": {"steps": 3},
     "wudi-optimum": {},
     "ties-per-tensor": {"scale": 1.3, "density": dict(zip(TASKS, DENSITIES, strict=True)), "normalize": False},

@@ -8,13 +8,28 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.baselines.adamerging import adamerging
+from featcal.baselines.coefficients import coefficients
 from featcal.baselines.esm import esm
 from featcal.baselines.fisher import fisher
 from featcal.baselines.fitted import Fitted
 from featcal.baselines.gradients import heads_of
 from featcal.baselines.lot import lot
-from featcal.baselines.options import AdaMerging, Baseline, Esm, Fisher, Lot, Polish, RegMean, Sampled, Surgery, Svc
+from featcal.baselines.options import (
+    AdaMerging,
+    Baseline,
+    Coefficients,
+    Esm,
+    Fisher,
+    Lot,
+    Polish,
+    React,
+    RegMean,
+    Sampled,
+    Surgery,
+    Svc,
+)
 from featcal.baselines.polish import polish
+from featcal.baselines.react import react
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
@@ -84,6 +99,8 @@ def _made(
             return lot(run, experts, options), {}
         case Esm():
             return esm(run, experts, options), {}
+        case Coefficients():
+            return coefficients(run, experts, options)
         case Fisher():
             return fisher(run, experts, heads_of(family, family.experts, options.split), options), {}
         case AdaMerging():
@@ -95,3 +112,5 @@ def _made(
             return polish(run, experts, family.merged, options)
         case Surgery():
             return surgery(run, experts, family.merged, options)
+        case React():
+            return react(run, experts, family.merged, options)

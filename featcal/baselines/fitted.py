@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featcal.baselines.folded import foldable, of_task, said, write_heads
 from featcal.baselines.options import Baseline
 from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
-from featcal.export.write import require_weights_alone, write_model
+from featcal.errors import InputError
+from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family import Family
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.left_out import left_out
 from featcal.lineage import check_lineage
 from featcal.schema.model_name import AFTER
+
+_NAMED = "calibration"
+"""The samples that say what classes are called, where the suite file does not."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +37,40 @@ class Fitted:
     """suite and its file, model (its name), of (the model that was acted on), options, tasks (samples, truncated,
     indices, hash), seconds, peak memory, versions, machine."""
 
-    def save(self, out: str | Path) -> dict[str, Any]:
+    def save(self, out: str | Path, task: str | None = None) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
+
+        Maps of final features that are affine are multiplied into the heads behind them (`folded`): of all tasks, in
+        files of their own.
+
+        Args:
+            task: write the model with this task's head alone, in a folder like that of the task's expert.
 
         Raises:
             InputError: `out` exists or cannot be written, an expert that does not come from the base, or a model that
-                is more than its weights.
+                is more than its weights and such maps; a `task` of a model without maps, or as `of_task`.
             NumericalError: the folder does not load back to the same model.
         """
-        require_weights_alone(self.weights)
+        mapped = foldable(self.weights)
+        weights = self.weights if mapped is None else mapped.under
+        require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
         container = family.container if self.options.kind in AFTER else family.origin
         notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
         title = f"{family.suite.name}, {self.options.kind}"
+        if task is not None:
+            if mapped is None:
+                raise InputError(
+                    f"{self.options.name}: one model for all tasks; only one with maps is written per task"
+                )
+            container = of_task(family, mapped, task, _NAMED)
+            title, record["task"] = f"{title}, {task}", task
         with OutputFolder(out) as folder:
+            if mapped is not None and task is None:
+                record[HEADS] = write_heads(folder.model, family, mapped, _NAMED)
+                what = f"{what} {said(family)}"
             card = model_card(family.suite, title, what, settings, family.adapter.library, family.merged_name)
-            content = write_model(folder, family.adapter, container, self.weights, lambda: record, card)
+            content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}

@@ -134,6 +134,13 @@ class Esm(Scaled):
 
 
 @dataclass(frozen=True)
+class Coefficients(Sampled):
+    """Coefficients of the task vectors, map by map (after arXiv 2605.29101): least squares on deployed inputs."""
+
+    kind: ClassVar[str] = "coefficients"
+
+
+@dataclass(frozen=True)
 class Fisher(Sampled):
     """Fisher merging (arXiv 2111.09832): the average of the experts by what their predictions depend on."""
 
@@ -207,13 +214,28 @@ class ProbSurgery(Surgery):
         self.require(0 <= self.kl < math.inf, "kl", "is at least 0 and finite")
 
 
-Baseline = RegMean | Lot | Esm | Fisher | AdaMerging | Svc | Polish | Surgery
+@dataclass(frozen=True)
+class React(Sampled):
+    """Surgery in closed form (after ReACT, arXiv 2511.10943): a model with an affine map per task behind its final
+    features."""
+
+    kind: ClassVar[str] = "react"
+    ridge: float = 0.1
+    """Strength of the pull to the identity, > 0, beside the mean variance of the features."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 < self.ridge < math.inf, "ridge", "is above 0 and finite")
+
+
+Baseline = RegMean | Lot | Esm | Coefficients | Fisher | AdaMerging | Svc | Polish | Surgery | React
 """The options of any baseline."""
 _ALL: tuple[type[Baseline], ...] = (
     RegMean,
     RegMeanPlusPlus,
     Lot,
     Esm,
+    Coefficients,
     Fisher,
     AdaMerging,
     AdaMergingTest,
@@ -221,6 +243,7 @@ _ALL: tuple[type[Baseline], ...] = (
     Polish,
     Surgery,
     ProbSurgery,
+    React,
 )
 KINDS: Mapping[str, type[Baseline]] = {one.kind: one for one in _ALL}
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}

@@ -11,7 +11,7 @@ samples. Which task a sample is of must be known when the model is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,14 +51,36 @@ def surgery(
         experts: one expert pass per task, with `kept`; their batches are the samples.
 
     Raises:
-        InputError: a model that has maps or heads of its own already, or one whose answers are text.
+        InputError: as `with_modules`.
         NumericalError: modules that are not finite.
     """
+    return with_modules(
+        run, experts, model, options.kind, lambda _, own, wanted: _trained(own.float(), wanted.float(), options)
+    )
+
+
+def with_modules(
+    run: Run,
+    experts: Mapping[str, ExpertPass],
+    model: Weights,
+    kind: str,
+    fit: Callable[[str, Float[Tensor, "n k"], Float[Tensor, "n k"]], FeatureMap],
+) -> tuple[Model, dict[str, float]]:
+    """The model with a map of final features for every task, and the mean absolute difference to the experts before and
+    after.
+
+    Args:
+        kind: of the model, for messages and progress.
+        fit: gives the map of a task from its name, the model's final features and the expert's.
+
+    Raises:
+        InputError: a model that has maps or heads of its own already, or one whose answers are text.
+    """
     if brings(model):
-        raise InputError(f"{options.kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
+        raise InputError(f"{kind}: {model.label} has maps or heads of its own of {some(sorted(brings(model)))}")
     if run.adapter.answers == "text":
         raise InputError(
-            f"{options.kind}: its modules stand behind the final features, where the library that generates text has "
+            f"{kind}: its modules stand behind the final features, where the library that generates text has "
             "no place for them; it is defined for models that score classes"
         )
     targets = expert_features(run, experts)
@@ -66,12 +88,12 @@ def surgery(
     maps: dict[str, FeatureMap] = {}
     before = after = 0.0
     for done, (task, features) in enumerate(expert_features(run, own).items()):
-        run.progress(options.kind, done, len(targets))
-        with run.seconds(options.kind):
-            maps[task] = _trained(features.float(), targets[task].float(), options)
+        run.progress(kind, done, len(targets))
+        with run.seconds(kind):
+            maps[task] = fit(task, features, targets[task])
         before += _difference(features, targets[task]) / len(targets)
         after += _difference(maps[task](features), targets[task]) / len(targets)
-    run.progress(options.kind, len(targets), len(targets))
+    run.progress(kind, len(targets), len(targets))
     return Model(model, maps=maps), {"loss_before": before, "loss": after}
 
 

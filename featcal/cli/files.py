@@ -19,9 +19,11 @@ from featcal.schema.recipe import METHODS
 @click.option(
     "--method",
     help=f"{', '.join(METHODS)}, with options as in ties:density=0.3.  [the suite's own recipe] Or a baseline: "
-    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, fisher, adamerging:steps=200, svc:alpha=0.1.",
+    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, coefficients, fisher, adamerging:steps=200, svc:alpha=0.1, "
+    "react@calibrated.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
+@click.option("--task", help="Of react: write the model for this task alone, in a folder like that of its expert.")
 @click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
 @OUT
 @click.option("--device", help="Of a baseline: auto, cpu or cuda; others are merged on the CPU.  [auto]")
@@ -30,12 +32,17 @@ def merge(
     suite: str,
     method: str | None,
     scale: float | None,
+    task: str | None,
     max_memory: int | None,
     out: Path,
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Merge the experts of a suite into a checkpoint folder."""
+    """Merge the experts of a suite into a checkpoint folder.
+
+    Of `react`, whose maps per task are multiplied into heads, the folder holds the model and `heads`, a file per task;
+    `featcal evaluate --model` reads both.
+    """
     from featcal.merging import merge_to_folder
 
     if method is not None and model_name(method).kind in FITTED:
@@ -44,10 +51,12 @@ def merge(
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         session = opening.session(suite, device or "auto")
-        document = session.fitted(method, bar()).save(out)
+        document = session.fitted(method, bar()).save(out, task)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
+    if task is not None:
+        raise click.UsageError("--task is for react, which has a map for every task")
     if device not in (None, "auto", "cpu"):
         what = method or "the suite's recipe"
         raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")

@@ -34,6 +34,8 @@ SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""
 RECORD_FILE = "featcal.json"
 CARD_FILE = "README.md"
+HEADS = "heads"
+"""Folder of what belongs to single tasks, beside the weights; and what a record calls it."""
 RELOAD_TOLERANCE = 1e-4
 """Largest difference of final features after reloading, relative to their largest value (float32)."""
 LIBRARIES: Mapping[str, str] = {"hf": "transformers", "open_clip": "open_clip"}
@@ -62,6 +64,7 @@ def write_model(
     already are not written again.
 
     Args:
+        folder: may hold `HEADS` already.
         record: asked once everything is written and verified, so that it can say how long that took.
         whole: verify by loading the folder through its own library, which takes the memory of the whole model;
             otherwise from the headers, and by outputs with one block in memory at a time.
@@ -77,6 +80,7 @@ def write_model(
     """
     require_weights_alone(model)
     source = container.open(adapter.canonical, adapter.aliases)
+    beside = heads_in(folder.model)
     written, notes = _write_files(folder, adapter, container, source, model, whole)
     back = locate(str(folder.model), Path.cwd(), "written model")
     own = _adapter_of(back, adapter)
@@ -90,7 +94,7 @@ def write_model(
     save_text(with_notes(card, content["notes"]), folder.model / CARD_FILE)
     content |= {
         "verified": "reloaded" if whole else "streamed",
-        "written": sorted({*written, CARD_FILE, RECORD_FILE}),
+        "written": sorted({*written, *beside, CARD_FILE, RECORD_FILE}),
         "tensors": hashes,
     }
     save_text(json.dumps(content, indent=2, allow_nan=False) + "\n", folder.model / RECORD_FILE)
@@ -132,6 +136,7 @@ def rewrite(source: str | Path, out: str | Path) -> dict[str, Any]:
     if record:
         record["exported"] = layout
     with OutputFolder(out) as folder:
+        carry_heads(container.folder, folder.model, record)
         content = write_model(folder, adapter, container, model, lambda: record, text)
     return {
         "out": str(folder.out),
@@ -146,6 +151,21 @@ def carried_text(container: Located, layout: str) -> tuple[str, dict[str, Any]]:
     card, record_file = container.folder / CARD_FILE, container.folder / RECORD_FILE
     text = card.read_text(encoding="utf-8") if card.is_file() else f"---\nlibrary_name: {LIBRARIES[layout]}\n---\n"
     return text, read_json(record_file) if record_file.is_file() else {}
+
+
+def heads_in(folder: Path) -> list[str]:
+    """Files of what belongs to single tasks, by their paths in a model's folder."""
+    return [file.relative_to(folder).as_posix() for file in (folder / HEADS).rglob("*.*") if file.is_file()]
+
+
+def carry_heads(source: Path, target: Path, record: Mapping[str, Any]) -> None:
+    """Copy what belongs to single tasks, where a model's record has it; InputError if the disk refuses."""
+    if not record.get(HEADS):
+        return
+    try:
+        shutil.copytree(source / HEADS, target / HEADS)
+    except (OSError, shutil.Error) as error:
+        raise InputError(f"cannot copy {source / HEADS} to {target}: {error}") from error
 
 
 def with_notes(card: str, notes: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ MLP, as in the base. There is no scale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 DEFAULT_STEPS = 300
 RATE = 1e-5
+DEFAULT_TIME = 256.0
 
 
 def descend(changes: Sequence[Tensor], steps: int | None) -> Tensor:
@@ -40,16 +42,31 @@ def descend(changes: Sequence[Tensor], steps: int | None) -> Tensor:
 def minimise(changes: Sequence[Tensor]) -> Tensor:
     """The minimiser of L that is nearest to the sum of the task matrices, `[m, d]`.
 
-    With t_0 this sum and A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_+ diag(1 / l_+) Q_+^T, where + takes the
-    eigenvalues above d * eps of the largest: in the other directions no task matrix reads anything, L does not depend
-    on t, and t_0 stays.
+    It is where the flow of `filtered` ends: in directions in which no task matrix reads anything, L does not depend on
+    t, and t_0 stays.
+    """
+    return filtered(changes, math.inf, 1.0)
+
+
+def filtered(changes: Sequence[Tensor], time: float | None, share: float | None) -> Tensor:
+    """t at a time of the gradient flow from the sum of the task matrices, in the strongest directions alone, `[m, d]`.
+
+    With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the
+    largest are taken for 0: there the flow stands still.
+
+    Args:
+        time: s, >= 0, 256 when None; 0 is the sum of the task matrices, infinity the minimiser.
+        share: of the d eigenvectors, those with the largest eigenvalues, that are followed, in [0, 1]; all when None.
     """
     a, b = normal_equations(changes)
     start = sum(changes[1:], changes[0])
     values, vectors = torch.linalg.eigh(a)
+    kept = round(len(values) * (1.0 if share is None else share))
     seen = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
-    q = vectors[:, seen]
-    step: Tensor = ((start @ a - b) @ q / values[seen]) @ q.T
+    seen[: len(values) - kept] = False
+    q, strength = vectors[:, seen], values[seen]
+    moved = -torch.expm1(-strength * (DEFAULT_TIME if time is None else time)) / strength
+    step: Tensor = ((start @ a - b) @ q * moved) @ q.T
     return start - step
 
 

@@ -11,9 +11,9 @@ from featcal.schema.recipe import METHODS
 from featcal.words import did_you_mean, shortened
 
 PLAIN = ("base", "merged")
-AFTER = ("svc", "polished", "surgery", "probsurgery")
+AFTER = ("svc", "polished", "surgery", "probsurgery", "react")
 """Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
-FITTED = ("regmean", "regmean++", "lot", "esm", "fisher", "adamerging", "adamerging-test", *AFTER)
+FITTED = ("regmean", "regmean++", "lot", "esm", "coefficients", "fisher", "adamerging", "adamerging-test", *AFTER)
 """Models of baselines, beside the calibrated one."""
 ON_ANOTHER = ("calibrated", *AFTER)
 """Names that may say of which model they are, behind an @: `calibrated:rho=1@tsv-m`."""
@@ -30,9 +30,10 @@ REFERENCE = "reference"
 GRAMMAR = (
     "base, merged, expert (every expert on its own task), expert:TASK, "
     "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, a merge method[:scale=0.6,…], "
-    "regmean[:samples=64,reduce=0.9,…], regmean++, lot, esm, fisher, adamerging[:steps=1000,…], "
+    "regmean[:samples=64,reduce=0.9,…], regmean++, lot, esm, coefficients, fisher, adamerging[:steps=1000,…], "
     "adamerging-test[:…] (sees test inputs), "
     "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], surgery[:…][@MODEL], probsurgery[:…][@MODEL], "
+    "react[:ridge=0.1,…][@MODEL], "
     "or a checkpoint (folder or Hub id)"
 )
 

@@ -23,6 +23,7 @@ Method = Literal[
     "iso-c",
     "iso-cts",
     "ace",
+    "swudi",
     "wudi",
     "wudi-optimum",
 ]
@@ -47,10 +48,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "iso-c": ("scale",),
     "iso-cts": ("scale", "common"),
     "ace": ("scale", "eps"),
+    "swudi": ("time", "share"),
     "wudi": ("steps",),
     "wudi-optimum": (),
 }
 """Options of every method; all of them also take `dtype`. One that is left out has the merger's own default."""
+_YOUNGER = ("eps", "time", "share")
+"""Options that came later."""
 
 
 class MergeRecipe(Strict):
@@ -77,6 +81,10 @@ class MergeRecipe(Strict):
     """ACE: ridge strength, in the unit of the weights squared; 1e-5 when left out."""
     steps: Annotated[int, Field(ge=0)] | None = None
     """WUDI: steps of Adam; 300 when left out."""
+    time: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    """SWUDI: how long the gradient flow runs, in the unit of 1 / eigenvalues; 256 when left out."""
+    share: Share | None = None
+    """SWUDI: share of the eigenvectors, the strongest, that are followed; all when left out."""
     normalize: bool | None = None
     """Divide by the sum of the weights; left out, `linear` and `ties-per-tensor` do and Task Arithmetic does not."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -84,9 +92,9 @@ class MergeRecipe(Strict):
 
     @model_serializer(mode="wrap")
     def _younger_options_where_given(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an `eps` that is left out: the history and the measurements of a suite go by what it says, and those
-        from before there was one are still of it."""
-        return {name: value for name, value in dumped(self).items() if name != "eps" or value is not None}
+        """Without those of `_YOUNGER` that are left out: the history and the measurements of a suite go by what it
+        says, and those from before there was such an option are still of it."""
+        return {name: value for name, value in dumped(self).items() if name not in _YOUNGER or value is not None}
 
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> MergeRecipe:

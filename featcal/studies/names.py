@@ -11,10 +11,12 @@ ALL = "all"
 _REFINED, _INFORMED = (f"calibrated:recipe={recipe}" for recipe in ("refined", "informed"))
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
+_FOR_REFERENCE = ("wudi",)
+"""Methods that are measured by name alone: `swudi` is such a descent in closed form."""
 
 
 def everything(anchor: float) -> list[str]:
-    """Every method that featcal knows, at its defaults: experts and base, mergers, what uses samples, then what comes
+    """Every method that is recommended, at its defaults: experts and base, mergers, what uses samples, then what comes
     after a merge. Of those whose gradients take a minute of a small suite there is one seed, and AdaMerging takes 200
     steps in place of 1000.
 
@@ -23,11 +25,13 @@ def everything(anchor: float) -> list[str]:
     """
     calibrated = ["calibrated", _REFINED, _INFORMED]
     polished = [f"polished:steps=30@{one}" for one in ("merged", *calibrated)]
-    surgery = [f"{kind}@{one}" for kind in ("surgery", "probsurgery") for one in ("merged", _REFINED, _INFORMED)]
+    behind = ("surgery", "probsurgery", "react")
+    surgery = [f"{kind}@{one}" for kind in behind for one in ("merged", _REFINED, _INFORMED)]
     trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
-    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", *trained]
+    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", "coefficients", *trained]
     anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]
-    return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
+    mergers = [method for method in METHODS if method not in _FOR_REFERENCE]
+    return ["expert", "base", "merged", *mergers, *fitted, *calibrated, *anchored, *polished, *surgery]
 
 
 def listed(text: str) -> list[str]:

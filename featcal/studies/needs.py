@@ -18,13 +18,16 @@ SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
 )
 """Calibration samples; their labels, or answers that are read as tokens; samples of the test split; steps of gradient
 descent; modules or whole models per task; the task of a sample known when the model is used."""
-_SEES = dict.fromkeys(("calibrated", "regmean", "regmean++", "lot", "esm", "fisher"), (SAMPLES,))
+_SEES = dict.fromkeys(("calibrated", "regmean", "regmean++", "lot", "esm", "coefficients", "fisher"), (SAMPLES,))
 _TRAINS = {
     "wudi": (TRAINING,),
     **dict.fromkeys(("polished", "adamerging"), (SAMPLES, TRAINING)),
     "adamerging-test": (TEST_DATA, TRAINING),
 }
-_PER_TASK = dict.fromkeys(("surgery", "probsurgery"), (SAMPLES, TRAINING, MODULES, TASK))
+_PER_TASK = {
+    **dict.fromkeys(("surgery", "probsurgery"), (SAMPLES, TRAINING, MODULES, TASK)),
+    "react": (SAMPLES, MODULES, TASK),
+}
 _NOTHING: Mapping[str, tuple[str, ...]] = dict.fromkeys((*METHODS, "base", "merged", "anchor", "svc", REFERENCE), ())
 OF_A_KIND: Mapping[str, tuple[str, ...]] = {**_NOTHING, **_SEES, **_TRAINS, **_PER_TASK, "expert": (MODULES, TASK)}
 """Kind of a model's name → what its own step needs."""

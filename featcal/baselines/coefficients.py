@@ -1,0 +1,204 @@
+"""Coefficients of the task vectors, map by map: least squares on the inputs that the merged model gives a map.
+
+After output-space projection (arXiv 2605.29101): for every layer the coefficients of the task vectors with which its
+outputs are nearest to the experts'. The formula is a reconstruction from its abstract. With tau_i = W_i - W_0, the
+deployed inputs of task i, their mean Gram matrix G_i over all tokens but padding, and omega_i = 1 / ||G_i||_F (Eq. 14
+of FeatCal), every linear map has its own c that minimises
+
+    J(c) = sum_i omega_i tr((tau_i - sum_k c_k tau_k) G_i (tau_i - sum_k c_k tau_k)^T),
+
+hence M c = v with M_kl = <tau_k G, tau_l>, v_l = <sum_i omega_i tau_i G_i, tau_l> and G = sum_i omega_i G_i; of
+several solutions, as experts that did not change a map leave, the shortest. Then W = W_0 + sum_k c_k tau_k. It is Task
+Arithmetic with coefficients that samples decide, AdaMerging without steps.
+
+Blocks are solved in forward order: inputs are those of the model with all earlier blocks solved and the block itself
+averaged. A bias moves with the weight of its map. Everything else is averaged: norms, embeddings, linear maps outside
+the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.baselines.averaged import averaged
+from featcal.baselines.options import Coefficients
+from featcal.calibration.closed_form import task_weight
+from featcal.calibration.gram import Gram
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.moments import linear_groups
+from featcal.calibration.solving import as_stored, named
+from featcal.calibration.token_rows import TaskRows, lane_rows
+from featcal.errors import NumericalError
+from featcal.formats.weights import Overlay, Weights, all_finite
+from featcal.models.adapter import Block, Stage, walking
+from featcal.models.lane import ExpertPass, Lane, Step
+from featcal.models.run import Run
+from featcal.models.walk import Walk
+
+
+def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficients) -> tuple[Weights, dict[str, Any]]:
+    """Merge the experts; with the coefficients by map and task, and by map the share of J(0) that they take away.
+
+    Memory holds one block of all models with the sums of that block, and what was merged so far: the whole tower in the
+    end, since the model is handed over and not written.
+
+    Args:
+        experts: one expert pass per task; their batches are the samples.
+
+    Raises:
+        NumericalError: features that are not finite; names the maps.
+        InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
+    """
+    average = averaged(run, experts)
+    student = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
+    found: dict[str, Tensor] = {}
+    account: dict[str, Any] = {"coefficients": {}, "captured": {}}
+    with walking(run.adapter), run.seconds(options.kind):
+        walk = Walk(run, options.kind, student, {})
+        for stage in run.adapter.stages:
+            walk.enter(stage)
+            rows = lane_rows(stage, walk.experts, experts, options.counting)
+            for index, block in walk.blocks(stage):
+                merged = average.read(block.names)
+                with named(block.name):
+                    sums = _counted(run, walk.experts, stage, index, rows, merged, experts)
+                    solved, told = sums.solve(_double(run, block, run.base))
+                found |= (own := merged | as_stored(block, merged, [solved]))
+                for kind, values in told.items():
+                    account[kind] |= {block.stored(name): value for name, value in values.items()}
+                _move(run, walk, stage, block, own)
+        walk.finish()
+    return Overlay(f"merged model ({options.kind})", average, found), account
+
+
+def _double(run: Run, block: Block, weights: Weights) -> dict[str, Tensor]:
+    """A model's tensors of a block by name inside it, in float64."""
+    return {name: tensor.double() for name, tensor in block.local(run.compute.move(weights.read(block.names))).items()}
+
+
+def _counted(
+    run: Run,
+    lanes: Mapping[str, Lane],
+    stage: Stage,
+    index: int,
+    rows: Mapping[str, TaskRows],
+    merged: Mapping[str, Tensor],
+    experts: Mapping[str, ExpertPass],
+) -> BlockSums:
+    """The sums over all tasks of one block, in front of which all lanes stay."""
+    block = stage.blocks[index]
+    sums = BlockSums(stage, index)
+    base, deployed = _double(run, block, run.base), block.local(run.compute.move(merged))
+    for task, lane in lanes.items():
+        own = _double(run, block, experts[task].weights)
+        vectors = {name: own[name] - base[name] for name in base}
+        sums.count(task, lane.walk(stage, block, deployed, inputs=block.linears, move=False), vectors, rows[task])
+    return sums
+
+
+def _move(run: Run, walk: Walk, stage: Stage, block: Block, merged: Mapping[str, Tensor]) -> None:
+    """Take every stream through the merged block."""
+    placed = block.local(run.compute.place(merged))
+    for lane in walk.experts.values():
+        for _ in lane.walk(stage, block, placed):
+            pass
+
+
+class BlockSums:
+    """The sums over tasks for the linear maps of one block, and its task vectors."""
+
+    def __init__(self, stage: Stage, index: int) -> None:
+        self._stage, self._index = stage, index
+        self._groups: list[LinearGroup] = []
+        self._grams: dict[str, Tensor] = {}
+        """G by group."""
+        self._answers: dict[str, Tensor] = {}
+        """sum_i omega_i tau_i G_i by group, rows stacked."""
+        self._energies: dict[str, float] = {}
+        """J(0) by map."""
+        self._vectors: dict[str, Mapping[str, Tensor]] = {}
+        """By task."""
+
+    def count(self, task: str, steps: Iterable[Step], vectors: Mapping[str, Tensor], rows: TaskRows) -> None:
+        """Count one task.
+
+        Args:
+            steps: the merged block on every batch of the task, with the inputs of its linear maps.
+            vectors: the expert's task vectors, by name inside the block, in float64.
+
+        Raises:
+            NumericalError: features that are not finite, or no token that counts.
+        """
+        grams: dict[str, Gram] = {}
+        counted: dict[str, float] = {}
+        for position, step in enumerate(steps):
+            self._groups = self._groups or linear_groups(self._stage, self._index, step.inputs)
+            for group in self._groups:
+                tokens = rows.batches[position][group.weighting]
+                x = group.features(step.inputs, tokens).double()
+                grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
+                counted[str(group)] = counted.get(str(group), 0.0) + tokens.total
+        self._vectors[task] = vectors
+        for group in self._groups:
+            key = str(group)
+            if not counted[key] > 0:
+                raise NumericalError(f"{key}: no token of a task counts; see its samples")
+            gram = grams[key].full(torch.float64) / counted[key]
+            if not all_finite(gram):
+                raise NumericalError(f"{key}: features are not finite")
+            gram = task_weight(torch.linalg.matrix_norm(gram), torch.finfo(gram.dtype).tiny) * gram
+            moved = group.stack(vectors, "weight") @ gram
+            for name, own in group.split(moved * group.stack(vectors, "weight"), "weight").items():
+                self._energies[name] = self._energies.get(name, 0.0) + float(own.sum())
+            self._grams[key] = self._grams[key] + gram if key in self._grams else gram
+            self._answers[key] = self._answers[key] + moved if key in self._answers else moved
+
+    def solve(self, base: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+        """Tensors of every linear map, by name inside the block; the account by name of the map.
+
+        Args:
+            base: the base's tensors of the block, in float64.
+        """
+        solved: dict[str, Tensor] = {}
+        told: dict[str, dict[str, Any]] = {"coefficients": {}, "captured": {}}
+        for group in self._groups:
+            stacks = [group.stack(one, "weight") for one in self._vectors.values()]
+            moved = [group.split(one @ self._grams[str(group)], "weight") for one in stacks]
+            answers = group.split(self._answers[str(group)], "weight")
+            for name in group.names:
+                weight = f"{name}.weight"
+                own = [one[weight] for one in self._vectors.values()]
+                c, gain = best([one[weight] for one in moved], own, answers[weight])
+                for kind in (kind for kind in ("weight", "bias") if f"{name}.{kind}" in base):
+                    steps = zip(c.tolist(), self._vectors.values(), strict=True)
+                    solved[f"{name}.{kind}"] = base[f"{name}.{kind}"] + sum(
+                        one * v[f"{name}.{kind}"] for one, v in steps
+                    )
+                told["coefficients"][name] = dict(zip(self._vectors, c.tolist(), strict=True))
+                told["captured"][name] = gain / self._energies[weight] if self._energies[weight] > 0 else 1.0
+        return solved, told
+
+
+def best(
+    moved: list[Float[Tensor, "m d"]], vectors: list[Float[Tensor, "m d"]], answer: Float[Tensor, "m d"]
+) -> tuple[Float[Tensor, " t"], float]:
+    """The shortest c with M c = v, and v^T c, by which J is below J(0).
+
+    Args:
+        moved: tau_k G.
+        vectors: tau_k.
+        answer: sum_i omega_i tau_i G_i.
+    """
+    flat = torch.stack([one.flatten() for one in vectors])
+    left, right = torch.stack([one.flatten() for one in moved]) @ flat.mT, flat @ answer.flatten()
+    values, turn = torch.linalg.eigh((left + left.mT) / 2)
+    seen = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
+    q = turn[:, seen]
+    c: Tensor = q @ ((q.mT @ right) / values[seen])
+    return c, float(right @ c)
