@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import downloads, jobs, options, state, view
 from app.compare import Compared
 from app.downloads import Numbers
-from featcal.calibration.config import PAPER, CalibrationConfig
+from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.preview import BlockPreview
 from featcal.errors import FeatcalError, InputError
@@ -70,11 +70,10 @@ def preview(session: Session, on: View) -> Previewed:
 
 def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after: Features) -> None:
     """The exact run is there: in place of the preview, how far that was off."""
-    if config.recipe != PAPER:
-        shown.place.caption("No preview with this recipe: it solves a block in pieces, each on what the last one gave.")
-        return
     if shown.found is None:
-        shown.place.caption("Move λ, ρ or α: this block answers first, alone; then the exact run takes its place.")
+        shown.place.caption(
+            "Move a slider of the recipe: this block answers first, alone; then the exact run takes its place."
+        )
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)

@@ -17,7 +17,7 @@ from featcal.baselines.fitted import Fitted
 from featcal.baselines.options import Sampled
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
-from featcal.calibration.config import PAPER, CalibrationConfig
+from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.moments import FirstBlock
 from featcal.canary import Canary
 from featcal.canary import canary as measure_canary
@@ -335,15 +335,11 @@ class Session:
             view: the samples that drift is measured on.
 
         Raises:
-            InputError: no such block, one that `of` leaves as merged, another precision than "exact", or another recipe
-                than the paper's, which alone solves a block at once.
+            InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
         """
         key = (of, layer, *self._key(view))
-        if of.precision != "exact" or of.recipe != PAPER:
-            raise InputError(
-                f"previews are of exact calibrations with the recipe '{PAPER}'; this one has precision "
-                f"'{of.precision}' and recipe '{of.recipe}'"
-            )
+        if of.precision != "exact":
+            raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")
 
         def make() -> Preview:
             run = self.family.run(progress)

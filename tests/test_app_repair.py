@@ -219,7 +219,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
     assert control(app, "beta").value == 0.5
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in app.code[-1].value
-    assert any("No preview with this recipe" in one.value for one in app.caption)
+    assert any("this block answers first" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
     drift = session.features(session.named("calibrated:recipe=refined,samples=64"), ON).macro_cosine
     assert app.metric[0].value == f"{drift:.3f}"

@@ -22,6 +22,7 @@ CONFIG = CalibrationConfig(samples=12, batch_size=5)
 OTHER = replace(CONFIG, lam=0.3, rho=1.4, alpha=0.8, biases=False)
 FEW = View(8)
 LAYERS = ("block 0", "block 1", "block 2")
+INFORMED = CalibrationConfig(recipe="informed", samples=12, batch_size=5)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +35,31 @@ def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict
     return {task: next(o.relative_drift for o in one.layers if o.layer == layer) for task, one in tasks.items()}
 
 
+@pytest.mark.parametrize("config", [CONFIG, INFORMED, replace(INFORMED, recipe="refined", mu=0.0)])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str) -> None:
-    found = own.preview(CONFIG, layer, FEW).solve(CONFIG)
-    exact = own.calibrated(CONFIG).weights
+def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, config: CalibrationConfig) -> None:
+    found = own.preview(config, layer, FEW).solve(config)
+    exact = own.calibrated(config).weights
     assert found.apart(exact) < 1e-10
     for name, tensor in exact.read(found.tensors).items():
         torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-6, atol=1e-8)
-    assert found.drift == pytest.approx(layer_drift(own, CONFIG, layer), rel=1e-9)
+    assert found.drift == pytest.approx(layer_drift(own, config, layer), rel=1e-9)
+
+
+def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
+    """Those behind them are given what the pieces in front gave with the exact run's options."""
+    start = replace(INFORMED, layernorms=False)
+    config = replace(start, lam=0.02, rho=1.4, alpha=0.8, beta=0.3, mu=0.5, biases=False)
+    found, exact = own.preview(start, "block 0", FEW).solve(config), own.calibrated(config).weights
+    name = own.family.adapter.blocks()[0].name
+    before = own.calibrated(start).weights
+    for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+        tensors = exact.read([f"{name}.{part}.weight"])
+        for tensor, whole in tensors.items():
+            torch.testing.assert_close(found.tensors[tensor], whole, rtol=1e-6, atol=1e-7)
+            assert not torch.allclose(found.tensors[tensor], before.read([tensor])[tensor], rtol=1e-3)
+    assert found.apart(exact) > 1e-4
+    assert found.apart(exact) < found.apart(before)
 
 
 def test_of_the_first_block_any_options_are_exact(own: Session) -> None:
@@ -81,10 +99,11 @@ def test_parts_that_are_left_out_stay_as_merged(own: Session) -> None:
     assert set(found.drift) == set(own.tasks)  # drift is measured on every task
 
 
-@pytest.mark.parametrize("layer", ["encoder block 1", "decoder block 0", "decoder block 1"])
-def test_an_encoder_decoder_has_previews_too(layer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [CONFIG, INFORMED])
+@pytest.mark.parametrize("layer", ["encoder block 1", "decoder block 1"])
+def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConfig, tmp_path: Path) -> None:
     session = Session(open_family(load_suite(write_text_suite(tmp_path, "t5")), "cpu"))
-    config = CalibrationConfig(lam=0.05, alpha=0.6, samples=6, rmsnorms=True)
+    config = replace(config, lam=0.05, alpha=0.6, samples=6, rmsnorms=True)
     found = session.preview(config, layer, FEW).solve(config)
     assert found.apart(session.calibrated(config).weights) < 5e-5
     assert found.drift == pytest.approx(layer_drift(session, config, layer), rel=1e-4)
@@ -95,6 +114,8 @@ def test_what_it_cannot_tell_is_refused(own: Session) -> None:
     for other in (replace(CONFIG, samples=8), replace(CONFIG, layernorms=False), replace(CONFIG, seed=1)):
         with pytest.raises(InputError, match="other lam, rho, alpha, biases than its exact run"):
             preview.solve(other)
+    with pytest.raises(InputError, match="other lam, rho, alpha, beta, biases than its exact run"):
+        own.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)
     with pytest.raises(InputError, match=r"no block 'blok 1', only .* Did you mean 'block 1'"):
         own.preview(CONFIG, "blok 1", FEW)
     with pytest.raises(InputError, match="block 1: these options leave it as merged"):

@@ -159,12 +159,10 @@ def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
     assert all(ours < theirs for ours, theirs in zip(drift["refined"], drift["paper"], strict=True))
 
 
-def test_previews_and_feature_sources_are_of_the_paper_s_recipe(tiny: Family) -> None:
-    session = Session(tiny)
-    with pytest.raises(InputError, match="previews are of exact calibrations with the recipe 'paper'"):
-        session.preview(REFINED, "block 0")
+@pytest.mark.parametrize("recipe", ["refined", "informed"])
+def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) -> None:
     with pytest.raises(InputError, match="feature sources are of the recipe 'paper'"):
-        session.sources(REFINED)
+        Session(tiny).sources(config_for(tiny, recipe=recipe, samples=8))
 
 
 def test_pieces_of_a_part_are_modules_with_one_input() -> None:

@@ -132,10 +132,14 @@ class LinearSums:
         whole = self.gram.lower(dtype)
         return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
 
-    def toward(self, other: LinearSums, share: float) -> LinearSums:
-        """These sums with targets that are `share` of the way to those of `other`."""
-        targets = (torch.lerp(self.target, other.target, share), torch.lerp(self.target_mean, other.target_mean, share))
-        return replace(self, target=targets[0], target_mean=targets[1])
+    @staticmethod
+    def combined(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
+        """Return the first of sums over the same tokens, with so much of the targets of each."""
+        target, mean = (
+            torch.stack([share * part for share, part in zip(shares, parts, strict=True)]).sum(0)
+            for parts in ([one.target for one in sums], [one.target_mean for one in sums])
+        )
+        return replace(sums[0], target=target, target_mean=mean)
 
 
 @dataclass
@@ -457,9 +461,9 @@ class LinearGroup:
         """Give up all statistics: another group has them."""
         self._task = self._sums = None
 
-    def toward(self, other: LinearGroup, share: float) -> None:
-        """Take targets that are `share` of the way to those of another group of the same maps and tokens."""
-        self._sums = self.sums.toward(other.sums, share)
+    def combine(self, others: Sequence[LinearGroup], shares: Sequence[float]) -> None:
+        """Take so much of the targets of each of several groups of the same maps and tokens."""
+        self._sums = LinearSums.combined([one.sums for one in others], shares)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """The group's weights or biases, rows stacked; a row per output, however weights are stored."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from weakref import ref
 
 import torch
 from torch import nn
 
 from featcal.calibration.alike import require_alike
-from featcal.calibration.config import CalibrationConfig, calibrated_maps
+from featcal.calibration.config import NUMBERS, CalibrationConfig, calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.prior import TaskVectors
@@ -190,13 +190,25 @@ class BlockMoments:
         same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
         return same
 
-    def between(self, other: BlockMoments, config: CalibrationConfig) -> BlockMoments:
-        """The finished statistics with the targets of `config`, where these were counted with alpha = 0 and `other`'s
-        on the same tokens with alpha = 1: targets are affine in alpha (Eq. 10). Both stay as they are."""
-        same = self.again(config)
-        for group, twin in zip(same._linears, other._linears, strict=True):
-            group.toward(twin, config.alpha)
+    @staticmethod
+    def combined(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
+        """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
+
+        Args:
+            counted: those of `corners`, on the same tokens; they stay as they are.
+        """
+        shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
+        same = counted[0].again(config)
+        for group, *corners in zip(same._linears, *(one._linears for one in counted), strict=True):
+            group.combine(corners, shares[: len(corners)])
         return same
+
+
+def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
+    """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
+    statistics `BlockMoments.combined` takes; products are formed in float64, as good for any lam."""
+    found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
+    return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
 
 class FirstBlock:

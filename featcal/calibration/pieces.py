@@ -73,11 +73,20 @@ class Pieces:
 
     Args:
         walk: experts and student; both stand in front of a block when it is calibrated, and behind it afterwards.
-        watch: called with the finished statistics of every piece before it is solved.
+        watch: called with the finished statistics of every piece before it is solved; then with those of `also`.
+        also: other options that every piece is counted with too, on the same tokens; they differ in lam, alpha or beta,
+            and nothing is solved with them.
     """
 
-    def __init__(self, run: Run, walk: Walk, config: CalibrationConfig, watch: Watch) -> None:
-        self._run, self._walk, self._config, self._watch = run, walk, config, watch
+    def __init__(
+        self,
+        run: Run,
+        walk: Walk,
+        config: CalibrationConfig,
+        watch: Watch,
+        also: Sequence[CalibrationConfig] = (),
+    ) -> None:
+        self._run, self._walk, self._config, self._watch, self._also = run, walk, config, watch, also
         self._parts: dict[tuple[str, ...], list[Part]] = {}
         self._held: tuple[str, Mapping[str, Mapping[str, Tensor]]] = ("", {})
 
@@ -95,20 +104,24 @@ class Pieces:
         merged, solved = run.merged.read(block.names), Solved()
         parts = self._seen(stage, block)
         counting = {
-            (part.name, names): self._moments(stage, index, part, names) for part in parts for names in part.pieces
+            (part.name, names): [self._moments(stage, index, part, names, one) for one in (self._config, *self._also)]
+            for part in parts
+            for names in part.pieces
         }
         known = self._config.mu or self._config.weigh_tokens  # of task vectors
         base = block.local(run.compute.move(run.base.read(block.names))) if known else None
-        traces, weighed = self._through_experts(stage, block, parts, list(counting.values()), rows, base)
+        every = [one for same in counting.values() for one in same]
+        traces, weighed = self._through_experts(stage, block, parts, every, rows, base)
         placed = block.local(run.compute.place(merged))
         for part in parts:
             for names in part.pieces:
                 moments = counting.pop((part.name, names))
-                if not moments.groups:
+                if not moments[0].groups:
                     continue
                 self._count(part, moments, (placed, base), traces, rows, weighed)
-                self._watch(moments)
-                solved |= solve(run, block, merged, moments)
+                for one in moments:
+                    self._watch(one)
+                solved |= solve(run, block, merged, moments[0])
                 placed = block.local(run.compute.place(merged | solved.tensors))
             with run.seconds("student forward"):
                 self._pass(stage.sublayers(block, placed)[part.name])
@@ -127,10 +140,12 @@ class Pieces:
             self._parts[key] = _parts_of(stage, block, placed, lane.calls[0])
         return self._parts[key]
 
-    def _moments(self, stage: Stage, index: int, part: Part, names: tuple[str, ...]) -> BlockMoments:
+    def _moments(
+        self, stage: Stage, index: int, part: Part, names: tuple[str, ...], config: CalibrationConfig
+    ) -> BlockMoments:
         """Empty statistics of one piece."""
-        moved = [part.writer] if part.writer and part.entering and self._config.beta else []
-        moments = BlockMoments(stage, index, self._config, only=names, moved=moved)
+        moved = [part.writer] if part.writer and part.entering and config.beta else []
+        moments = BlockMoments(stage, index, config, only=names, moved=moved)
         if moments.modules:
             moments.see(part.given)
         return moments
@@ -160,7 +175,8 @@ class Pieces:
             base: the base's tensors of the block, where there are task vectors.
         """
         streams = {part.entering for part in parts if part.entering}
-        groups = [group for moments in counting if not moments.routed for group in moments.linears]
+        own = [moments for moments in counting if moments.config is self._config and not moments.routed]
+        groups = [group for moments in own for group in moments.linears]
         held: dict[str, CallList] = {}
         weighed: dict[str, Weighed] = {}
         for task, tensors in self._experts_at(block):
@@ -191,7 +207,7 @@ class Pieces:
     def _count(
         self,
         part: Part,
-        moments: BlockMoments,
+        every: Sequence[BlockMoments],
         models: tuple[Named, Named | None],
         traces: Mapping[str, CallList],
         rows: Mapping[str, TaskRows],
@@ -200,12 +216,14 @@ class Pieces:
         """Count one piece on all tasks; the student stands in front of the part.
 
         Args:
+            every: its statistics, with the options of the calibration first.
             models: the student's block as it is now, and the base's where there are task vectors.
         """
-        placed, base = models
-        run, seconds = moments.stage.sublayers(moments.block, placed)[part.name], self._run.seconds
+        (placed, base), moments, seconds = models, every[0], self._run.seconds
+        run = moments.stage.sublayers(moments.block, placed)[part.name]
         name = next(name for name in part.given if name in moments.modules)
         watched = moments.modules if moments.routed else {name: moments.modules[name]}  # all others are given the same
+        prior = base if self._config.mu else None
         for task, tensors in self._experts_at(moments.block):
             calls, own = self._walk.lanes[STUDENT][task].calls, weighed[task]
             if moments.routed and self._config.weigh_tokens:
@@ -215,12 +233,13 @@ class Pieces:
                     run(call)
                 with seconds("moments"):
                     given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
-                    moments.update(rows[task], position, given, self._sought(part, call, trace), tensors, own)
+                    for one in every:
+                        one.update(rows[task], position, given, _sought(part, call, trace, one.config), tensors, own)
             with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
                 expert = self._walk.experts[task].weights
-                prior = base if self._config.mu else None
                 vectors = None if prior is None else TaskVectors(moments.block, tensors, prior, expert)
-                end_task(self._run.ranks, moments, tensors, vectors)
+                for one in every:
+                    end_task(self._run.ranks, one, tensors, vectors)
             self._run.store.settle()
 
     def _weighed_routes(
@@ -249,22 +268,22 @@ class Pieces:
         with self._run.seconds("moments"):
             return dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=True))
 
-    def _sought(self, part: Part, call: Call, trace: Call) -> Step:
-        """What the targets of one batch are made of: the expert's inputs and outputs, the output of the map that writes
-        into the stream moved by beta / alpha times the gap there; of it, alpha is taken (Eq. 10)."""
-        inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
-        if self._config.beta and part.entering and part.writer in outputs:
-            gap = inputs[part.entering] - call.hidden
-            moved = outputs[part.writer] + self._config.beta / self._config.alpha * gap
-            outputs = {**outputs, part.writer: moved}
-        return Step(call, call, inputs, outputs)
-
     def _pass(self, run: Sublayer) -> None:
         """Take the student of every task through a part."""
         for lane in self._walk.lanes[STUDENT].values():
             for position, call in enumerate(lane.calls):
                 lane.calls.put(position, run(call))
         self._run.store.settle()
+
+
+def _sought(part: Part, call: Call, trace: Call, config: CalibrationConfig) -> Step:
+    """What the targets of one batch are made of: the expert's inputs and outputs, the output of the map that writes
+    into the stream moved by beta / alpha times the gap there; of it, alpha is taken (Eq. 10)."""
+    inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
+    if config.beta and part.entering and part.writer in outputs:
+        gap = inputs[part.entering] - call.hidden
+        outputs = {**outputs, part.writer: outputs[part.writer] + config.beta / config.alpha * gap}
+    return Step(call, call, inputs, outputs)
 
 
 def _held(

@@ -3,7 +3,8 @@
 What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
 from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
 see other features; and nothing behind it is computed. The preview of the first calibrated block is therefore exact, and
-of others the better the less the options moved.
+of others the better the less the options moved. Recipes that solve a block piece by piece do so on what the pieces in
+front give, and these stay as the exact run left them too: of the first block its first pieces alone are exact.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import NUMBERS, PAPER, CalibrationConfig
 from featcal.calibration.forward_order import count_block
-from featcal.calibration.moments import BlockMoments
+from featcal.calibration.moments import BlockMoments, corners
+from featcal.calibration.pieces import Pieces
 from featcal.calibration.solving import STUDENT, anchors, as_stored
-from featcal.calibration.token_rows import lane_rows
+from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
@@ -25,9 +27,6 @@ from featcal.models.lane import ExpertPass, through
 from featcal.models.run import Run
 from featcal.models.walk import Walk
 from featcal.words import did_you_mean
-
-FREE = ("lam", "rho", "alpha", "biases")
-"""The options that a preview may have others of."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class BlockPreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """What is kept of one block of an exact run: its statistics with alpha = 0 and 1, between which targets are
-    affine, in float64 products, and the states in front of it of the samples that drift is measured on."""
+    """What is kept of one block of an exact run: its statistics with the options of `corners`, between which targets
+    are affine, and the states in front of it of the samples that drift is measured on."""
 
     config: CalibrationConfig
     """Options of the exact run."""
@@ -71,7 +70,8 @@ class Preview:
     run: Run
     stage: Stage
     block: Block
-    moments: tuple[BlockMoments, BlockMoments]
+    moments: Sequence[Sequence[BlockMoments]]
+    """Of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
     """What the statistics hold, where `featcal.results.nbytes` sees it."""
     before: Mapping[str, Sequence[Before]]
@@ -79,19 +79,21 @@ class Preview:
     """By task: relative drift behind the block after the exact run."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
-        """The block with other lam, rho, alpha or biases, by the closed form alone.
+        """The block with other numbers of its recipe, or other biases, by the closed form alone.
 
         Raises:
             InputError: another option differs; only an exact run can tell.
             NumericalError: a system that cannot be solved with these options.
         """
-        if replace(config, **{name: getattr(self.config, name) for name in FREE}) != self.config:
-            raise InputError(f"a preview can have other {', '.join(FREE)} than its exact run, and no other option")
+        free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
+        if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
+            raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
         run, block = self.run, self.block
         with walking(run.adapter):
-            merged, moments = run.merged.read(block.names), self.moments[0].between(self.moments[1], config)
+            merged = run.merged.read(block.names)
             own, base = anchors(run, block, merged)
-            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in moments.groups])
+            groups = [group for one in self.moments for group in BlockMoments.combined(one, config).groups]
+            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in groups])
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
@@ -118,21 +120,36 @@ def hold(
     names = dict(zip(adapter.block_layers(), (block.name for block in adapter.blocks()), strict=True))
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
-    chosen = config.blocks is None or layer in config.blocks
     with walking(adapter):
         walk, stage, index = _walk_to(run, fitted, model, names[layer])
-        careful = replace(config, lam=0.0)  # products in float64, as good for any lam
-        zero, whole = (BlockMoments(stage, index, replace(careful, alpha=alpha), chosen) for alpha in (0.0, 1.0))
-        if not zero.modules:
-            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
         block = stage.blocks[index]
         rows = lane_rows(stage, walk.lanes[STUDENT], fitted, config)
-        count_block(run, walk, (zero, whole), run.merged.read(block.names), rows)
+        whole = [
+            BlockMoments(stage, index, one, config.blocks is None or layer in config.blocks) for one in corners(config)
+        ]
+        if not whole[0].modules:
+            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
+        if config.recipe == PAPER:
+            count_block(run, walk, whole, run.merged.read(block.names), rows)
+            moments = [whole]
+        else:
+            moments = _count_pieces(run, walk, config, (stage, index), rows)
         walk, _, _ = _walk_to(run, measured, model, names[layer])
         before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
         reached = _drift(run, stage, block, model.read(block.names), before)
-    sums = [group.sums for moments in (zero, whole) for group in moments.groups]
-    return Preview(config, layer, run, stage, block, (zero, whole), sums, before, reached)
+    sums = [group.sums for every in moments for one in every for group in one.groups]
+    return Preview(config, layer, run, stage, block, moments, sums, before, reached)
+
+
+def _count_pieces(
+    run: Run, walk: Walk, config: CalibrationConfig, place: tuple[Stage, int], rows: Mapping[str, TaskRows]
+) -> list[list[BlockMoments]]:
+    """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
+    found: list[BlockMoments] = []
+    also = corners(config)
+    Pieces(run, walk, config, lambda one: found.append(one.again(one.config)), also).calibrate(*place, rows)
+    every = 1 + len(also)
+    return [found[start + 1 : start + every] for start in range(0, len(found), every)]
 
 
 def _drift(

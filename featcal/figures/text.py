@@ -241,10 +241,12 @@ PREVIEW = r"""
 the last exact run left it; the exact run follows and replaces it.
 
 **Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
-$\alpha$, so sums with $\alpha = 0$ and $1$ give them for every $\alpha$; $\lambda$ and $\rho$ enter the solve alone.
+$\alpha$ (and in $\beta$, where the recipe has one), so sums at the ends give them for every value; $\lambda$, $\rho$
+and $\mu$ enter the solve alone.
 
 **When it misleads.** With the new options the blocks in front change too, and this block would see other features:
-only of the first calibrated block the preview is the exact result. Nothing behind the block is computed.
+only of the first calibrated block the preview is the exact result, and of recipes that go piece by piece only its first
+pieces are, since those behind keep what the exact run gave them. Nothing behind the block is computed.
 """
 
 WHERE_IT_HELPS = r"""
