@@ -125,7 +125,10 @@ def _recipe(session: Session, place: Any) -> None:
     if now != PAPER:
         config = chosen(session)
         on = all(getattr(config, name) == number for name, number in CAUTIOUS.items())
-        note = "α 0.3 and β 0: for calibration samples that are noisy, foggy or unlike those that the model will see."
+        note = (
+            "α 0.3 and β 0: for calibration samples in fog, or drifted from what the model will see; with clean or "
+            "merely noisy ones it costs about two points."
+        )
         state.control(place.toggle, "cautious", on, False, "Cautious", help=note)
 
 

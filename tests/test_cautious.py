@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from app import selection
 from featcal import cli as command_line
 from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CAUTIOUS
 from featcal.errors import InputError
 from featcal.family import Family
 from featcal.model_ids import calibrate_command, resolved, spelled
@@ -52,6 +54,15 @@ def test_names_and_commands_say_the_numbers(tiny: Family) -> None:
     said = calibrate_command("s", config, config_for(tiny), "o")
     assert "--alpha 0.3 --beta 0 --mu 0.1" in said
     assert "cautious" not in said
+
+
+def test_the_app_means_the_same() -> None:
+    chosen = selection.HOME.change(recipe="informed", cautious=True)
+    assert {name: getattr(chosen, name) for name in CAUTIOUS} == CAUTIOUS == selection.CAUTIOUS
+    assert chosen.cautious
+    assert chosen.to_query() == {"recipe": "informed", "alpha": "0.3", "beta": "0"}
+    assert selection.from_query(chosen.to_query())[0] == chosen
+    assert chosen.change(cautious=False) == selection.HOME.change(recipe="informed")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

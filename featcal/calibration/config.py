@@ -29,7 +29,7 @@ OF_A_RECIPE = NUMBERS[INFORMED]
 OWN = (*OF_A_RECIPE, "weigh_tokens")
 """Options that a suite recommends for one recipe; they say nothing of another."""
 CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
-"""What featcal's own recipes take where the calibration samples may be unlike those that the model will see."""
+"""What featcal's own recipes take where the calibration samples are in fog, or drifted from what the model will see."""
 _BY_RECIPE: Any = None
 """Default of an option that the recipe decides (`recipe_numbers`)."""
 PARTIAL = ("blocks", "maps", "tasks")

@@ -79,7 +79,7 @@ RECIPE = block(
         "--cautious",
         is_flag=True,
         default=None,
-        help="Not of paper: alpha 0.3 and beta 0, for samples that are noisy, foggy or unlike those to come.",
+        help="Not of paper: alpha 0.3 and beta 0, for samples in fog, or drifted from those to come; costs elsewhere.",
     ),
     click.option(
         "--weigh-tokens/--no-weigh-tokens",
