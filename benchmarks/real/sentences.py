@@ -24,13 +24,14 @@ from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "data" / "t5-mini"))
 import build  # noqa: E402
-import rows  # noqa: E402
+import text_rows  # noqa: E402
 import training  # noqa: E402
 
 TUNED = ("ag_news", "sst2", "subjectivity", "sick")
 UNTUNED = ("trec6", "answer_selection")
 """Their validation and test texts are looked at once, when everything is chosen."""
 TASKS = TUNED + UNTUNED
+GROUPS = {"tuned": TUNED, "untuned": UNTUNED}
 PROMPTS = {
     "ag_news": "Which topic has this news? {text}",
     "sst2": "Is this review positive or negative? {text}",
@@ -48,12 +49,12 @@ BASE_STEPS, BASE_BATCH, BASE_RATE = 500, 48, 1e-3
 EXPERT_STEPS, EXPERT_BATCH, EXPERT_RATE = 500, 32, 1e-3
 
 @cache
-def read(folder: Path, task: str) -> rows.Texts:
+def read(folder: Path, task: str) -> text_rows.Texts:
     """The rows of one set."""
-    return rows.read(folder, task, VALIDATION, CALIBRATION)
+    return text_rows.read(folder, task, VALIDATION, CALIBRATION)
 
 
-def asked(task: str, several: Sequence[rows.Row]) -> list[str]:
+def asked(task: str, several: Sequence[text_rows.Row]) -> list[str]:
     return [PROMPTS[task].format(**row) for row in several]
 
 
@@ -79,7 +80,7 @@ def make_tokenizer(data: Path) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, task: str, several: Sequence[rows.Row]) -> build.Pairs:
+def encode(tokenizer: PreTrainedTokenizerFast, task: str, several: Sequence[text_rows.Row]) -> build.Pairs:
     """Token numbers of prompts and answers."""
     prompts = tokenizer(asked(task, several), truncation=True)["input_ids"]
     answers = tokenizer([row["label"] for row in several])["input_ids"]
@@ -141,12 +142,12 @@ def write_suite(data: Path, out: Path) -> None:
     tasks: dict[str, object] = {}
     for task in TASKS:
         file = f"data/{task}.jsonl.gz"
-        rows.write_splits(read(data, task), out / file)
+        text_rows.write_splits(read(data, task), out / file)
         source = {"jsonl": file, "input": PROMPTS[task], "target": "{label}"}
         tasks[task] = {"expert": f"experts/{task}", "metric": "exact_match"} | {
-            name: source | {"split": name} for name in rows.SPLITS
+            name: source | {"split": name} for name in text_rows.SPLITS
         }
-    rows.write_suite(out / "suite.yaml", "real-texts", "A small T5 and six experts on real texts.", tasks)
+    text_rows.write_suite(out / "suite.yaml", "real-texts", "A small T5 and six experts on real texts.", tasks)
 
 
 def write_experts(data: Path, out: Path, seed: int) -> None:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import minilm
 import pictures
 import sentences
 
@@ -22,17 +23,28 @@ from featcal.studies.study import read_study
 MERGERS = (
     "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "tsv-m", "iso-c", "iso-cts", "wudi-optimum",
 )  # fmt: skip
-TREATMENTS = {
-    "svc": "svc",
+RECIPES = {
     "paper": "calibrated",
     "refined": "calibrated:recipe=refined",
+    "informed": "calibrated:recipe=informed",
+}
+TREATMENTS = {
+    "svc": "svc",
+    **RECIPES,
     "polish": "polished:steps=30",
     "Surgery": "surgery",
     "ProbSurgery": "probsurgery",
 }
+STARTS = ("task-arithmetic", "simple-averaging", "tsv-m", "ace", "wudi-optimum")
+"""Mergers that the pretrained models are repaired from."""
+ALONE = (
+    "ties", "breadcrumbs", "dare:seed=42", "model-stock", "iso-c", "iso-cts", "regmean", "regmean++", "lot", "esm",
+    "svc@task-arithmetic", "surgery@task-arithmetic",
+)  # fmt: skip
+"""Methods that are measured beside them with nothing behind."""
 FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
-NUMBERS = {2: "two", 4: "four", 6: "six", 8: "eight"}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eight"}
 
 
 def grid() -> list[str]:
@@ -48,6 +60,17 @@ def few() -> list[str]:
     return ["expert", "base", *own]
 
 
+def recipes() -> list[str]:
+    """Task Arithmetic with every recipe: what is measured first, and of adapters all that is."""
+    return ["expert", "base", "task-arithmetic", *(f"{way}@task-arithmetic" for way in RECIPES.values())]
+
+
+def pretrained() -> list[str]:
+    """Five mergers with every recipe and thirty steps of polish, and what else merges."""
+    ways = [*RECIPES.values(), TREATMENTS["polish"]]
+    return list(dict.fromkeys([*recipes(), *STARTS, *(f"{way}@{one}" for way in ways for one in STARTS), *ALONE]))
+
+
 def sweep() -> list[str]:
     """The paper's recipe: λ with α at ρ = 2, λ with the other ρ at α = 0.3; and the refined one beside it."""
     settings = [(lam, 2, alpha) for lam in LAMS for alpha in ALPHAS] + [(lam, rho, 0.3) for lam in LAMS for rho in RHOS]
@@ -57,8 +80,9 @@ def sweep() -> list[str]:
 
 def groups(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
     """All tasks of the suite that was measured, and those on which something was tuned and nothing was."""
-    (suite,) = [one for one in (pictures, sentences) if any(set(one.TASKS) == row.found.scores.keys() for row in rows)]
-    parts = {"all": suite.TASKS, "tuned": suite.TUNED, "untuned": suite.UNTUNED}
+    measured = rows[0].found.scores.keys()
+    (suite,) = [one for one in (pictures, sentences, minilm) if set(one.TASKS) == measured]
+    parts = {"all": suite.TASKS} | suite.GROUPS
     return {
         f"all {NUMBERS[len(tasks)]}" if name == "all" else f"{NUMBERS[len(tasks)]} {name}": tasks
         for name, tasks in parts.items()
@@ -96,7 +120,12 @@ def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def treatments(found: Mapping[str, list[Row]]) -> dict[str, str]:
     """Those that were measured."""
-    return {name: way for name, way in TREATMENTS.items() if any(f"{way}@{merger}" in found for merger in MERGERS)}
+    return {name: way for name, way in TREATMENTS.items() if any(f"{way}@{one}" in found for one in mergers(found))}
+
+
+def mergers(found: Mapping[str, list[Row]]) -> list[str]:
+    """Models that were measured with nothing behind them."""
+    return [one for one in found if "@" not in one and one not in (EXPERT, "base")]
 
 
 def averages(rows: Sequence[Row]) -> list[str]:
@@ -117,7 +146,7 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
     lines = [f"Average over {name}, % (experts {expert:.1f}, base {base:.1f}):", ""]
     ways = treatments(found)
     lines += head(["merger", "nothing", *ways])
-    for merger in (one for one in (*MERGERS, "regmean", "regmean++") if one in found):
+    for merger in mergers(found):
         models = [merger, *(f"{way}@{merger}" for way in ways.values())]
         cells = [spread([mean(row, tasks) for row in found.get(one, [])]) for one in models]
         lines.append(line([f"`{merger}`", *cells]))
@@ -127,7 +156,7 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
 def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
     expert, ways = mean(found[EXPERT][0], tasks), treatments(found)
     lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *ways])]
-    for merger in (one for one in MERGERS if one in found):
+    for merger in (one for one in mergers(found) if any(f"{way}@{one}" in found for way in ways.values())):
         floor = mean(found[merger][0], tasks)
         shares = [
             [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(f"{way}@{merger}", [])]
@@ -183,7 +212,7 @@ def corrupt_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-NAMES = {"grid": grid, "few": few, "sweep": sweep}
+NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "pretrained": pretrained}
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
