@@ -20,6 +20,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -50,8 +51,8 @@ CALIBRATION, VALIDATION, TEST = 288, 200, 500
 LENGTH = 128
 """The most tokens of one text or pair."""
 
-STEPS = dict.fromkeys(TASKS, 300) | {"mrpc": 200, "rte": 200}
-"""Fewer on the two sets of long pairs, which overfit and are slow."""
+STEPS = dict.fromkeys(TASKS, 300) | dict.fromkeys(("ag_news", "mrpc", "rte"), 200)
+"""Fewer where texts are long: that is enough for news, and the pairs overfit."""
 BATCH, DECAY, HEAD_RATE = 32, 0.01, 1e-3
 RATE, ADAPTER_RATE = 1e-4, 1e-3
 BUCKETS = 8
@@ -163,9 +164,7 @@ def drawn(encoded: Encoded, step: int, seed: int) -> Encoded:
     return several[start : start + BATCH]
 
 
-def fit(
-    model: BertForSequenceClassification, encoded: Encoded, steps: int, rate: float, seed: int, file: Path
-) -> None:
+def fit(model: BertForSequenceClassification, encoded: Encoded, steps: int, rate: float, seed: int, file: Path) -> None:
     """Train what is not frozen; forward and backward in bfloat16, weights and steps in float32."""
 
     def loss(step: int) -> Tensor:
@@ -240,12 +239,19 @@ def write_suites(data: Path, out: Path) -> None:
         for task in TASKS:
             texts = f"data/{task}.jsonl.gz"
             one = read(data, task)
-            text_rows.write_splits(one, out / texts)
+            text_rows.write_splits(replace(one, test=by_length(one.test)), out / texts)
             source: dict[str, object] = {"jsonl": texts, "label": "label"} | fields(one.test[0])
             expert = f"experts/{task}" if kind == "experts" else f"base+adapters/{task}"
             splits = {split: source | {"split": split} for split in text_rows.SPLITS}
             tasks[task] = {"expert": expert, "max_length": LENGTH} | splits
-        text_rows.write_suite(out / file, name, f"all-MiniLM-L6-v2 and eight {kind} on texts, a classifier each.", tasks)
+        text_rows.write_suite(
+            out / file, name, f"all-MiniLM-L6-v2 and eight {kind} on texts, a classifier each.", tasks
+        )
+
+
+def by_length(several: Sequence[text_rows.Row]) -> tuple[text_rows.Row, ...]:
+    """Rows with the shortest first, so that a batch of them has little padding."""
+    return tuple(sorted(several, key=lambda row: sum(map(len, text_rows.texts(row)))))
 
 
 def fields(row: text_rows.Row) -> dict[str, str]:

@@ -48,6 +48,7 @@ SHAPE = dict(build.SHAPE) | {"dropout_rate": 0.1}
 BASE_STEPS, BASE_BATCH, BASE_RATE = 500, 48, 1e-3
 EXPERT_STEPS, EXPERT_BATCH, EXPERT_RATE = 500, 32, 1e-3
 
+
 @cache
 def read(folder: Path, task: str) -> text_rows.Texts:
     """The rows of one set."""

@@ -7,6 +7,7 @@ puts into docs/results.md.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -43,6 +44,23 @@ ALONE = (
 )  # fmt: skip
 """Methods that are measured beside them with nothing behind."""
 FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
+SUITES = {
+    "clip-mini": "data/clip-mini/compare.json",
+    "t5-mini": "data/t5-mini/compare.json",
+    "lm-mini": "data/lm-mini/compare.json",
+    "real images": "benchmarks/real/grid.json",
+    "real texts": "benchmarks/real/texts.json",
+    "MiniLM": "benchmarks/real/minilm.json",
+    "MiniLM, LoRA": "benchmarks/real/minilm_lora.json",
+}
+"""Method tables of all suites, from the root of the repository on."""
+OVERVIEW = {
+    "experts": ("expert",),
+    "base": ("base",),
+    "merged": ("task-arithmetic",),
+    **{name: (f"{way}@task-arithmetic", way) for name, way in RECIPES.items()},
+}
+"""Models of the overview, and what documents call them: the merged model of every suite is Task Arithmetic's at 0.3."""
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eight"}
 
@@ -212,6 +230,35 @@ def corrupt_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def overview(benchmarks: Path) -> list[str]:
+    """Experts, merged models and recipes on every suite that was measured, 64 samples, mean over seeds.
+
+    Args:
+        benchmarks: the folder of that name, beside which the files of `SUITES` are found.
+    """
+    files = {name: benchmarks.parent / file for name, file in SUITES.items()}
+    found = {name: read_study(file).rows for name, file in files.items() if file.exists()}
+    lines = head(["model", *found])
+    for name, models in OVERVIEW.items():
+        cells = [average_of(rows, models) for rows in found.values()]
+        floors = [average_of(rows, OVERVIEW["merged"]) for rows in found.values()]
+        tops = [average_of(rows, OVERVIEW["experts"]) for rows in found.values()]
+        shares = [name in RECIPES and not math.isnan(cell) for cell in cells]
+        said = [
+            "–" if math.isnan(cell) else f"{cell:.1f}" + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
+            for cell, floor, top, share in zip(cells, floors, tops, shares, strict=True)
+        ]
+        lines.append(line([name, *said]))
+    return lines
+
+
+def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
+    """Mean over seeds of the first of these models that was measured, in %; NaN where none was."""
+    found = by_method(rows)
+    measured = next((found[one] for one in models if one in found), [])
+    return statistics.fmean(100 * row.mean for row in measured) if measured else math.nan
+
+
 NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "pretrained": pretrained}
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
@@ -220,8 +267,8 @@ TABLES = {
 
 
 def tables(part: str, document: Path) -> str:
-    """One of `TABLES` of a document, in Markdown."""
-    return "\n".join(TABLES[part](read_study(document).rows))
+    """One of `TABLES` of a document, or the overview of all suites, in Markdown."""
+    return "\n".join(overview(document) if part == "overview" else TABLES[part](read_study(document).rows))
 
 
 def main() -> None:
