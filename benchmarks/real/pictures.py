@@ -21,6 +21,7 @@ TUNED = ("mnist", "fashion_mnist", "gtsrb", "hand_drawn_shapes", "intel_scenes",
 UNTUNED = ("sign_digits", "ucmerced")
 """Their validation and test pictures are looked at once, when everything is chosen."""
 TASKS = TUNED + UNTUNED
+GROUPS = {"tuned": TUNED, "untuned": UNTUNED}
 PROMPT = "a photo of a {}."
 
 SIDE, CROP = 32, 30

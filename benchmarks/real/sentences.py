@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
-import json
 import random
 import sys
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-import yaml
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
@@ -29,12 +24,14 @@ from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "data" / "t5-mini"))
 import build  # noqa: E402
+import text_rows  # noqa: E402
 import training  # noqa: E402
 
 TUNED = ("ag_news", "sst2", "subjectivity", "sick")
 UNTUNED = ("trec6", "answer_selection")
 """Their validation and test texts are looked at once, when everything is chosen."""
 TASKS = TUNED + UNTUNED
+GROUPS = {"tuned": TUNED, "untuned": UNTUNED}
 PROMPTS = {
     "ag_news": "Which topic has this news? {text}",
     "sst2": "Is this review positive or negative? {text}",
@@ -51,37 +48,15 @@ SHAPE = dict(build.SHAPE) | {"dropout_rate": 0.1}
 BASE_STEPS, BASE_BATCH, BASE_RATE = 500, 48, 1e-3
 EXPERT_STEPS, EXPERT_BATCH, EXPERT_RATE = 500, 32, 1e-3
 
-Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Rows of one set: what trains, what chooses, what calibrates and what is held back, disjoint."""
-
-    labels: tuple[str, ...]
-    train: tuple[Row, ...]
-    validation: tuple[Row, ...]
-    calibration: tuple[Row, ...]
-    test: tuple[Row, ...]
-
 
 @cache
-def read(folder: Path, task: str) -> Texts:
-    """A set of the data folder, its training rows split three ways by a shuffle of its name; texts that stand in
-    several rows are in the first of them alone."""
-    with gzip.open(folder / f"{task}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        every = {PROMPTS[task].format(**row): row for row in reversed([json.loads(line) for line in lines])}
-    rows = list(reversed(every.values()))
-    test = tuple(row for row in rows if row["split"] == "test")
-    rest = [row for row in rows if row["split"] == "train"]
-    random.Random(zlib.crc32(task.encode())).shuffle(rest)
-    held = CALIBRATION + VALIDATION
-    parts = (rest[held:], rest[CALIBRATION:held], rest[:CALIBRATION], test)
-    return Texts(tuple(sorted({row["label"] for row in rows})), *map(tuple, parts))
+def read(folder: Path, task: str) -> text_rows.Texts:
+    """The rows of one set."""
+    return text_rows.read(folder, task, VALIDATION, CALIBRATION)
 
 
-def asked(task: str, rows: Sequence[Row]) -> list[str]:
-    return [PROMPTS[task].format(**row) for row in rows]
+def asked(task: str, several: Sequence[text_rows.Row]) -> list[str]:
+    return [PROMPTS[task].format(**row) for row in several]
 
 
 def make_tokenizer(data: Path) -> PreTrainedTokenizerFast:
@@ -106,10 +81,10 @@ def make_tokenizer(data: Path) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, task: str, rows: Sequence[Row]) -> build.Pairs:
+def encode(tokenizer: PreTrainedTokenizerFast, task: str, several: Sequence[text_rows.Row]) -> build.Pairs:
     """Token numbers of prompts and answers."""
-    prompts = tokenizer(asked(task, rows), truncation=True)["input_ids"]
-    answers = tokenizer([row["label"] for row in rows])["input_ids"]
+    prompts = tokenizer(asked(task, several), truncation=True)["input_ids"]
+    answers = tokenizer([row["label"] for row in several])["input_ids"]
     return list(zip(prompts, answers, strict=True))
 
 
@@ -165,25 +140,15 @@ def accuracy(model: T5ForConditionalGeneration, pairs: build.Pairs) -> float:
 
 def write_suite(data: Path, out: Path) -> None:
     """Texts beside the models, and the suite file."""
-    (out / "data").mkdir(parents=True, exist_ok=True)
     tasks: dict[str, object] = {}
     for task in TASKS:
-        one, file = read(data, task), f"data/{task}.jsonl.gz"
-        splits = {"calibration": one.calibration, "validation": one.validation, "test": one.test}
-        lines = [json.dumps(row | {"split": name}) for name, rows in splits.items() for row in rows]
-        (out / file).write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
+        file = f"data/{task}.jsonl.gz"
+        text_rows.write_splits(read(data, task), out / file)
         source = {"jsonl": file, "input": PROMPTS[task], "target": "{label}"}
         tasks[task] = {"expert": f"experts/{task}", "metric": "exact_match"} | {
-            name: source | {"split": name} for name in splits
+            name: source | {"split": name} for name in text_rows.SPLITS
         }
-    content = {
-        "name": "real-texts",
-        "description": "A small T5 and six experts on real texts.",
-        "base": "base",
-        "merged": {"method": "task-arithmetic", "scale": 0.3},
-        "tasks": tasks,
-    }
-    (out / "suite.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    text_rows.write_suite(out / "suite.yaml", "real-texts", "A small T5 and six experts on real texts.", tasks)
 
 
 def write_experts(data: Path, out: Path, seed: int) -> None:

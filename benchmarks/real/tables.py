@@ -7,12 +7,14 @@ puts into docs/results.md.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import minilm
 import pictures
 import sentences
 
@@ -22,17 +24,45 @@ from featcal.studies.study import read_study
 MERGERS = (
     "task-arithmetic", "simple-averaging", "ties", "breadcrumbs", "tsv-m", "iso-c", "iso-cts", "wudi-optimum",
 )  # fmt: skip
-TREATMENTS = {
-    "svc": "svc",
+RECIPES = {
     "paper": "calibrated",
     "refined": "calibrated:recipe=refined",
+    "informed": "calibrated:recipe=informed",
+}
+TREATMENTS = {
+    "svc": "svc",
+    **RECIPES,
     "polish": "polished:steps=30",
     "Surgery": "surgery",
     "ProbSurgery": "probsurgery",
 }
+STARTS = ("task-arithmetic", "simple-averaging", "tsv-m", "ace", "wudi-optimum")
+"""Mergers that the pretrained models are repaired from."""
+ALONE = (
+    "ties", "breadcrumbs", "dare:seed=42", "model-stock", "iso-c", "iso-cts", "regmean", "regmean++", "lot", "esm",
+    "svc@task-arithmetic", "surgery@task-arithmetic",
+)  # fmt: skip
+"""Methods that are measured beside them with nothing behind."""
 FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
+SUITES = {
+    "clip-mini": "data/clip-mini/compare.json",
+    "t5-mini": "data/t5-mini/compare.json",
+    "lm-mini": "data/lm-mini/compare.json",
+    "real images": "benchmarks/real/grid.json",
+    "real texts": "benchmarks/real/texts.json",
+    "MiniLM": "benchmarks/real/minilm.json",
+    "MiniLM, LoRA": "benchmarks/real/minilm_lora.json",
+}
+"""Method tables of all suites, from the root of the repository on."""
+OVERVIEW = {
+    "experts": ("expert",),
+    "base": ("base",),
+    "merged": ("task-arithmetic",),
+    **{name: (f"{way}@task-arithmetic", way) for name, way in RECIPES.items()},
+}
+"""Models of the overview, and what documents call them: the merged model of every suite is Task Arithmetic's at 0.3."""
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
-NUMBERS = {2: "two", 4: "four", 6: "six", 8: "eight"}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eight"}
 
 
 def grid() -> list[str]:
@@ -48,6 +78,17 @@ def few() -> list[str]:
     return ["expert", "base", *own]
 
 
+def recipes() -> list[str]:
+    """Task Arithmetic with every recipe: what is measured first, and of adapters all that is."""
+    return ["expert", "base", "task-arithmetic", *(f"{way}@task-arithmetic" for way in RECIPES.values())]
+
+
+def pretrained() -> list[str]:
+    """Five mergers with every recipe and thirty steps of polish, and what else merges."""
+    ways = [*RECIPES.values(), TREATMENTS["polish"]]
+    return list(dict.fromkeys([*recipes(), *STARTS, *(f"{way}@{one}" for way in ways for one in STARTS), *ALONE]))
+
+
 def sweep() -> list[str]:
     """The paper's recipe: λ with α at ρ = 2, λ with the other ρ at α = 0.3; and the refined one beside it."""
     settings = [(lam, 2, alpha) for lam in LAMS for alpha in ALPHAS] + [(lam, rho, 0.3) for lam in LAMS for rho in RHOS]
@@ -57,8 +98,9 @@ def sweep() -> list[str]:
 
 def groups(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
     """All tasks of the suite that was measured, and those on which something was tuned and nothing was."""
-    (suite,) = [one for one in (pictures, sentences) if any(set(one.TASKS) == row.found.scores.keys() for row in rows)]
-    parts = {"all": suite.TASKS, "tuned": suite.TUNED, "untuned": suite.UNTUNED}
+    measured = rows[0].found.scores.keys()
+    (suite,) = [one for one in (pictures, sentences, minilm) if set(one.TASKS) == measured]
+    parts = {"all": suite.TASKS} | suite.GROUPS
     return {
         f"all {NUMBERS[len(tasks)]}" if name == "all" else f"{NUMBERS[len(tasks)]} {name}": tasks
         for name, tasks in parts.items()
@@ -96,7 +138,12 @@ def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def treatments(found: Mapping[str, list[Row]]) -> dict[str, str]:
     """Those that were measured."""
-    return {name: way for name, way in TREATMENTS.items() if any(f"{way}@{merger}" in found for merger in MERGERS)}
+    return {name: way for name, way in TREATMENTS.items() if any(f"{way}@{one}" in found for one in mergers(found))}
+
+
+def mergers(found: Mapping[str, list[Row]]) -> list[str]:
+    """Models that were measured with nothing behind them."""
+    return [one for one in found if "@" not in one and one not in (EXPERT, "base")]
 
 
 def averages(rows: Sequence[Row]) -> list[str]:
@@ -117,7 +164,7 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
     lines = [f"Average over {name}, % (experts {expert:.1f}, base {base:.1f}):", ""]
     ways = treatments(found)
     lines += head(["merger", "nothing", *ways])
-    for merger in (one for one in (*MERGERS, "regmean", "regmean++") if one in found):
+    for merger in mergers(found):
         models = [merger, *(f"{way}@{merger}" for way in ways.values())]
         cells = [spread([mean(row, tasks) for row in found.get(one, [])]) for one in models]
         lines.append(line([f"`{merger}`", *cells]))
@@ -127,7 +174,7 @@ def average_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str
 def gap_table(found: Mapping[str, list[Row]], name: str, tasks: Sequence[str]) -> list[str]:
     expert, ways = mean(found[EXPERT][0], tasks), treatments(found)
     lines = [f"Share of the gap from merger to experts that is closed, {name}, %:", "", *head(["merger", *ways])]
-    for merger in (one for one in MERGERS if one in found):
+    for merger in (one for one in mergers(found) if any(f"{way}@{one}" in found for way in ways.values())):
         floor = mean(found[merger][0], tasks)
         shares = [
             [100 * (mean(row, tasks) - floor) / (expert - floor) for row in found.get(f"{way}@{merger}", [])]
@@ -183,7 +230,36 @@ def corrupt_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-NAMES = {"grid": grid, "few": few, "sweep": sweep}
+def overview(benchmarks: Path) -> list[str]:
+    """Experts, merged models and recipes on every suite that was measured, 64 samples, mean over seeds.
+
+    Args:
+        benchmarks: the folder of that name, beside which the files of `SUITES` are found.
+    """
+    files = {name: benchmarks.parent / file for name, file in SUITES.items()}
+    found = {name: read_study(file).rows for name, file in files.items() if file.exists()}
+    lines = head(["model", *found])
+    for name, models in OVERVIEW.items():
+        cells = [average_of(rows, models) for rows in found.values()]
+        floors = [average_of(rows, OVERVIEW["merged"]) for rows in found.values()]
+        tops = [average_of(rows, OVERVIEW["experts"]) for rows in found.values()]
+        shares = [name in RECIPES and not math.isnan(cell) for cell in cells]
+        said = [
+            "–" if math.isnan(cell) else f"{cell:.1f}" + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
+            for cell, floor, top, share in zip(cells, floors, tops, shares, strict=True)
+        ]
+        lines.append(line([name, *said]))
+    return lines
+
+
+def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
+    """Mean over seeds of the first of these models that was measured, in %; NaN where none was."""
+    found = by_method(rows)
+    measured = next((found[one] for one in models if one in found), [])
+    return statistics.fmean(100 * row.mean for row in measured) if measured else math.nan
+
+
+NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "pretrained": pretrained}
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
@@ -191,8 +267,8 @@ TABLES = {
 
 
 def tables(part: str, document: Path) -> str:
-    """One of `TABLES` of a document, in Markdown."""
-    return "\n".join(TABLES[part](read_study(document).rows))
+    """One of `TABLES` of a document, or the overview of all suites, in Markdown."""
+    return "\n".join(overview(document) if part == "overview" else TABLES[part](read_study(document).rows))
 
 
 def main() -> None:
