@@ -31,8 +31,9 @@ from featcal.schema.model_name import (
     reference_in,
     value_of,
 )
-from featcal.schema.recipe import OPTIONS
+from featcal.schema.recipe import OPTIONS, MergeRecipe
 from featcal.shared import require_inside
+from featcal.suite import Suite
 from featcal.suite_files import model_stamp
 from featcal.words import did_you_mean, exactly
 
@@ -135,14 +136,17 @@ def spelled(model: ModelId, family: Family) -> str:
     return f"calibrated:{','.join(said)}"
 
 
-def calibrate_command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
+def calibrate_command(
+    suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str, model: str = "merged"
+) -> str:
     """The `featcal calibrate` line with these options.
 
     Args:
         suite: its name or its file.
         defaults: the suite's own options; of switches and of what is seldom changed, what differs from them is said.
+        model: what is calibrated.
     """
-    parts = ["featcal", "calibrate", suite]
+    parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
     for name in NUMBERS[config.recipe]:
         parts += [f"--{name}", exactly(getattr(config, name))]
@@ -180,10 +184,19 @@ def weights_of(model: str, family: Family) -> Weights:
         return AnchorWeights(_rho(name, model), family.base, family.merged)
     if name.kind == REFERENCE or name.kind in ("base", "merged"):
         return family.model(model)
+    return family.merge(merger_of(name, family.suite))
+
+
+def merger_of(name: ModelName, suite: Suite) -> MergeRecipe:
+    """The recipe that the name of a merge method with its options stands for.
+
+    Raises:
+        InputError: an option that is unknown or outside its range.
+    """
     for option, _ in name.options:
         known_option(option, tuple(one for one in (*OPTIONS[name.kind], "dtype") if one in _OF_A_MERGER), name.kind)
-    given = {o: value_of(text, _OF_A_MERGER[o], f"model '{model}': {o}") for o, text in name.options}
-    return family.merge(recipe_for(family.suite, name.kind, **given))
+    given = {o: value_of(text, _OF_A_MERGER[o], f"model '{name.kind}': {o}") for o, text in name.options}
+    return recipe_for(suite, name.kind, **given)
 
 
 def _read(model: str) -> ModelName:

@@ -18,7 +18,7 @@ from featcal.schema.recipe import METHODS
 @SUITE
 @click.option(
     "--method",
-    help=f"{', '.join(METHODS)}.  [the suite's own recipe] Or a baseline with its options: "
+    help=f"{', '.join(METHODS)}, with options as ties:scale=1,density=0.2.  [the suite's own recipe] Or a baseline: "
     "regmean:samples=64,reduce=0.9, regmean++, lot, esm, fisher, adamerging:steps=200, svc:alpha=0.1.",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
@@ -29,7 +29,9 @@ def merge(
     suite: str, method: str | None, scale: float | None, max_memory: int | None, out: Path, as_json: bool
 ) -> None:
     """Merge the experts of a suite into a checkpoint folder."""
-    from featcal.merging import merge_to_folder
+    from featcal.family import as_family
+    from featcal.merging import merge_to_folder, write_merge
+    from featcal.model_ids import merger_of
 
     if method is not None and model_name(method).kind in FITTED:
         if scale is not None:
@@ -41,7 +43,13 @@ def merge(
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
-    document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
+    if method is not None and method.partition(":")[0] in METHODS and ":" in method:
+        if scale is not None:
+            raise click.UsageError(f"give scale as one of the options of {method}")
+        family = as_family(opening.loaded(suite), "cpu")
+        document = write_merge(family, merger_of(model_name(method), family.suite), out, max_memory)
+    else:
+        document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 
