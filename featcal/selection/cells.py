@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from featcal.errors import InputError
 from featcal.evaluation.heads import CosineHead
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.locks import locked
-from featcal.models.adapter import Adapter
 from featcal.models.model import brings
 from featcal.resources import cache_folder
 from featcal.schema.model_name import reference_in
@@ -62,10 +61,10 @@ class Cells:
                 self._known[name, fold] = _CELL.validate_json(self._file(name, fold, "json").read_bytes())
         return self._known.get((name, fold))
 
-    def put(self, name: str, fold: int, cell: Cell) -> None:
-        """Keep what was found."""
+    def put(self, name: str, fold: int, cell: Cell, lasting: bool = True) -> None:
+        """Keep what was found; in this process alone where another one may find something else."""
         self._known[name, fold] = cell
-        if self._folder is not None:
+        if lasting and self._folder is not None:
             with _named(self._folder):
                 put(self._file(name, fold, "json"), json.dumps({"model": name, "fold": fold, **asdict(cell)}))
 
@@ -112,12 +111,16 @@ def folder_of(contest: Contest) -> Path | None:
     models = [family.base, family.merged, *family.experts.values()]
     if any(brings(one) for one in models):
         return None
+    adapter = family.adapter
+    own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
     starts = {tried.start for tried in contest.plan}
     models += [session.on(name).merged for name in sorted(starts) if reference_in(name) is not None]
     prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
     said = {
         "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},
-        "models": [_digest(model, family.adapter) for model in models],
+        "models": [_digest(model, adapter.tower) for model in models],
+        "shared": _digest(family.base, adapter.head),
+        "classifiers": [_digest(expert, own) for expert in family.experts.values()],
         "heads": [hashlib.sha256(raw_bytes(one)).hexdigest() for one in prompts],
         "samples": {task: _inputs(one) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
@@ -136,12 +139,10 @@ def _inputs(drawn: Samples) -> str:
     return digest.hexdigest()
 
 
-def _digest(model: Weights, adapter: Adapter) -> str:
-    """Return the SHA-256 of every tensor of a model that is computed with, wherever it lies: of its tower, and of the
-    heads that its features and scores come from."""
-    own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
+def _digest(model: Weights, names: Iterable[str]) -> str:
+    """Return the SHA-256 of the tensors of a model that it has of some, wherever they lie."""
     digest = hashlib.sha256()
-    for name in (*adapter.tower, *adapter.scoring, *adapter.head, *own):
+    for name in names:
         if name in model.info:
             digest.update(name.encode())
             digest.update(raw_bytes(model.read([name])[name]))

@@ -104,22 +104,28 @@ def _work(contest: Contest, cells: Cells, progress: Progress) -> None:
                 if not mine or cells.get(names[number], fold) is not None:
                     continue
                 idle = False
-                progress(SELECT, fold * len(names) + number, total)
+                done = fold * len(names) + number
+                progress(SELECT, done, total)
+
+                def report(*_: object, done: int = done) -> None:
+                    progress(SELECT, done, total)
+
                 if fold not in held:  # one at a time: what experts compute on it takes the memory
                     held.clear()
                     held[fold] = Fold(contest, fold)
-                cells.put(names[number], fold, _cell(held[fold], contest.plan[number]))
+                cells.put(names[number], fold, *_cell(held[fold], contest.plan[number], report))
         if idle:
             time.sleep(POLL)
     progress(SELECT, total, total)
 
 
-def _cell(held: Fold, tried: Tried) -> Cell:
+def _cell(held: Fold, tried: Tried, progress: Progress) -> tuple[Cell, bool]:
+    """Compute a cell, and say whether another process would find the same: what is wrong with a disk may pass."""
     started = time.perf_counter()
     try:
-        return Cell(held.values(tried), "", time.perf_counter() - started)
+        return Cell(held.values(tried, progress), "", time.perf_counter() - started), True
     except FeatcalError as error:  # these options cannot be calibrated with: the table says so
-        return Cell({}, str(error), time.perf_counter() - started)
+        return Cell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
 def _ranked(contest: Contest, cells: Cells) -> list[Candidate]:

@@ -79,8 +79,9 @@ class Fold:
         for task, own in dealt.items():
             rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
             self.fitted[task] = fast.expert_pass(_only(drawn[task], rest), config.batch_size, room)
-        held = {task: _only(drawn[task], own[number]) for task, own in dealt.items()}
-        self._judge = Judge(family, held, contest.criterion)
+        self.held = {task: _only(drawn[task], own[number]) for task, own in dealt.items()}
+        """What is held out, by task."""
+        self._judge = Judge(family, self.held, contest.criterion)
 
     def values(self, tried: Tried, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
         """Fit a candidate on the other folds and return how near it is to the experts, by task and held-out sample.
