@@ -62,7 +62,7 @@ def planned(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()
     default = at_defaults(INFORMED)
     repairs = [default, at_defaults(PAPER), at_defaults(REFINED)]
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
-    repairs += [replace(default, **CAUTIOUS), asked]
+    repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     first, *others = (Tried(MERGED, config) for config in repairs)
     more = [Tried(_start(name, family), config) for name in starts for config in (None, default)]
     return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
