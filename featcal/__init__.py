@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from featcal.models.encoder_facts import EncoderFacts
     from featcal.models.model import Model
     from featcal.runs import History, Run
-    from featcal.selection.choose import Selection, select
+    from featcal.selection.choose import select
+    from featcal.selection.outcome import Selection
     from featcal.session import Session, open_session
     from featcal.suite import Suite, load_suite
     from featcal.sweep import Grid, SweepPoint, run_sweep
@@ -55,7 +56,7 @@ _HOME = {
     "NumericalError": "errors",
     "Run": "runs",
     "Scores": "evaluation.evaluate",
-    "Selection": "selection.choose",
+    "Selection": "selection.outcome",
     "Session": "session",
     "Suite": "suite",
     "SweepPoint": "sweep",

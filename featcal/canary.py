@@ -8,9 +8,8 @@ it was made of, on prompts from the calibration samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 from featcal.errors import InputError, NumericalError
 from featcal.family import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.adapter import Batch
-from featcal.models.generation import Generator
+from featcal.models.generation import Pupil, asked
 from featcal.models.model import brings
 from featcal.progress import Progress, silent
 
@@ -39,7 +37,8 @@ ERRORS = 2.0
 """Standard errors of a perplexity's logarithm that chance is given on top."""
 FARTHER = 0.05
 """By how much the distance of next-token distributions to the expert's may exceed the merged model's, of 1."""
-_TOGETHER = 8
+TOGETHER = 8
+"""Prompts that are answered at a time."""
 _LARGEST = 700.0
 """Nats per token whose exponential is still a number."""
 
@@ -150,14 +149,15 @@ def canary(
     for done, (task, expert) in enumerate(experts.items()):
         progress("generation", done, len(experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
-        batches = [*map(_asked, batches_of(drawn, _TOGETHER, family.compute.device))]
-        teacher = _Pupil(_opened(family, expert), batches)
+        batches = [*map(asked, batches_of(drawn, TOGETHER, family.compute.device))]
+        teacher = Pupil(family.generator(expert), batches, TOKENS)
         answers, theirs = teacher.answers, [one.exp() for one in teacher.along(teacher.answers)]
         try:
             readings = [_reading(teacher, answers, theirs)]
             del teacher  # one whole model at a time
             models = (model,) if held is model else (held, model)
-            readings += [_reading(_Pupil(_opened(family, one), batches), answers, theirs) for one in models]
+            pupils = (Pupil(family.generator(one), batches, TOKENS) for one in models)
+            readings += [_reading(pupil, answers, theirs) for pupil in pupils]
         except NumericalError as error:
             raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
         found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])
@@ -176,50 +176,7 @@ def unasked_said(family: Family) -> list[str]:
     return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
 
 
-class _Pupil:
-    """A whole model in front of the prompts of one task, in batches."""
-
-    def __init__(self, generator: Generator, batches: Sequence[Batch]) -> None:
-        self._generator, self._batches = generator, batches
-        self.ends = generator.ends
-        self.answers = [answer for batch in batches for answer in self._answers(batch)]
-        """What the model says to every prompt, up to the token that ends it: `[tokens]`."""
-
-    def along(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
-        rest = iter(answers)
-        for batch in self._batches:
-            some = [*islice(rest, len(batch["input_ids"]))]
-            yield from self._generator.log_probabilities(batch, some)
-
-    def _answers(self, batch: Batch) -> Iterator[Tensor]:
-        produced = self._generator.answers(
-            batch,
-            max_new_tokens=TOKENS,
-            max_length=None,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=min(self.ends, default=0),
-        )
-        yield from map(self._generator.up_to_end, produced)
-
-
-def _asked(batch: Batch) -> Batch:
-    """Texts without answers, as experts write them from nothing, are gone on from their first half; those with a
-    picture, which must stay whole, from their end."""
-    kept = batch["attention_mask"]
-    if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
-        return batch
-    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
-    return {"input_ids": batch["input_ids"], "attention_mask": half}
-
-
-def _opened(family: Family, model: Weights) -> Generator:
-    adapter = family.adapter
-    return adapter.generating(family.compute.place(model.read(adapter.tower)), family.base_folder)
-
-
-def _reading(pupil: _Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
+def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
     """A model beside the expert's answers and the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []

@@ -21,6 +21,7 @@ from featcal.models.adapter import Adapter, Batch
 from featcal.models.architectures import adapter_for
 from featcal.models.compute import PRECISIONS, Compute, compute_for
 from featcal.models.differences import differences
+from featcal.models.generation import Generator
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.language import IGNORED
 from featcal.models.model import brings
@@ -165,11 +166,12 @@ class Family:
         if not self.adapter.generates or brings(expert):
             raise InputError(f"{expert.label} cannot generate; take samples from elsewhere")
         if key not in self._written:
-            tensors = self.compute.place(expert.read(self.adapter.tower))
-            self._written[key] = write(
-                self.adapter.generating(tensors, self.base_folder), source, spec, preparation, task
-            )
+            self._written[key] = write(self.generator(expert), source, spec, preparation, task)
         return self._written[key]
+
+    def generator(self, model: Weights) -> Generator:
+        """A model that generates text, whole in memory, in the compute dtype."""
+        return self.adapter.generating(self.compute.place(model.read(self.adapter.tower)), self.base_folder)
 
     def _preparation(self) -> Preparation:
         adapter = self.adapter

@@ -125,14 +125,17 @@ def spelled(model: ModelId, family: Family) -> str:
     return f"calibrated:{','.join(said)}"
 
 
-def calibrate_command(suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str) -> str:
+def calibrate_command(
+    suite: str, config: CalibrationConfig, defaults: CalibrationConfig, out: str, model: str = "merged"
+) -> str:
     """The `featcal calibrate` line with these options.
 
     Args:
         suite: its name or its file.
         defaults: the suite's own options; of what is seldom changed, what differs from them is said.
+        model: what is calibrated.
     """
-    parts = ["featcal", "calibrate", suite]
+    parts = ["featcal", "calibrate", suite, *(() if model == "merged" else ("--model", model))]
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
     for name in (*NUMBERS[config.recipe], "samples"):
         parts += _flag(name, getattr(config, name))

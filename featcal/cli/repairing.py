@@ -204,41 +204,28 @@ def sweep(
 @click.command()
 @SUITE
 @click.option("--out", type=click.Path(path_type=Path), help="File for the JSON document; must not exist.")
-@click.option("--budget", default=24, show_default=True, help="Candidates, each of them one calibration.")
-@click.option(
-    "--study",
-    type=click.Path(path_type=Path),
-    help="File of the study; processes may share it, and machines where it ends in .journal.  [in the cache folder]",
-)
-@click.option(
-    "--recipe",
-    type=click.Choice(["paper", "refined"]),
-    help="Whose defaults the choice is held against; candidates are of both.  [the suite's own]",
-)
+@click.option("--starts", help="Other merges between commas: each is tried as it is and calibrated, as tsv-m,ace.")
 @click.option("--samples", type=int, help="Calibration samples per task.  [256]")
-@click.option("--seed", type=int, help="Decides which samples are drawn and held out, and what is tried.  [42]")
+@click.option("--seed", type=int, help="Decides which samples are drawn and how they fall into folds.  [42]")
 @SWITCHES_AND_PARTS
 @DEVICE
 @JSON
 def select(
-    suite: str,
-    out: Path | None,
-    budget: int,
-    study: Path | None,
-    device: str,
-    as_json: bool,
-    **chosen: Unpack[Options],
+    suite: str, out: Path | None, starts: str | None, device: str, as_json: bool, **chosen: Unpack[Options]
 ) -> None:
-    """Choose lam, rho, alpha, beta and recipe without labels.
+    """Choose without labels whether and how the merged model is repaired.
 
-    One calibration sample in eight is held out. Every candidate is calibrated on the others and scored by how far its
-    final features are from the experts' on those; the best is calibrated on all of them. Nothing but calibration
-    samples is read. Candidates are kept in the study, so a choice that was interrupted goes on where it stopped. With
-    fewer than 16 samples of a task nothing can be told, and the defaults stay.
+    Every candidate is calibrated on three quarters of the calibration samples and scored on the fourth, four times:
+    how probable the experts' decisions are under it. Candidates are the merged model as it is, the recipes at their
+    defaults, "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays unless
+    another one is better by more than the paired interval; what is chosen is then calibrated on all samples. Nothing
+    but calibration samples is read. What was found is kept, so a choice that was interrupted goes on where it stopped.
+    With fewer than 8 samples of a task nothing can be told, and the default stays.
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import selection_table
     from featcal.selection.choose import select as choose
+    from featcal.studies.names import listed
     from featcal.whole_files import put_new
 
     if out is not None and out.exists():
@@ -246,7 +233,7 @@ def select(
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     config = config_for(session.family, **chosen)
-    found = choose(session, config, budget=budget, study=study, progress=bar())
+    found = choose(session, config, starts=listed(starts) if starts else (), progress=bar())
     document = found.to_json(suite)
     if out is not None:
         try:

@@ -85,13 +85,6 @@ def lead(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
     return first - second
 
 
-def divergence(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """KL(p_expert || p_model) of the softmax of two score vectors, in nats; computed in float64."""
-    wanted, found = (torch.log_softmax(scores.double(), dim=1) for scores in (expert, model))
-    apart: Tensor = (wanted.exp() * (wanted - found)).sum(1)
-    return apart
-
-
 def output_drift(
     expert: Float[Tensor, "n k"],
     model: Float[Tensor, "n k"],

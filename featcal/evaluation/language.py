@@ -53,11 +53,9 @@ def generated(family: Family, model: Weights, drawn: Samples, limit: int) -> tup
             f"task '{drawn.task}': {model.label} has a map or a head of its own for it, with which the library cannot "
             "generate answers; score it by classes (ClassificationHead)"
         )
-    adapter, compute = family.adapter, family.compute
-    tokenizer = tokenizer_of(family.base_folder)
-    generator = adapter.generating(compute.place(model.read(adapter.tower)), family.base_folder)
+    tokenizer, generator = tokenizer_of(family.base_folder), family.generator(model)
     texts: list[str] = []
-    for batch in batches_of(drawn, BATCH_SIZE, compute.device):
+    for batch in batches_of(drawn, BATCH_SIZE, family.compute.device):
         new = generator.answers(
             batch,
             max_new_tokens=limit,

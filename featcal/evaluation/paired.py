@@ -266,17 +266,13 @@ def generator(seed: int, task: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
-def drawn_ratios(change: Array, scale: Array, draws: int, rng: np.random.Generator) -> Array:
-    """`[draws]` sums of `change` over sums of `scale`, both `[n]`, of n samples drawn with replacement.
-
-    Args:
-        scale: > 0, of the same samples; ones make it a mean.
-    """
+def drawn_changes(change: Array, draws: int, rng: np.random.Generator) -> Array:
+    """`[draws]` means of `change` `[n]`, whatever its values, over n samples drawn with replacement."""
     n, parts = len(change), []
     step = max(1, CHUNK // n)
     for start in range(0, draws, step):
         picked = rng.integers(n, size=(min(step, draws - start), n))
-        parts.append(change[picked].sum(1) / scale[picked].sum(1))
+        parts.append(change[picked].mean(1))
     return np.concatenate(parts)
 
 

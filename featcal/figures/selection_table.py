@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from featcal.selection.choose import Selection
+from featcal.selection.candidates import CHOSEN
+from featcal.selection.judge import DECISION, DRIFT, Margin
+from featcal.selection.outcome import Selection
 from featcal.words import duration, exactly
 
-_SCORES = {"drift": "final relative drift", "kl": "divergence from the experts, nats"}
+_SCORES = {
+    DECISION: "probability of the experts' decisions",
+    DRIFT: "1 - relative drift of the final features",
+}
 
 
 def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
     """Rows, the best candidate first, and what their columns are called."""
-    columns = ["score", "recipe", "lam", "rho", "alpha", "beta", "mu", ""]
-    asked = {name: getattr(found.asked, name) for name in columns[1:-1]}
+    columns = ["score", "against the default", "start", *CHOSEN, ""]
     rows = []
-    for number, one in enumerate(found.candidates):
-        marks = ["chosen"] if number == 0 else []
-        marks += ["defaults"] if one.options == asked else []
+    for one in found.candidates:
+        marks = ["chosen"] if (one.start, one.config) == (found.start, found.config) else []
+        marks += ["default"] if (one.start, one.config) == ("merged", found.default) else []
+        marks += ["as it is"] if one.config is None else []
         marks += [f"failed: {one.failure}"] if one.failure else []
-        shown = [exactly(value) if isinstance(value, float) else value for value in one.options.values()]
-        rows.append(["-" if one.score is None else one.score.value, *shown, ", ".join(marks)])
+        options = ["" if one.config is None else getattr(one.config, name) for name in CHOSEN]
+        shown = [exactly(value) if isinstance(value, float) else value for value in options]
+        score = "-" if one.score is None else one.score.value
+        rows.append([score, _apart(one.margin), one.start, *shown, ", ".join(marks)])
     return rows, columns
 
 
 def said(found: Selection, suite: str) -> list[str]:
     """What was chosen, by what margin, at what cost and from what."""
     read = sum(found.samples.values())
-    kept_out = sum(map(len, found.held_out.values()))
-    lines = [f"read: {read} calibration samples of {len(found.samples)} tasks, {kept_out} of them held out; no label"]
+    lines = [f"read: {read} calibration samples of {len(found.samples)} tasks, in 4 folds; no label"]
     if found.criterion is not None:
         lines += [
             f"score: {_SCORES[found.criterion]} on held-out samples, mean over tasks",
@@ -36,10 +42,14 @@ def said(found: Selection, suite: str) -> list[str]:
         ]
     if found.margin is not None:
         one = found.margin
-        noise = ", within noise" if one.within_noise else ""
-        lines.append(
-            f"against the defaults: {one.a:.4f} -> {one.b:.4f}, {one.difference:+.4f} "
-            f"[{one.low:+.4f}, {one.high:+.4f}] (95 %, {one.n} samples it was chosen on{noise})"
-        )
-    document = found.to_json(suite)
-    return [*lines, f"model: {document['model']}", document["command"]]
+        stays = found.start == "merged" and found.config == found.default
+        kept = f"the default stays: {one.a:.4f}, and none is better by more than its interval"
+        won = f"better than the default: {one.a:.4f} -> {one.b:.4f}, {_apart(one)} (95 %, {one.n} samples)"
+        lines.append(kept if stays else won)
+    if found.verdict is not None:
+        lines.append(found.verdict.said)
+    return [*lines, f"model: {found.model}", found.command(suite)]
+
+
+def _apart(margin: Margin | None) -> str:
+    return "-" if margin is None else f"{margin.difference:+.4f} [{margin.low:+.4f}, {margin.high:+.4f}]"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -140,3 +142,48 @@ def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         moved[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return moved, mask
+
+
+class Pupil:
+    """A whole model in front of the prompts of one task, in batches.
+
+    Args:
+        tokens: new ones of an answer at most.
+    """
+
+    def __init__(self, generator: Generator, batches: Sequence[Mapping[str, Tensor]], tokens: int) -> None:
+        self._generator, self._batches, self._tokens = generator, batches, tokens
+        self.ends = generator.ends
+
+    @cached_property
+    def answers(self) -> list[Tensor]:
+        """What the model says to every prompt, up to the token that ends it: `[tokens]`."""
+        return [answer for batch in self._batches for answer in self._answers(batch)]
+
+    def along(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
+        rest = iter(answers)
+        for batch in self._batches:
+            some = [*islice(rest, len(batch["input_ids"]))]
+            yield from self._generator.log_probabilities(batch, some)
+
+    def _answers(self, batch: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        produced = self._generator.answers(
+            batch,
+            max_new_tokens=self._tokens,
+            max_length=None,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=min(self.ends, default=0),
+        )
+        yield from map(self._generator.up_to_end, produced)
+
+
+def asked(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Texts without answers, as experts write them from nothing, are gone on from their first half; those with a
+    picture, which must stay whole, from their end."""
+    kept = batch["attention_mask"]
+    if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
+        return batch
+    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
+    return {"input_ids": batch["input_ids"], "attention_mask": half}

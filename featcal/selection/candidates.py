@@ -1,77 +1,85 @@
-"""Which options are tried: the recipes' defaults, a small grid, then what the tree-structured Parzen estimator says."""
+"""What is tried: the recipes, the prior at some strengths, and models as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import OF_A_RECIPE, PAPER, RECIPES, REFINED, CalibrationConfig
+from featcal.calibration.config import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
+from featcal.errors import InputError
 from featcal.family import Family
+from featcal.model_ids import resolved, spelled
+from featcal.schema.model_name import REFERENCE, model_name
+from featcal.schema.recipe import METHODS
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
-"""What a candidate decides; everything else is the same for all."""
-LAMS = (1e-3, 1e-2, 1e-1)
-ALPHAS = (0.6, 0.3)
-BETAS = (0.5, 0.0)
-_LAM = (1e-6, 1.0)
-_STEPS = {"rho": (0.5, 2.5, 0.25), "alpha": (0.05, 1.0, 0.05), "beta": (0.0, 1.0, 0.1)}
-"""Lowest and highest value and step."""
-Options = Mapping[str, Any]
-Number = Callable[..., float]
+"""Options that a candidate decides; everything else is the same for all."""
+PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
+"""Values of mu and rho at which "informed" is tried."""
+MERGED = "merged"
+"""The suite's own start."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A model that is tried."""
+
+    start: str
+    """Name of the model that is calibrated: the suite's merged one or another merge."""
+    config: CalibrationConfig | None
+    """None for the start as it is."""
+
+    def name(self, family: Family) -> str:
+        """Return the name that every command knows it by."""
+        if self.config is None:
+            return self.start
+        return spelled(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
-    """What a candidate decides."""
+    """Return what a candidate decides, by option."""
     return {name: getattr(config, name) for name in CHOSEN}
 
 
-def defaults(family: Family, asked: CalibrationConfig) -> list[CalibrationConfig]:
-    """What was asked for, and beside it the other recipe's own."""
-    (other,) = (recipe for recipe in RECIPES if recipe != asked.recipe)
-    theirs = config_for(family, recipe=other, samples=asked.samples)
-    return [asked, replace(asked, **options_of(theirs))]
-
-
-def planned(family: Family, asked: CalibrationConfig) -> list[CalibrationConfig]:
-    """Candidates that are tried first, in this order: defaults, the paper's recipe at other lam, and a grid of lam,
-    alpha and beta of the refined one."""
-    first = defaults(family, asked)
-    own = {config.recipe: config for config in first}
-    grid = [replace(own[PAPER], lam=lam) for lam in LAMS]
-    grid += [
-        replace(own[REFINED], beta=beta, alpha=alpha, lam=lam) for beta, alpha, lam in product(BETAS, ALPHAS, LAMS)
-    ]
-    return list(dict.fromkeys([*first, *grid]))
-
-
-def parameters(options: Options) -> dict[str, Any]:
-    """The same options as a study's parameters, which are named by recipe: the nearest values that it may try."""
-    recipe = options["recipe"]
-    found = {"recipe": recipe, f"{recipe} lam": min(max(options["lam"], _LAM[0]), _LAM[1])}
-    for name in _stepped(recipe):
-        low, high, step = _STEPS[name]
-        found[f"{recipe} {name}"] = low + step * round((min(max(options[name], low), high) - low) / step)
-    return found
-
-
-def suggested(choice: Callable[[str, tuple[str, ...]], str], number: Number) -> dict[str, Any]:
-    """Options that a sampler suggests.
+def planned(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()) -> list[Tried]:
+    """List the candidates: first the default, which is "informed" at its defaults, then the merged model as it is, the
+    other recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and
+    calibrated by the default.
 
     Args:
-        choice: one of several names.
-        number: a number from low to high, by its name; keywords `step` or `log`.
+        asked: its samples, seed, switches and parts are those of all.
+        starts: names of merges beside the suite's own.
+
+    Raises:
+        InputError: a start that is no merge, or that was made of samples: some of them are to be held out.
     """
-    recipe = choice("recipe", RECIPES)
-    found: dict[str, Any] = dict.fromkeys(CHOSEN, 0.0)
-    found |= {"recipe": recipe, "lam": float(f"{number(f'{recipe} lam', *_LAM, log=True):.2g}")}
-    for name in _stepped(recipe):
-        low, high, step = _STEPS[name]
-        found[name] = round(number(f"{recipe} {name}", low, high, step=step), 9)
-    return found
+
+    def at_defaults(recipe: str) -> CalibrationConfig:
+        return replace(asked, **options_of(config_for(family, recipe=recipe, samples=asked.samples)))
+
+    default = at_defaults(INFORMED)
+    repairs = [default, at_defaults(PAPER), at_defaults(REFINED)]
+    repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
+    repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
+    first, *others = (Tried(MERGED, config) for config in repairs)
+    more = [Tried(_start(name, family), config) for name in starts for config in (None, default)]
+    return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
 
 
-def _stepped(recipe: str) -> tuple[str, ...]:
-    return ("rho", "alpha", "beta") if recipe == REFINED else ("rho", "alpha")
+def _start(name: str, family: Family) -> str:
+    """Return the full name of a merge that sees no samples.
+
+    Raises:
+        InputError: the name of something else, or an option that is unknown or outside its range.
+    """
+    part: str | None = name
+    while part is not None:
+        parsed = model_name(part)
+        if parsed.kind not in (*METHODS, "svc", MERGED, REFERENCE):
+            raise InputError(
+                f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
+            )
+        part = parsed.of
+    return spelled(resolved(name, family), family)

@@ -1,231 +1,162 @@
-"""Choose lam, rho, alpha, beta and recipe of a calibration without labels."""
+"""Choose without labels whether and how a merge is repaired."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain
 
-from featcal.calibration.calibrate import CalibrationResult, config_for
-from featcal.calibration.config import IDLE, CalibrationConfig, settled
-from featcal.errors import FeatcalError, InputError, NumericalError
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CalibrationConfig, settled
+from featcal.errors import FeatcalError, NumericalError
 from featcal.family import Family, as_family
-from featcal.formats.weights import Weights, raw_bytes
-from featcal.model_ids import calibrate_command, spelled
-from featcal.models.adapter import Adapter
 from featcal.progress import Progress, silent
-from featcal.resources import cache_folder
-from featcal.selection.candidates import CHOSEN, options_of, planned
-from featcal.selection.held_out import HeldOut, Margin, Score, calibration_samples, margin
-from featcal.selection.study import SELECT, Candidate, Study, opened
+from featcal.selection.candidates import MERGED, Tried, planned
+from featcal.selection.cells import Cell, Cells, folder_of
+from featcal.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
+from featcal.selection.judge import Score, criterion_of, margin
+from featcal.selection.outcome import Candidate, Selection
 from featcal.session import Session
 from featcal.suite import Suite
-from featcal.tasks.sources import Samples
-from featcal.versions import all_versions
 
-FEWEST = 16
+FEWEST = 2 * FOLDS
 """Samples per task below which held-out ones say too little."""
-BUDGET = 24
-"""Candidates, each of them one calibration."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The options that were chosen, and everything that speaks for them."""
-
-    family: Family
-    asked: CalibrationConfig
-    """What the choice is held against."""
-    config: CalibrationConfig
-    """What was chosen: of all calibration samples."""
-    candidates: tuple[Candidate, ...]
-    """The best first; those that failed last."""
-    margin: Margin | None
-    """From what was asked for to what was chosen. The choice was made on these samples, so it flatters. None where
-    either was not scored."""
-    held_out: Mapping[str, tuple[int, ...]]
-    """By task: positions, in the source of the calibration samples, of what was held out."""
-    samples: Mapping[str, int]
-    """By task: calibration samples that were read."""
-    notes: tuple[str, ...]
-    """What else should be known: that it cannot tell, and why."""
-    seconds: float
-    """Of all candidates, those computed earlier or by other processes too, and of the calibration that was chosen."""
-    calibrated: CalibrationResult | None
-    """The choice calibrated on all samples; None where nothing could be told."""
-
-    @property
-    def criterion(self) -> str | None:
-        """What candidates were scored by, one of `held_out.CRITERIA`; None where none was scored."""
-        return next((one.score.criterion for one in self.candidates if one.score is not None), None)
-
-    @property
-    def calibrations(self) -> int:
-        """Candidates, and the one that was made of all samples."""
-        return len(self.candidates) + (self.calibrated is not None)
-
-    def command(self, suite: str | None = None, out: str = "calibrated") -> str:
-        """The command that makes the model that was chosen.
-
-        Args:
-            suite: how it is to call the suite; left out, by its name.
-        """
-        return calibrate_command(suite or self.family.suite.name, self.config, config_for(self.family), out)
-
-    def to_json(self, suite: str | None = None) -> dict[str, Any]:
-        """The public document of `featcal select --json`; `suite` as in `command`."""
-        return {
-            "suite": self.family.suite.name,
-            "chosen": options_of(self.config),
-            "defaults": options_of(self.asked),
-            "model": spelled(self.config, self.family),
-            "command": self.command(suite),
-            "criterion": self.criterion,
-            "margin": self.margin and {**asdict(self.margin), "difference": self.margin.difference},
-            "candidates": [_candidate_json(one) for one in self.candidates],
-            "calibrations": self.calibrations,
-            "seconds": self.seconds,
-            "read": {"split": "calibration", "seed": self.config.seed, "samples": dict(self.samples)},
-            "held_out": {task: list(indices) for task, indices in self.held_out.items()},
-            "labels_used": False,
-            "notes": list(self.notes),
-        }
+POLL = 0.2
+"""Seconds between two looks at cells that other processes compute."""
+SELECT = "select"
+"""What progress is called."""
 
 
 def select(
     suite: Suite | Family | Session,
     config: CalibrationConfig | None = None,
     *,
-    budget: int = BUDGET,
-    study: Path | None = None,
+    starts: Sequence[str] = (),
     device: str = "auto",
     progress: Progress = silent,
 ) -> Selection:
-    """Choose lam, rho, alpha, beta and recipe by the drift, on held-out calibration samples, of what is fitted on the
-    others. Nothing but calibration samples is read, and no label is used.
+    """Choose whether and how a merge is repaired, by how often what is fitted on three quarters of the calibration
+    samples gives the experts' decisions on the fourth. Nothing but calibration samples is read, and no label is used.
+
+    The default, "informed" at its defaults, stays unless another candidate (`candidates.planned`) is better by more
+    than the paired interval; of several the best is taken. What was found is kept in the user's cache folder
+    (FEATCAL_CACHE), so that a choice that was ended goes on, and processes that make the same one share the work.
 
     Args:
         suite: a session keeps the chosen model.
-        config: what the choice is held against; its samples, seed, switches and parts are those of all candidates. Left
-            out, the suite's own, else the paper's.
-        budget: candidates, at least 2: the defaults of both recipes come first. Those in the study count.
-        study: the file of the study, from which a choice that was ended goes on; several processes may work on one.
-            Left out, one in the user's cache folder.
+        config: its samples, seed, switches and parts are those of all candidates, its recipe and numbers are one of
+            them. Left out, the suite's own, else the paper's.
+        starts: names of other merges, such as "tsv-m": each is tried as it is and calibrated.
         device: "auto", "cpu" or "cuda", for a suite.
-        progress: told the candidates that are done.
+        progress: told the cells, candidates times folds, that are done.
 
     Raises:
-        InputError: a budget below 2, a study that cannot be used, or as `calibrate`.
-        NumericalError: no candidate could be calibrated.
+        InputError: a start that is no merge, a cache folder that cannot be used, or as `calibrate`.
+        NumericalError: no candidate could be scored.
     """
-    if budget < 2:
-        raise InputError(f"budget is {budget}; at least 2 candidates are needed, the defaults of both recipes")
     session = suite if isinstance(suite, Session) else Session(as_family(suite, device))
     family = session.family
     asked = settled(config or config_for(family), family.adapter, family.suite.tasks)
+    plan = planned(family, asked, starts)
+    default = plan[0].config
+    assert default is not None
     drawn = calibration_samples(session, asked)
     samples = {task: len(one) for task, one in drawn.items()}
     few = [f"'{task}' ({count})" for task, count in samples.items() if count < FEWEST]
     if few:
-        note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; defaults are kept"
-        return Selection(family, asked, asked, (), None, {}, samples, (note,), 0.0, None)
-    held = HeldOut(session, asked, drawn)
-    name = _identity(family, asked, drawn, held)
-    with opened(study or cache_folder() / "studies" / f"{name}.sqlite", name, asked.seed) as kept:
-        _work(kept, held, asked, planned(family, asked)[:budget], budget, progress)
-        candidates = tuple(sorted(kept.found(), key=_rank))
-    best = candidates[0]
-    if best.score is None:
-        raise NumericalError("; ".join(f"{_said(one)}: {one.failure}" for one in candidates))
-    chosen, indices = replace(asked, **best.options), {task: one.indices for task, one in held.samples.items()}
-    notes = tuple(filter(None, (held.note, _ANSWERS if session.is_text else "")))
-    del held  # the room is for what experts compute on all samples
+        note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
+        return Selection(family, default, MERGED, default, (), None, {}, samples, (note,), 0.0, None)
+    criterion = criterion_of(family, drawn)
+    contest = Contest(session, asked, drawn, plan, criterion)
+    cells = Cells(folder_of(contest))
+    _work(contest, cells, progress)
+    candidates = _ranked(contest, cells)
+    chosen = _chosen(candidates, contest.names[0])
     started = time.perf_counter()
-    calibrated = session.calibrated(chosen, progress)
+    calibrated = None
+    if chosen.config is not None:
+        calibrated = session.calibrated(chosen.config if chosen.start == MERGED else chosen.model, progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
-    gained = _margin(candidates, options_of(asked), best.score)
-    return Selection(family, asked, chosen, candidates, gained, indices, samples, notes, seconds, calibrated)
+    notes = tuple(filter(None, (criterion.note, _ANSWERS if session.is_text else "")))
+    dealt = {
+        task: tuple(tuple(one.indices[position] for position in fold) for fold in folds(len(one), asked.seed, task))
+        for task, one in drawn.items()
+    }
+    chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
+    return Selection(family, default, *chose, dealt, samples, notes, seconds, calibrated)
 
 
 _ANSWERS = (
-    "answers of the calibration samples are tokens that the models read, as in every calibration; none is compared with"
+    "answers of the calibration samples are tokens that the models read, as in every calibration; held-out samples are "
+    "answered by the experts, and no given answer is compared with"
 )
 
 
-def _work(
-    study: Study,
-    held: HeldOut,
-    asked: CalibrationConfig,
-    first: Sequence[CalibrationConfig],
-    budget: int,
-    progress: Progress,
-) -> None:
-    """Take candidates until all are done."""
-    study.plan([options_of(config) for config in first])
-    while True:
-        with study.taken(budget, progress) as taken:
-            if taken is None:
-                return
-            trial, options = taken
-            done, started = min(len(study.found()), budget), time.perf_counter()
+def _work(contest: Contest, cells: Cells, progress: Progress) -> None:
+    """Compute every cell that nobody has computed, fold after fold; wait for those that others compute."""
+    names = contest.names
+    todo = [(fold, number) for fold in range(FOLDS) for number in range(len(names))]
+    total, held = len(todo), dict[int, Fold]()
+    while todo := [(fold, number) for fold, number in todo if cells.get(names[number], fold) is None]:
+        idle = True
+        for fold, number in todo:
+            with cells.claimed(names[number], fold) as mine:
+                if not mine or cells.get(names[number], fold) is not None:
+                    continue
+                idle = False
+                done = fold * len(names) + number
+                progress(SELECT, done, total)
 
-            def report(label: str, blocks: int, of: int, done: int = done) -> None:
-                progress(SELECT, done, budget)
+                def report(*_: object, done: int = done) -> None:
+                    progress(SELECT, done, total)
 
-            found: Score | FeatcalError
-            try:
-                found = held.score(held.calibrated(replace(asked, **options), report), report)
-            except FeatcalError as error:  # these options cannot be calibrated with: the table says so
-                found = error
-            study.put(trial, time.perf_counter() - started, found)
-
-
-def _rank(candidate: Candidate) -> float:
-    return float("inf") if candidate.score is None else candidate.score.value
+                if fold not in held:  # one at a time: what experts compute on it takes the memory
+                    held.clear()
+                    held[fold] = Fold(contest, fold)
+                cells.put(names[number], fold, *_cell(held[fold], contest.plan[number], report))
+        if idle:
+            time.sleep(POLL)
+    progress(SELECT, total, total)
 
 
-def _margin(candidates: Sequence[Candidate], asked: Mapping[str, Any], best: Score) -> Margin | None:
-    score = next((one.score for one in candidates if one.options == asked), None)
-    return None if score is None else margin(score, best)
+def _cell(held: Fold, tried: Tried, progress: Progress) -> tuple[Cell, bool]:
+    """Compute a cell, and say whether another process would find the same: what is wrong with a disk may pass."""
+    started = time.perf_counter()
+    try:
+        return Cell(held.values(tried, progress), "", time.perf_counter() - started), True
+    except FeatcalError as error:  # these options cannot be calibrated with: the table says so
+        return Cell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
-def _said(candidate: Candidate) -> str:
-    return ", ".join(f"{name} {value}" for name, value in candidate.options.items())
+def _ranked(contest: Contest, cells: Cells) -> list[Candidate]:
+    """Put the cells of every candidate together, the best first."""
+    found: list[Candidate] = []
+    default: Score | None = None
+    for name, tried in zip(contest.names, contest.plan, strict=True):
+        own = [cell for fold in range(FOLDS) if (cell := cells.get(name, fold)) is not None]
+        failure, score, held = next((cell.failure for cell in own if cell.failure), ""), None, None
+        if not failure:
+            values = {task: tuple(chain.from_iterable(cell.values[task] for cell in own)) for task in contest.drawn}
+            score = Score(contest.criterion.name, values)
+            default = default if found else score
+            held = None if default is None else margin(default, score)
+        seconds = sum(cell.seconds for cell in own)
+        found.append(Candidate(name, tried.start, tried.config, score, held, failure, seconds))
+    return sorted(found, key=lambda one: float("inf") if one.score is None else -one.score.value)
 
 
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    score = candidate.score
-    return {
-        **candidate.options,
-        "score": None if score is None else score.value,
-        "failure": candidate.failure or None,
-        "seconds": candidate.seconds,
-    }
+def _chosen(candidates: Sequence[Candidate], default: str) -> Candidate:
+    """Take the best of those that are better than the default beyond the interval, else the default.
 
+    Args:
+        candidates: the best first.
+        default: its name; where it failed, the best of all is taken.
 
-def _identity(family: Family, asked: CalibrationConfig, drawn: Mapping[str, Samples], held: HeldOut) -> str:
-    """Tells studies apart: of the same models, samples, options and versions candidates have the same scores."""
-    models = [family.base, family.merged, *(family.experts[task] for task in drawn)]
-    said = {
-        "options": {name: value for name, value in asdict(asked).items() if name not in (*CHOSEN, *IDLE)},
-        "models": [_digest(model, family.adapter) for model in models],
-        "samples": {task: [one.digest, held.measured[task].digest] for task, one in held.fitted.items()},
-        "classes": {task: [one.class_names, family.suite.tasks[task].templates] for task, one in drawn.items()},
-        "criterion": held.criterion,
-        "versions": all_versions(),
-    }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _digest(model: Weights, adapter: Adapter) -> str:
-    """SHA-256 of every tensor that is computed with, wherever it lies."""
-    digest = hashlib.sha256()
-    for name in (*adapter.tower, *adapter.scoring):
-        if name in model.info:
-            digest.update(name.encode())
-            digest.update(raw_bytes(model.read([name])[name]))
-    return digest.hexdigest()
+    Raises:
+        NumericalError: none has a score.
+    """
+    scored = [one for one in candidates if one.score is not None]
+    if not scored:
+        raise NumericalError("; ".join(f"{one.model}: {one.failure}" for one in candidates))
+    own = next((one for one in scored if one.model == default), scored[0])
+    return next((one for one in scored if one.margin is not None and one.margin.low > 0), own)
