@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from featcal.baselines.options import Baseline
-from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
+from featcal.export.record_facts import input_hashes
 from featcal.export.write import require_weights_alone, write_model
 from featcal.family import Family
 from featcal.formats.output import OutputFolder
