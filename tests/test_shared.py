@@ -319,7 +319,7 @@ def test_whatever_writes_is_held_to_it(root: Path, write: Callable[[Path], objec
 
 
 def test_names_are_text(root: Path) -> None:
-    from test_app_names import assert_shown_as_text, hostile
+    from app_pages import assert_shown_as_text, hostile
 
     change(root / "tiny" / "suite.yaml", lambda content: content.update(name=hostile("suite")))
     app = opened("tiny/suite.yaml", "suite")
