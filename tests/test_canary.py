@@ -52,7 +52,6 @@ def answered(model: Any, prompt: torch.Tensor, seq2seq: bool) -> list[int]:
     return said
 
 
-@torch.no_grad()
 def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENS", FEW)
     seq2seq, found = family.adapter.modality == "seq2seq", canary(family, family.base)

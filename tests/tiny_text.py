@@ -191,6 +191,7 @@ def text_suite(root: Path, kind: str) -> Path:
     return file
 
 
+@torch.no_grad()
 def distributions(model: Any, prompt: torch.Tensor, answer: list[int], seq2seq: bool) -> torch.Tensor:
     """Of the next token in front of every token of an answer."""
     if seq2seq:
