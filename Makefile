@@ -11,7 +11,7 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "from app.opening import prepare; prepare('clip-mini')"  # the app then opens on a chart at once
+	$(BIN)/python -c "from app.opening import prepare; prepare()"  # the app then opens on a chart at once
 	touch $@
 
 app: $(VENV)/installed

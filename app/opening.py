@@ -47,7 +47,7 @@ def bytes_needed(suite: Suite) -> int:
     return models * tower + needed.memory_bytes - LIBRARIES
 
 
-def prepare(reference: str) -> None:
+def prepare(reference: str = HOME_SUITE) -> None:
     """Open a suite and measure what the first page shows, for the next `open_resident`; errors wait until then."""
     with suppress(FeatcalError):
         session = open_resident(reference)

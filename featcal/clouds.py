@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from featcal.errors import InputError, NumericalError
-from featcal.figures import tables
+from featcal.figures import maps
 from featcal.figures.maps import Points, drawn, pca_map
 from featcal.model_ids import ModelId, model_key
 from featcal.models.adapter import LAST_LAYER
@@ -92,7 +92,7 @@ class Clouds:
             together = (len(self.session.tasks) if alone else len(layers)) * len(self.models)
             ids = drawn(len(self.session.seen(task, self.on)), together)
             found = self.features(task, layer)
-            parts = [tables.pooled({name: one[ids] for name, one in found[behind].items()}) for behind in layers]
+            parts = [maps.pooled({name: one[ids] for name, one in found[behind].items()}) for behind in layers]
             width = max(part.shape[1] for part in parts)  # a vision tower's states are narrower than the decoder's
             return ids, np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
@@ -147,7 +147,7 @@ class Clouds:
             at[ids] = places
             numbers = {"x": at[:, 0], "y": at[:, 1], "cosine": cosines[name], "distance": distances[name]}
             frame = pd.DataFrame({"task": task, "layer": layer, "model": name, "sample": range(len(at)), **numbers})
-            frames.append(frame.assign(feature=list(tables.pooled({name: features[name]}))) if pooled else frame)
+            frames.append(frame.assign(feature=list(maps.pooled({name: features[name]}))) if pooled else frame)
         return pd.concat(frames)
 
     def _key_of_map(self, task: str, layer: str, alone: bool) -> Hashable:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from featcal.shared import Shared
 
-FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.clip", "app.opening")
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.clip")
 # Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
 # time, spinning on costs the browser its core.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -43,7 +43,7 @@ def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | 
     from streamlit.web import cli
 
     sys.path.insert(0, str(main.parents[1]))
-    _warming.append(threading.Thread(target=_warm_up, daemon=True))
+    _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
     _warming[0].start()
     print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
@@ -64,17 +64,17 @@ def is_warm() -> bool:
     return "torch" in sys.modules and not any(thread.is_alive() for thread in _warming)
 
 
-def _warm_up() -> None:
-    """Everything that the first chart needs.
+def _warm_up(app: str) -> None:
+    """Everything that the first chart needs; its module `opening` prepares what the app opens on.
 
     The imports run with the garbage collector off: it would walk a million new objects, all of
     them here to stay.
     """
     gc.disable()
     try:
-        for name in FIRST_NEEDED:
+        for name in (*FIRST_NEEDED, f"{app}.opening"):
             import_module(name)
     finally:
         gc.freeze()  # nor does a later collection, in the middle of a slider's move
         gc.enable()
-    import_module("app.opening").prepare(import_module("app.preview").HOME_SUITE)
+    import_module(f"{app}.opening").prepare()

@@ -8,11 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from featcal.calibration.calibrate import input_hashes
-from featcal.calibration.memory import can_reload
 from featcal.card import model_card
 from featcal.errors import InputError
-from featcal.export.write import write_model
+from featcal.export.record_facts import input_hashes
+from featcal.export.write import can_reload, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.left_out import left_out

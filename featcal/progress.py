@@ -12,6 +12,8 @@ from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
 """Called with a label, steps done and steps in all. It may raise to stop the work: nothing is left half-done."""
+SLACK = 1.15
+"""What allocators take beside the tensors that are counted, as a factor."""
 
 
 def silent(label: str, done: int, total: int) -> None:

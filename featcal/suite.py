@@ -401,3 +401,14 @@ def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
     if model is Task and len(loc) > 3:
         model = Source
     return [*model.model_fields, "use"] if model is Task else list(model.model_fields)
+
+
+def references(suite: Suite) -> dict[str, str]:
+    """Role → reference of every model of a suite; a merge recipe has none."""
+    merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
+    return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
+
+
+def expert_role(task: str) -> str:
+    """What the expert of a task is called, in messages too."""
+    return f"expert '{task}'"

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from featcal.errors import InputError
 from featcal.paths import local_path
-from featcal.preflight.models import references
 from featcal.schema.source import Source
 from featcal.stamps import FileStamp, stamps
-from featcal.suite import SPLITS, Suite
+from featcal.suite import SPLITS, Suite, references
 from featcal.tasks.table import read_jsonl
 
 MOST = 1000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,10 @@ sys.path.insert(0, str(bundle_root()))
 
 from app import maps
 
+MARKUP = "![x](http://127.0.0.2/a.png) <b>b</b> <a href='x'>l</a> **s** $q$ :smile: [l](http://e.x) `c` www.e.x a@b.cd"
+MARKDOWN = ("![x](", "http://", "<b", "<a ", "**s", "$q", ":smile:", "[l](", "`c`", "www.e", "a@b")
+HTML = ("<b>b", "<a href")
+"""What stands in a text that was shown as Markdown or as HTML and not as text."""
 PAGES = ("drift", "calibrate", "features", "cosines", "accuracy", "runs", "suite")
 
 
@@ -104,3 +110,39 @@ def shown_model(app: AppTest) -> str | None:
 def healthy(app: AppTest) -> bool:
     """Whether nothing failed."""
     return not app.exception and not app.error
+
+
+def hostile(what: str) -> str:
+    return f"{what} {MARKUP}"
+
+
+def drawn_as_markdown(app: AppTest) -> list[str]:
+    """Every text of a page that the browser reads as Markdown."""
+    kinds = ("markdown", "caption", "header", "subheader", "title", "error", "info", "warning", "success")
+    texts = [str(one.value) for kind in kinds for one in app.get(kind)]
+    texts += [
+        one.label for kind in ("metric", "expander", "button", "toggle", "download_button") for one in app.get(kind)
+    ]
+    texts += [str(one.value) for one in app.metric]
+    return texts + [image.caption for group in app.get("image") for image in group.proto.imgs]
+
+
+def drawn_by_plotly(app: AppTest) -> list[str]:
+    """Every string of every chart of a page."""
+
+    def strings(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from strings(one)
+
+    return [one for chart in app.get("plotly_chart") for one in strings(json.loads(chart.proto.spec))]
+
+
+def assert_shown_as_text(app: AppTest) -> None:
+    assert not app.exception
+    for one in drawn_as_markdown(app):
+        left = re.sub(r"\\.", "", one)  # without what a backslash protects
+        assert not [fragment for fragment in MARKDOWN if fragment in left], one
+    for one in drawn_by_plotly(app):
+        assert not [fragment for fragment in HTML if fragment in one], one

@@ -11,6 +11,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ["FEATCAL_CACHE"] = tempfile.mkdtemp(prefix="featcal-tests-")  # never the user's own
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from command_line import Run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -209,3 +211,19 @@ def edit_suite(own_suite_file: Path) -> Callable[[Callable[[dict[str, Any]], Non
         return own_suite_file
 
     return edit
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line in this process: (exit status, stdout, stderr)."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        from featcal import cli
+
+        monkeypatch.setattr(sys, "argv", ["featcal", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return command

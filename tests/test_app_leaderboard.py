@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_pages import button, charts, healthy, opened
+from app_pages import assert_shown_as_text, button, charts, healthy, hostile, opened
 from streamlit.testing.v1 import AppTest
-from test_app_names import assert_shown_as_text, hostile
 
 from app import jobs
 from featcal.family import Family

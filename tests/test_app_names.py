@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,53 +12,13 @@ import numpy as np
 import pytest
 import streamlit as st
 import torch
-from app_pages import button, opened
-from streamlit.testing.v1 import AppTest
+from app_pages import MARKUP, assert_shown_as_text, button, drawn_as_markdown, drawn_by_plotly, hostile, opened
 
 from app import catalogue, cloud, downloads, samples, selection
 from featcal.figures import names, sample_tables, tables, theme
 from featcal.tasks.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
-MARKUP = "![x](http://127.0.0.2/a.png) <b>b</b> <a href='x'>l</a> **s** $q$ :smile: [l](http://e.x) `c` www.e.x a@b.cd"
-MARKDOWN = ("![x](", "http://", "<b", "<a ", "**s", "$q", ":smile:", "[l](", "`c`", "www.e", "a@b")
-HTML = ("<b>b", "<a href")
-
-
-def hostile(what: str) -> str:
-    return f"{what} {MARKUP}"
-
-
-def drawn_as_markdown(app: AppTest) -> list[str]:
-    """Every text of a page that the browser reads as Markdown."""
-    kinds = ("markdown", "caption", "header", "subheader", "title", "error", "info", "warning", "success")
-    texts = [str(one.value) for kind in kinds for one in app.get(kind)]
-    texts += [
-        one.label for kind in ("metric", "expander", "button", "toggle", "download_button") for one in app.get(kind)
-    ]
-    texts += [str(one.value) for one in app.metric]
-    return texts + [image.caption for group in app.get("image") for image in group.proto.imgs]
-
-
-def drawn_by_plotly(app: AppTest) -> list[str]:
-    """Every string of every chart of a page."""
-
-    def strings(value: Any) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            yield from strings(one)
-
-    return [one for chart in app.get("plotly_chart") for one in strings(json.loads(chart.proto.spec))]
-
-
-def assert_shown_as_text(app: AppTest) -> None:
-    assert not app.exception
-    for one in drawn_as_markdown(app):
-        left = re.sub(r"\\.", "", one)  # without what a backslash protects
-        assert not [fragment for fragment in MARKDOWN if fragment in left], one
-    for one in drawn_by_plotly(app):
-        assert not [fragment for fragment in HTML if fragment in one], one
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import Run, document
 from PIL import Image
-from test_cli import Run, document, run
 
 from conftest import saying
 from featcal import load_suite
@@ -24,8 +24,6 @@ from featcal.resources import embedded_suites
 from featcal.tasks.embedded_images import CLASSES, render
 from featcal.tasks.guess import Guess, guess
 from featcal.tasks.sources import look
-
-__all__ = ["run"]
 
 TEXT = ("sentiment", "paraphrase")
 PICTURES = ("shapes", "colors")

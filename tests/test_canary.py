@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from test_language import text_suite
-from tiny_text import TASKS
+from tiny_text import TASKS, distributions, scaled, text_suite
 
 from featcal import Family, InputError, load_suite, open_family, open_session
 from featcal import canary as module
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.canary import GRAM, PROMPTS, Reading, TaskCanary, canary, repetition
 from featcal.cli import commands as featcal
-from featcal.formats.weights import Overlay, Weights
+from featcal.formats.weights import Weights
 
 FINE = Reading(repetition=0.1, loops=0.0, ended=1.0, perplexity=2.0, distance=0.2)
 FEW = 10
@@ -51,18 +50,6 @@ def answered(model: Any, prompt: torch.Tensor, seq2seq: bool) -> list[int]:
     while len(said) < FEW and said[-1:] != [1]:
         said.append(int(distributions(model, prompt, [*said, 0], seq2seq)[-1].argmax()))
     return said
-
-
-@torch.no_grad()
-def distributions(model: Any, prompt: torch.Tensor, answer: list[int], seq2seq: bool) -> torch.Tensor:
-    """Of the next token in front of every token of an answer."""
-    if seq2seq:
-        start = torch.tensor([[0, *answer[:-1]]])
-        logits = model(input_ids=prompt[None], decoder_input_ids=start, use_cache=False).logits[0]
-    else:
-        logits = model(input_ids=torch.cat([prompt, torch.tensor(answer)])[None], use_cache=False).logits[0]
-        logits = logits[len(prompt) - 1 : -1]
-    return logits.double().softmax(-1)
 
 
 def test_readings_are_those_of_the_library_prompt_by_prompt(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +161,6 @@ def test_a_planted_broken_repair_is_red_and_the_defaults_are_green() -> None:
         found = session.canary(session.named(bad))
         assert found.broken
         assert any("perplexity" in reason for reason in found.reasons)
-
-
-def scaled(model: Weights, by: float) -> Weights:
-    """Every matrix of the blocks times a number."""
-    blocks = (".block.", ".layers.")
-    names = [name for name, one in model.info.items() if any(b in name for b in blocks) and len(one.shape) == 2]
-    return Overlay("scaled", model, {name: by * tensor for name, tensor in model.read(names).items()})
 
 
 @pytest.mark.slow

@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Run, document
 from safetensors.torch import load_file
 from tiny_text import write_text_suite
 
 from conftest import BLOCKS, TASKS
-from featcal import cli
 from featcal import suite as suite_module
 from featcal import sweep as sweep_module
 from featcal.calibration import calibrate as calibrate_module
@@ -29,29 +28,6 @@ from featcal.family import Family
 from featcal.session import Session
 from featcal.sweep import Grid
 from featcal.views import DriftOptions, View
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Run a command line in this process: (exit status, stdout, stderr)."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["featcal", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return command
-
-
-def document(result: tuple[int, str, str]) -> dict[str, Any]:
-    code, out, err = result
-    assert code == 0, err
-    content: dict[str, Any] = json.loads(out)  # one document and nothing else
-    return content
 
 
 def test_suites(run: Run) -> None:

@@ -573,7 +573,8 @@ def test_hashes_and_resume_know_every_kind_of_reference(tmp_path: Path) -> None:
     from tiny_text import write_text_suite
 
     from featcal import InputError, calibrate_to_folder, load_suite, open_family
-    from featcal.calibration.calibrate import config_for, input_hashes
+    from featcal.calibration.calibrate import config_for
+    from featcal.export.record_facts import input_hashes
 
     suite = load_suite(write_text_suite(tmp_path / "s", "t5-lora"))
     family = open_family(suite, "cpu")

@@ -79,7 +79,7 @@ def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Pa
         "assert {'clip-mini', 't5-mini', 'lm-mini'} <= resources.embedded_suites().keys()\n"
         "from streamlit.web import cli\n"
         "cli.main = lambda *_, **__: 0\n"
-        "launch._warm_up = lambda: None\n"
+        "launch._warm_up = lambda app: None\n"
         "launch.start_app(root / 'app' / 'main.py', 8501)\n"
         "for name in launch.FIRST_NEEDED: import_module(name)\n"
         "import app; assert not hasattr(app, 'OWNER') and app.__file__.startswith(str(root))\n"

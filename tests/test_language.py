@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from tiny_text import ROWS, TASKS, WORDS, write_text_suite
+from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.models.adapter import Call
 from featcal.models.generation import prompts
-
-
-def text_suite(root: Path, kind: str) -> Path:
-    """The tiny suite with its samples as text."""
-    file = write_text_suite(root, kind)
-    content = yaml.safe_load(file.read_text())
-    generator = torch.Generator().manual_seed(5)
-    for task in TASKS:
-        rows = []
-        for number in range(12):
-            length = int(torch.randint(2, 6, (1,), generator=generator))
-            words = [WORDS[int(i)] for i in torch.randint(5, ROWS, (length,), generator=generator)]
-            rows.append(
-                {"split": "test" if number % 2 else "calibration", "text": " ".join(words), "label": number % 2}
-            )
-        lines = "".join(json.dumps({**row, "label": (i // 2) % 2}) + "\n" for i, row in enumerate(rows))
-        (root / f"{task}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-        source = {"jsonl": f"{task}.jsonl.gz", "input": "w0 {text} w1", "label": "label", "targets": ["no", "yes"]}
-        content["tasks"][task] = {
-            "expert": f"experts/{task}",
-            "metric": "exact_match",
-            "max_target_length": 4,
-            "calibration": {**source, "split": "calibration"},
-            "test": {**source, "split": "test"},
-        }
-    file.write_text(yaml.safe_dump(content))
-    return file
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])

@@ -15,8 +15,7 @@ import torch
 import yaml
 from app_pages import PAGES, healthy, opened
 from safetensors.torch import load_file
-from test_canary import scaled
-from test_t5_mini import SPLITS
+from tiny_text import scaled
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
@@ -29,6 +28,7 @@ TASKS = tuple(SUITE["tasks"])
 MODELS = {"base": FOLDER / SUITE["base"]} | {task: FOLDER / SUITE["tasks"][task]["expert"] for task in TASKS}
 EMBEDDING = "model.embed_tokens.weight"
 PAD, END, START = 0, 1, 2
+SPLITS = {"calibration": 256, "validation": 128, "test": 500}
 BROKEN = CalibrationConfig(lam=1e-9, rho=0.5, alpha=0.15, samples=4)
 REPAIRED = {"paper": 0.25, "refined": 0.4}
 """Share of the gap between merged model and experts that a recipe closes at least."""

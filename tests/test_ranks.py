@@ -20,10 +20,10 @@ from several import apart, calibrated, check_alike, killed_once, record, run_ran
 from torch import Tensor
 
 from conftest import in_float64
-from featcal.calibration import calibrate
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.calibration.config import RECIPES, CalibrationConfig
 from featcal.errors import InputError
+from featcal.export import record_facts
 from featcal.family import Family, open_family
 from featcal.formats import checkpoint
 from featcal.formats.weights import Over, Weights
@@ -129,7 +129,7 @@ def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypa
     """Counted where files are opened for their tensors, hashes and lineage included; a merged model in a folder."""
     merge_to_folder(tiny, "task-arithmetic", 0.5, tmp_path / "merged")
     suite = tiny.suite.model_copy(update={"merged": str(tmp_path / "merged")})
-    opened, hashed = checkpoint.open_file, calibrate.sha256
+    opened, hashed = checkpoint.open_file, record_facts.sha256
 
     def noted(given: Any) -> Any:
         def note(file: Path, *more: Any) -> Any:
@@ -142,7 +142,7 @@ def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypa
     def work(ranks: Ranks) -> None:
         family = open_family(suite, "cpu")
         monkeypatch.setattr(checkpoint, "open_file", noted(opened))
-        monkeypatch.setattr(calibrate, "sha256", noted(hashed))
+        monkeypatch.setattr(record_facts, "sha256", noted(hashed))
         calibrate_to_folder(family, CONFIG, tmp_path / "out")
 
     ended = run_ranks(2, work, tmp_path / "logs")

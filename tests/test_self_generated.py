@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_canary import distributions
-from test_language import text_suite
-from tiny_text import ROWS, TASKS, WORDS
+from tiny_text import ROWS, TASKS, WORDS, distributions, text_suite
 
 from featcal import CalibrationConfig, Family, InputError, calibrate, load_suite, open_family, open_session
 from featcal.canary import canary

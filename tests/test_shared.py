@@ -319,7 +319,7 @@ def test_whatever_writes_is_held_to_it(root: Path, write: Callable[[Path], objec
 
 
 def test_names_are_text(root: Path) -> None:
-    from test_app_names import assert_shown_as_text, hostile
+    from app_pages import assert_shown_as_text, hostile
 
     change(root / "tiny" / "suite.yaml", lambda content: content.update(name=hostile("suite")))
     app = opened("tiny/suite.yaml", "suite")
@@ -573,7 +573,7 @@ def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
 
     asked: list[list[str]] = []
     monkeypatch.setattr(cli, "main", lambda arguments, **_: asked.append(arguments))
-    monkeypatch.setattr(launch, "_warm_up", lambda: None)
+    monkeypatch.setattr(launch, "_warm_up", lambda app: None)
     monkeypatch.setattr(launch, "_warming", [])
     monkeypatch.setattr(launch.sys, "path", list(launch.sys.path))
     for name in (shared.VARIABLE, "HF_HUB_OFFLINE", *launch.ENVIRONMENT):

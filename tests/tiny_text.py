@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from featcal.formats.weights import Overlay, Weights
 
 WORDS = ["<pad>", "</s>", "<unk>", "yes", "no", *[f"w{i}" for i in range(27)]]
 ROWS = len(WORDS)
@@ -159,3 +162,49 @@ def write_text_suite(
     file = root / "suite.yaml"
     file.write_text(yaml.safe_dump({"name": f"tiny-{kind}", "base": "base", "merged": merged, "tasks": entries}))
     return file
+
+
+def text_suite(root: Path, kind: str) -> Path:
+    """The tiny suite with its samples as text."""
+    file = write_text_suite(root, kind)
+    content = yaml.safe_load(file.read_text())
+    generator = torch.Generator().manual_seed(5)
+    for task in TASKS:
+        rows = []
+        for number in range(12):
+            length = int(torch.randint(2, 6, (1,), generator=generator))
+            words = [WORDS[int(i)] for i in torch.randint(5, ROWS, (length,), generator=generator)]
+            rows.append(
+                {"split": "test" if number % 2 else "calibration", "text": " ".join(words), "label": number % 2}
+            )
+        lines = "".join(json.dumps({**row, "label": (i // 2) % 2}) + "\n" for i, row in enumerate(rows))
+        (root / f"{task}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        source = {"jsonl": f"{task}.jsonl.gz", "input": "w0 {text} w1", "label": "label", "targets": ["no", "yes"]}
+        content["tasks"][task] = {
+            "expert": f"experts/{task}",
+            "metric": "exact_match",
+            "max_target_length": 4,
+            "calibration": {**source, "split": "calibration"},
+            "test": {**source, "split": "test"},
+        }
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@torch.no_grad()
+def distributions(model: Any, prompt: torch.Tensor, answer: list[int], seq2seq: bool) -> torch.Tensor:
+    """Of the next token in front of every token of an answer."""
+    if seq2seq:
+        start = torch.tensor([[0, *answer[:-1]]])
+        logits = model(input_ids=prompt[None], decoder_input_ids=start, use_cache=False).logits[0]
+    else:
+        logits = model(input_ids=torch.cat([prompt, torch.tensor(answer)])[None], use_cache=False).logits[0]
+        logits = logits[len(prompt) - 1 : -1]
+    return logits.double().softmax(-1)
+
+
+def scaled(model: Weights, by: float) -> Weights:
+    """Every matrix of the blocks times a number."""
+    blocks = (".block.", ".layers.")
+    names = [name for name, one in model.info.items() if any(b in name for b in blocks) and len(one.shape) == 2]
+    return Overlay("scaled", model, {name: by * tensor for name, tensor in model.read(names).items()})

@@ -33,7 +33,8 @@ from featcal.baselines.react import react
 from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
-from featcal.calibration.calibrate import drawn_of, expert_passes
+from featcal.calibration.calibrate import expert_passes
+from featcal.export.record_facts import drawn_of
 from featcal.family import Family
 from featcal.formats.weights import Weights
 from featcal.machine import machine_facts

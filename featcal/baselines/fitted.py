@@ -9,9 +9,9 @@ from typing import Any
 
 from featcal.baselines.folded import foldable, of_task, said, write_heads
 from featcal.baselines.options import Baseline
-from featcal.calibration.calibrate import input_hashes
 from featcal.card import model_card
 from featcal.errors import InputError
+from featcal.export.record_facts import input_hashes
 from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family import Family
 from featcal.formats.output import OutputFolder

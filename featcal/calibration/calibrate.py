@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 from featcal.calibration.among_ranks import SharedBlocks, metered, shares, together
 from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, settled
 from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
-from featcal.calibration.memory import can_reload, state_budget
+from featcal.calibration.memory import state_budget
 from featcal.calibration.moments import FirstBlock
 from featcal.calibration.outset import warnings_of
 from featcal.calibration.rounding import Storing, storing
@@ -21,7 +21,8 @@ from featcal.calibration.solving import Watch, unwatched
 from featcal.canary import canary, unasked_said
 from featcal.card import model_card
 from featcal.errors import InputError
-from featcal.export.write import require_weights_alone, write_model
+from featcal.export.record_facts import drawn_of, input_files, input_hashes
+from featcal.export.write import can_reload, require_weights_alone, write_model
 from featcal.family import Family, as_family
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
@@ -37,7 +38,7 @@ from featcal.origin import suite_facts
 from featcal.progress import Progress, peak_rss_bytes, silent
 from featcal.ranks import ALONE, Ranks, here
 from featcal.schema.recipe import MergeRecipe
-from featcal.stamps import FileStamp, sha256, stamps
+from featcal.stamps import FileStamp, stamps
 from featcal.suite import Suite
 from featcal.versions import all_versions
 
@@ -247,25 +248,9 @@ def taking_part(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, 
     return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
 
 
-def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
-    """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank."""
-    files = {name: own for name, own in _input_files(family).items() if own}
-    elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.led(family.experts).keys()}
-    mine = [name for name in files if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
-    found = ranks.union({name: {file.name: sha256(file) for file in files[name]} for name in mine})
-    return {name: found[name] for name in files}
-
-
-def _input_files(family: Family) -> dict[str, Sequence[Path]]:
-    """Weight files by model; a recipe has none of its own."""
-    models = {"base": family.base, "merged": family.merged}
-    models |= {f"expert {task}": expert for task, expert in family.experts.items()}
-    return {name: getattr(weights, "files", ()) for name, weights in models.items()}
-
-
 def _input_stamps(family: Family) -> set[FileStamp]:
     """The state of every weight file now."""
-    return {stamp for own in _input_files(family).values() for file in own for stamp in stamps(file)}
+    return {stamp for own in input_files(family).values() for file in own for stamp in stamps(file)}
 
 
 def _of(family: Family) -> list[str]:
@@ -310,19 +295,6 @@ def _identity(
         "samples": {task: one["sha256"] for task, one in drawn.items()},
         "versions": all_versions(),
     }
-
-
-def drawn_of(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
-    """What a record says of the samples of every task, in its order, but for their tokens; asked for before a walk,
-    which lets inputs go. Varied copies of pictures count apart."""
-
-    def drawn(one: ExpertPass) -> dict[str, Any]:
-        indices = [*dict.fromkeys(one.indices)]
-        copies = {"copies": more} if (more := len(one.indices) - len(indices)) else {}
-        said = {"samples": len(indices), **copies, "truncated": one.truncated, "indices": indices}
-        return said | {"sha256": one.digest}
-
-    return {task: drawn(one) for task, one in passes.items()}
 
 
 def _record(

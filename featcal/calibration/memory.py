@@ -12,10 +12,8 @@ from featcal.calibration.moments import likely_groups
 from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
-from featcal.progress import available_bytes, rss_bytes
+from featcal.progress import SLACK, rss_bytes
 
-SLACK = 1.15
-"""What allocators take beside the tensors that are counted."""
 STARTED = 200 * 2**20
 """What libraries take once they compute: thread pools, kernels, packed operands."""
 
@@ -41,17 +39,6 @@ def state_budget(stages: tuple[Stage, ...], merged: Weights, config: Calibration
             f"{limit / 2**30:.2f} GiB; raise it, or lower batch_size"
         )
     return limit - needed
-
-
-def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
-    """Whether a written model may be loaded whole, in float32, to verify it.
-
-    Args:
-        limit: bytes of resident memory; None stands for what the machine has to spare.
-    """
-    room = available_bytes() if limit is None else limit - rss_bytes()
-    whole = sum(torch.Size(one.shape).numel() * (4 + one.dtype.itemsize) for one in info.values())
-    return room is None or SLACK * whole < room
 
 
 def working_bytes(

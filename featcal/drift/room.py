@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from featcal.calibration.memory import SLACK, STARTED
+from featcal.calibration.memory import STARTED
 from featcal.errors import InputError
 from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
@@ -17,7 +17,7 @@ from featcal.models.adapter import Adapter, Batch
 from featcal.models.lane import ExpertPass
 from featcal.models.maps import widths
 from featcal.models.run import Run
-from featcal.progress import available_bytes, rss_bytes
+from featcal.progress import SLACK, available_bytes, rss_bytes
 
 _HEAD = 64
 """Channels of an attention head, where scores are counted."""

@@ -28,6 +28,7 @@ from featcal.models.architectures import adapter_for
 from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.model import brings
+from featcal.progress import SLACK, available_bytes, rss_bytes
 from featcal.words import some
 
 SHARD_BYTES = 2 * 2**30
@@ -172,6 +173,17 @@ def with_notes(card: str, notes: Sequence[str]) -> str:
     """The card with a list of those notes that it does not hold yet."""
     new = [f"- {note}\n" for note in notes if note not in card]
     return f"{card}\n## Notes\n\n{''.join(new)}" if new else card
+
+
+def can_reload(info: Mapping[str, TensorInfo], limit: int | None) -> bool:
+    """Whether a written model may be loaded whole, in float32, to verify it.
+
+    Args:
+        limit: bytes of resident memory; None stands for what the machine has to spare.
+    """
+    room = available_bytes() if limit is None else limit - rss_bytes()
+    whole = sum(torch.Size(one.shape).numel() * (4 + one.dtype.itemsize) for one in info.values())
+    return room is None or SLACK * whole < room
 
 
 def verify_reload(folder: Path, adapter: Adapter, model: Weights) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the process that makes maps has no torch
+    import torch
 
 Points = NDArray[np.float32]
 MOST_POINTS = 20_000
@@ -36,3 +42,9 @@ def pca_map(features: Points) -> Points:
     flat = np.zeros((n, 2), dtype=np.float32)
     flat[:, : min(2, len(directions))] = centred @ directions[:2].T  # one feature or one sample has one direction
     return flat
+
+
+def pooled(models: Mapping[str, torch.Tensor]) -> Points:
+    """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
+    clouds = [features.float().numpy() for features in models.values()]
+    return np.concatenate([cloud / np.linalg.norm(cloud, axis=1, keepdims=True) for cloud in clouds])

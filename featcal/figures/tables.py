@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
-    import torch
-
     from featcal.drift.ledger import DriftLedger, Features
     from featcal.evaluation.evaluate import Scores
 
@@ -121,12 +119,6 @@ def raised(before: Features, after: Features) -> list[str]:
 def mean_cosines(features: Features) -> dict[str, float]:
     """Mean cosine of final features to the expert, per task."""
     return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}
-
-
-def pooled(models: Mapping[str, torch.Tensor]) -> np.ndarray:
-    """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
-    clouds = [features.float().numpy() for features in models.values()]
-    return np.concatenate([cloud / np.linalg.norm(cloud, axis=1, keepdims=True) for cloud in clouds])
 
 
 def _in_units(table: pd.DataFrame, relative: bool) -> pd.DataFrame:

@@ -64,7 +64,7 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         kind = "timm"
     if kind in _HOMES:
         module, name = _HOMES[kind]
-        adapter: type[Adapter] = getattr(import_module(f"featcal.models.{module}"), name)
+        adapter: type[Adapter] = getattr(import_module(module), name)
         return adapter
     if kind in _TOLD:
         return _told(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
@@ -167,11 +167,11 @@ def _told(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:
 
 
 _HOMES = {
-    "clip": ("clip", "ClipVision"),
-    "clip_vision_model": ("clip", "ClipVision"),
-    "open_clip": ("open_clip", "OpenClip"),
-    "t5": ("t5", "T5"),
-    "timm": ("timm_vit", "TimmVit"),
+    "clip": ("featcal.models.clip", "ClipVision"),
+    "clip_vision_model": ("featcal.models.clip", "ClipVision"),
+    "open_clip": ("featcal.models.open_clip", "OpenClip"),
+    "t5": ("featcal.models.t5", "T5"),
+    "timm": ("featcal.models.timm_vit", "TimmVit"),
 }
 """`model_type` → module and class; imported when needed, since each brings its part of transformers."""
 

@@ -18,13 +18,13 @@ from featcal.lineage import Lineages, judge, measure_lineage
 from featcal.mergers.recipe import RecipeWeights
 from featcal.models.adapter import Adapter
 from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
-from featcal.preflight.models import Opened, Report, add_notes, expert_role, open_models, usable_family
+from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family
 from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download
 from featcal.preflight.samples import Drawn, check_samples
 from featcal.schema.recipe import MergeRecipe
-from featcal.suite import Suite
+from featcal.suite import Suite, expert_role
 from featcal.words import readable
 
 ASSUMED_TOKENS = 128.0

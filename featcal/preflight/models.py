@@ -20,7 +20,7 @@ from featcal.models.architectures import adapter_for
 from featcal.preflight.places import Places
 from featcal.preflight.tokenizers import tokenizer_disagreement
 from featcal.schema.recipe import MergeRecipe
-from featcal.suite import Suite
+from featcal.suite import Suite, expert_role, references
 from featcal.words import some
 
 CPU = torch.device("cpu")
@@ -52,17 +52,6 @@ class Opened:
     """Those that fit the base's architecture; their values can be read where all their files are here."""
     reports: dict[str, Report]
     """One per role, in the order of the suite."""
-
-
-def references(suite: Suite) -> dict[str, str]:
-    """Role → reference of every model of a suite; a merge recipe has none."""
-    merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
-    return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
-
-
-def expert_role(task: str) -> str:
-    """What the expert of a task is called, in messages too."""
-    return f"expert '{task}'"
 
 
 def open_models(suite: Suite, places: Places) -> Opened:

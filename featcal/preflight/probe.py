@@ -11,7 +11,7 @@ from featcal.errors import InputError
 from featcal.evaluation.evaluate import accuracy
 from featcal.evaluation.judges import head_of, names_of, prompt_heads, right_answers
 from featcal.family import Family
-from featcal.preflight.models import expert_role
+from featcal.suite import expert_role
 from featcal.tasks.sources import Samples
 from featcal.words import some
 

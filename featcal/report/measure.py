@@ -16,7 +16,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import compared
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import Dots, feature_map
-from featcal.figures.maps import pca_map
+from featcal.figures.maps import pca_map, pooled
 from featcal.figures.names import label
 from featcal.figures.theme import Shown
 from featcal.model_ids import ModelId
@@ -238,7 +238,7 @@ def _map(ledgers: Mapping[str, DriftLedger], task: str, number: int) -> Figure:
     found = {shown: ledger.tasks[task] for shown, ledger in ledgers.items()}
     features: dict[str, Tensor] = {"expert": next(iter(found.values())).expert_features}
     features |= {shown: one.model_features for shown, one in found.items()}
-    flat = np.split(pca_map(tables.pooled(features)), len(features))
+    flat = np.split(pca_map(pooled(features)), len(features))
     points = dict(zip(features, flat, strict=True))
     indices = list(next(iter(found.values())).indices)
     dots = Dots(list(range(len(indices))), [f"sample {index}" for index in indices])

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from featcal.calibration.calibrate import input_hashes
 from featcal.calibration.config import CalibrationConfig
+from featcal.export.record_facts import input_hashes
 from featcal.report.content import Table
 from featcal.schema.recipe import MergeRecipe
 from featcal.session import Session
