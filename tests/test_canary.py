@@ -88,13 +88,13 @@ def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(f
 
 def test_the_same_model_answers_and_is_shown_once(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    original = module._opened
+    original = Family.generator
 
     def noted(of: Family, model: Weights) -> Any:
         opened.append(model.label)
         return original(of, model)
 
-    monkeypatch.setattr(module, "_opened", noted)
+    monkeypatch.setattr(Family, "generator", noted)
     suite = ["canary", str(family.suite.root / "suite.yaml"), "--device", "cpu"]
     for against, shown in (("merged", ["merged"]), ("base", ["base", "merged"])):
         opened.clear()

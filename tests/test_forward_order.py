@@ -162,9 +162,9 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
     counted: list[int] = []
     end_task = BlockMoments.end_task
 
-    def ended(self: BlockMoments, expert: Mapping[str, Tensor]) -> None:
+    def ended(self: BlockMoments, expert: Mapping[str, Tensor], *more: Any) -> None:
         counted[-1] += 1
-        end_task(self, expert)
+        end_task(self, expert, *more)
 
     monkeypatch.setattr(BlockMoments, "end_task", ended)
     passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
