@@ -21,7 +21,10 @@ def locked(file: Path, patience: float) -> Iterator[bool]:
         OSError: the file cannot be made or opened.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    held = sqlite3.connect(file, timeout=patience, isolation_level=None)
+    try:
+        held = sqlite3.connect(file, timeout=patience, isolation_level=None)
+    except sqlite3.OperationalError as error:  # also a path longer than the library takes, whatever the system does
+        raise OSError(errno.EACCES, str(error), str(file)) from error
     try:
         try:
             held.execute("BEGIN EXCLUSIVE")

@@ -148,6 +148,30 @@ def begun(tiny: Family, out: Path, run: object) -> OutputFolder:
     return folder
 
 
+@pytest.mark.parametrize("target", ["loop", "nowhere"])
+def test_a_link_that_leads_nowhere_is_something_there(tmp_path: Path, target: str) -> None:
+    """Nothing can be renamed to a link; it is said before the work, not after it."""
+    (tmp_path / "loop").symlink_to(target)
+    with pytest.raises(InputError, match="loop exists already"):
+        OutputFolder(tmp_path / "loop")
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
+@pytest.mark.parametrize("length", [900, 4080, 9000], ids=["lock", "model", "folder"])
+def test_a_path_that_is_too_long_leaves_nothing_and_a_short_message(tmp_path: Path, length: int) -> None:
+    """Too long for the file of the lock, for what lies within, or for the folder itself."""
+    below, out = tmp_path / "below", tmp_path / "below"
+    while len(str(out)) < length:
+        out /= "x" * min(200, max(1, length - len(str(out)) - 1))
+    made = out.parent
+    if length < os.pathconf(tmp_path, "PC_PATH_MAX"):
+        made.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"cannot write to .*; choose another --out") as refused, OutputFolder(out):
+        pass
+    assert len(str(refused.value)) < 500
+    assert list(below.rglob("*.partial")) == []
+
+
 def test_partial_folder_of_another_run_is_not_continued(tiny: Family, tmp_path: Path) -> None:
     begun(tiny, tmp_path / "out", {"lam": 1.0})
     with pytest.raises(InputError, match="--resume or remove it"):

@@ -25,6 +25,7 @@ from featcal.locks import locked
 from featcal.shared import require_inside
 from featcal.stamps import sha256
 from featcal.whole_files import put
+from featcal.words import shortened
 
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""
@@ -70,6 +71,7 @@ class OutputFolder:
         self._blocks = self.partial / "blocks"
         self._identity = self.partial / "run.json"
         self._keep = False
+        made = not os.path.lexists(self.partial)
         try:
             with ExitStack() as held:
                 self._check_absent()
@@ -83,11 +85,15 @@ class OutputFolder:
                 put(self._identity, json.dumps(run))
                 self._held = held.pop_all()
         except OSError as error:
-            raise InputError(f"cannot write to {self.partial}: {error.strerror}; choose another --out") from error
+            if made:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            place = shortened(str(self.partial), 200)
+            raise InputError(f"cannot write to {place}: {error.strerror}; choose another --out") from error
 
     def _check_absent(self) -> None:
-        if self.out.exists():
-            raise InputError(f"{self.out} exists already; choose another --out or remove it (nothing is overwritten)")
+        if os.path.lexists(self.out):  # a link too that leads nowhere: nothing can be renamed to it
+            place = shortened(str(self.out), 200)
+            raise InputError(f"{place} exists already; choose another --out or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
         """Keep other processes off the partial folder."""
