@@ -161,7 +161,7 @@ class Pieces:
         """
         streams = {part.entering for part in parts if part.entering}
         groups = [group for moments in counting if not moments.routed for group in moments.linears]
-        held, weighed = {}, {}
+        held, weighed = dict[str, CallList](), dict[str, Weighed]()
         for task, tensors in self._experts_at(block):
             asked = [moments.asked_of_expert(rows[task]) for moments in counting]
             inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))

@@ -60,7 +60,7 @@ class Acting:
 
     def rows(self, weights: Float[Tensor, " n"]) -> list[TokenRows]:
         """Return the same tokens, batch by batch, with other weights."""
-        parts = weights.split([rows.count for rows in self._rows])
+        parts = torch.split(weights, [rows.count for rows in self._rows])
         totals = torch.stack([part.sum() for part in parts]).tolist()
         changed = zip(self._rows, totals, parts, strict=True)
         return [replace(rows, total=total, weights=part) for rows, total, part in changed]
