@@ -11,8 +11,6 @@ ALL = "all"
 _REFINED, _INFORMED = (f"calibrated:recipe={recipe}" for recipe in ("refined", "informed"))
 _ANCHORS = ("tsv-m", "wudi-optimum")
 """Models that are calibrated beside the suite's merged one."""
-_FOR_REFERENCE = ("wudi",)
-"""Methods that are measured by name alone: `swudi` is such a descent in closed form."""
 
 
 def everything(anchor: float) -> list[str]:
@@ -30,8 +28,7 @@ def everything(anchor: float) -> list[str]:
     trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
     fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", "coefficients", *trained]
     anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]
-    mergers = [method for method in METHODS if method not in _FOR_REFERENCE]
-    return ["expert", "base", "merged", *mergers, *fitted, *calibrated, *anchored, *polished, *surgery]
+    return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
 
 
 def listed(text: str) -> list[str]:
