@@ -21,7 +21,7 @@ from featcal.evaluation.heads import CosineHead
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.locks import locked
 from featcal.models.model import brings
-from featcal.resources import cache_folder
+from featcal.resources import cache_folder, code_digest
 from featcal.schema.model_name import reference_in
 from featcal.selection.candidates import CHOSEN
 from featcal.selection.held_out import Contest
@@ -104,8 +104,8 @@ def _named(folder: Path) -> Iterator[None]:
 
 
 def folder_of(contest: Contest) -> Path | None:
-    """Return where the cells of a choice lie: of the same models, samples, options and versions candidates have the
-    same scores. None where a model has maps or heads that are objects, by which it cannot be told from others."""
+    """Return where the cells of a choice lie: of the same models, samples, options and code candidates have the same
+    scores. None where a model has maps or heads that are objects, by which it cannot be told from others."""
     session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
     family = session.family
     models = [family.base, family.merged, *family.experts.values()]
@@ -125,6 +125,7 @@ def folder_of(contest: Contest) -> Path | None:
         "samples": {task: _inputs(one) for task, one in drawn.items()},
         "criterion": contest.criterion.name,
         "versions": all_versions(),
+        "code": code_digest(),
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "selections" / digest[:32]
