@@ -139,7 +139,7 @@ def test_an_adapter_is_read_as_the_model_that_was_trained(data: Path, tmp_path: 
     torch.testing.assert_close(family.experts["sick"].read([weight])[weight], expected)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "base")
     one = minilm.read(data, "sick")
-    batch = minilm.collate(minilm.encode(tokenizer, one, one.test))
+    batch = minilm.collate(minilm.encode(tokenizer, one, minilm.by_length(one.test)))
     score = evaluate(family, "expert:sick", split="test").tasks["sick"]
     assert score.predictions.equal(model.eval()(**batch).logits.argmax(1))
 
