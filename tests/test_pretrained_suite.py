@@ -27,8 +27,8 @@ def write_base(folder: Path) -> None:
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    given = ["input_ids", "token_type_ids", "attention_mask"]
-    PreTrainedTokenizerFast(tokenizer_object=core, model_input_names=given, **names).save_pretrained(folder)
+    reads = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=core, model_input_names=reads, **names).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(SPECIAL) + len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,

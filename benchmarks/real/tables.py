@@ -7,6 +7,7 @@ puts into docs/results.md.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
@@ -259,16 +260,41 @@ def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
     return statistics.fmean(100 * row.mean for row in measured) if measured else math.nan
 
 
+_DRIFT = ("relative_drift", "share")
+
+
+def drift_table(file: Path) -> list[str]:
+    """Relative drift of every layer and the share of the final drift that is booked to it, mean over tasks.
+
+    Args:
+        file: JSON Lines, a document of `featcal drift --attribution --json` in each.
+    """
+    documents = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()]
+    lines = head(["layer", *(f"`{one['model']}`, {what}" for one in documents for what in ("drift", "share, %"))])
+    several = [[task["layers"] for task in one["tasks"].values()] for one in documents]
+    for number, layer in enumerate(several[0][0]):
+        cells = [layer["layer"]]
+        for tasks in several:
+            drift, share = (
+                statistics.fmean(one[number][what] for one in tasks) for what in ("relative_drift", "share")
+            )
+            cells += [f"{drift:.2f}", f"{100 * share:.0f}"]
+        lines.append(line(cells))
+    return lines
+
+
 NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "pretrained": pretrained}
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
 }  # fmt: skip
+OTHER_TABLES = {"overview": overview, "drift": drift_table}
 
 
 def tables(part: str, document: Path) -> str:
-    """One of `TABLES` of a document, or the overview of all suites, in Markdown."""
-    return "\n".join(overview(document) if part == "overview" else TABLES[part](read_study(document).rows))
+    """One of `TABLES` of a study's document, or one of `OTHER_TABLES`, in Markdown."""
+    lines = OTHER_TABLES[part](document) if part in OTHER_TABLES else TABLES[part](read_study(document).rows)
+    return "\n".join(lines)
 
 
 def main() -> None:
