@@ -39,8 +39,8 @@ compat: $(VENV)/installed
 	rm -rf build/compat && mkdir -p build
 	$(BIN)/uv venv --quiet build/compat/venv
 	$(BIN)/uv pip install --quiet --python build/compat/venv torch pillow "transformers==4.57.*"
-	$(BIN)/python tests/compat_transformers4.py write build/compat/model
-	build/compat/venv/bin/python tests/compat_transformers4.py read build/compat/model
+	PYTHONPATH=tests:tests/fixtures $(BIN)/python tests/export/compat_transformers4.py write build/compat/model
+	build/compat/venv/bin/python tests/export/compat_transformers4.py read build/compat/model
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py

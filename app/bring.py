@@ -13,17 +13,17 @@ import streamlit as st
 
 from app import catalogue, state, view
 from app.export import output_folder
-from featcal.draft import KINDS, DraftTask, draft, read_draft, taken_over, write_draft
-from featcal.errors import FeatcalError, InputError
+from featcal.authoring.from_form import KINDS, DraftTask, draft, read_draft, taken_over, write_draft
+from featcal.export.merge import DEFAULT_SCALES
 from featcal.figures.names import plain, plain_lines
-from featcal.merging import DEFAULT_SCALES
-from featcal.paths import from_folder
-from featcal.preflight import Preflight, check
-from featcal.schema.recipe import METHODS, OPTIONS
-from featcal.shared import shared, without_places
-from featcal.suite import Suite, task_catalogue
-from featcal.suite_files import Stamp, suite_stamp
-from featcal.words import readable
+from featcal.preflight.check import Preflight, check
+from featcal.session.fingerprint import Stamp, suite_stamp
+from featcal.suite.recipe import METHODS, OPTIONS
+from featcal.suite.schema import Suite, task_catalogue
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import readable
+from featcal.system.paths import from_folder
+from featcal.system.sandbox import shared, without_places
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
 _WRITTEN = "draft written"

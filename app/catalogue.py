@@ -10,18 +10,18 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
-from featcal.errors import FeatcalError
 from featcal.figures.names import plain, plain_lines
-from featcal.preflight import Preflight, check
-from featcal.resources import embedded_suites
-from featcal.schema.recipe import MergeRecipe
-from featcal.session import Session
-from featcal.shared import without_places
-from featcal.suite import SPLITS, Suite, Task
-from featcal.suite_files import Stamp
-from featcal.tasks.sources import Samples
-from featcal.views import View
-from featcal.words import duration, readable
+from featcal.preflight.check import Preflight, check
+from featcal.samples.sources import Samples
+from featcal.session.fingerprint import Stamp
+from featcal.session.session import Session
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import SPLITS, Suite, Task
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError
+from featcal.system.formatting import duration, readable
+from featcal.system.resources import embedded_suites
+from featcal.system.sandbox import without_places
 
 EXAMPLES_PER_TASK = 6
 MOST_ANSWERS = 8

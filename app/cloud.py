@@ -16,16 +16,16 @@ from torch import Tensor
 from app import maps, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import MOST_PICKED
-from featcal.clouds import EXPERT, Clouds, offered, to_expert
 from featcal.figures import cloud_charts, tables
 from featcal.figures.cloud_charts import Depth, Dots
-from featcal.figures.maps import MOST_POINTS, SEED
 from featcal.figures.names import label, plain
 from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
-from featcal.session import Session
-from featcal.tasks.sources import Samples
+from featcal.samples.sources import Samples
+from featcal.session.feature_maps import EXPERT, Clouds, offered, to_expert
+from featcal.session.projection import MOST_POINTS, SEED
+from featcal.session.session import Session
 
 POLL_SECONDS = 1.0
 TOOLS = [["toImage", "resetScale2d"], ["lasso2d", "select2d", "pan2d"]]

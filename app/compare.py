@@ -10,13 +10,13 @@ import streamlit as st
 from app import jobs, opening, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
 from featcal.figures.names import plain
+from featcal.figures.report.models import labelled
 from featcal.figures.theme import Shown
-from featcal.model_ids import ModelId
-from featcal.report.models import labelled
-from featcal.session import Session
-from featcal.words import exactly
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
 
 NOTHING = "nothing"
 """In the list of second models: none."""

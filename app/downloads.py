@@ -13,10 +13,10 @@ from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
-from featcal.model_ids import ModelId, spelled
-from featcal.reproduce import Measured
-from featcal.session import Session
-from featcal.views import DriftOptions, View
+from featcal.figures.commands import Measured
+from featcal.session.model_names import ModelId, spelled
+from featcal.session.session import Session
+from featcal.suite.views import DriftOptions, View
 
 USUAL = ("merged", "base", "expert")
 """Models that every suite has, which a file's name does not say."""
@@ -28,7 +28,7 @@ class Origin:
 
     Args:
         counts: how many samples of the split were measured, per task.
-        models: full names of the models by what tables call them (`featcal.model_ids.spelled`).
+        models: full names of the models by what tables call them (`featcal.session.model_names.spelled`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
         on: which samples were asked for, and of a ledger what was measured of the drift.
         task: the one that they are about; None where that is every one.
@@ -60,7 +60,7 @@ class Numbers:
         what: short and in words, such as "drift per layer"; part of the file's name.
         units: of its columns.
         digits: shown on the screen; the file has all of them.
-        kind: what was measured (`featcal.reproduce.KINDS`); "" where no command says these numbers.
+        kind: what was measured (`featcal.figures.commands.KINDS`); "" where no command says these numbers.
         layer: the one that features are shown of; None is every one.
     """
 

@@ -11,14 +11,14 @@ from streamlit.delta_generator import DeltaGenerator
 from app import opening, state, view
 from app.selection import made_with
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError, InputError
 from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
-from featcal.jsons import read_json
-from featcal.model_ids import calibrate_command
-from featcal.paths import as_named
-from featcal.session import Session
-from featcal.shared import require_inside, without_places
+from featcal.session.model_names import calibrate_command
+from featcal.session.session import Session
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.json_files import read_json
+from featcal.system.paths import as_named
+from featcal.system.sandbox import require_inside, without_places
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
 

@@ -10,14 +10,14 @@ import streamlit as st
 from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
-from featcal.errors import FeatcalError
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison, Difference, compared
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
-from featcal.model_ids import ModelId
-from featcal.session import Session
-from featcal.views import View
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError
 
 MOST_UNASKED = 12
 """Pictures that are shown where nothing is selected."""

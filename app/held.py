@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from featcal.errors import InputError
-from featcal.progress import release_memory
-from featcal.session import Session
-from featcal.shared import Shared
-from featcal.words import readable
+from featcal.session.session import Session
+from featcal.system.errors import InputError
+from featcal.system.formatting import readable
+from featcal.system.progress import release_memory
+from featcal.system.sandbox import Shared
 
 MOST = 4
 """Suites that are open at once."""

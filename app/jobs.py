@@ -1,4 +1,4 @@
-"""Long work on pages: started or found, its progress drawn, its result taken over. The queue is `featcal.jobs`."""
+"""Long work on pages: started or found, its progress drawn, its result taken over. The queue is `featcal.server`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import streamlit as st
 from app import state, stopped
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
 from featcal.evaluation.evaluate import Scores
 from featcal.figures.names import plain, plain_lines
-from featcal.jobs import kinds
-from featcal.jobs.lengths import is_long, seconds_to_calibrate, seconds_to_score
-from featcal.jobs.manager import ensure_manager
-from featcal.jobs.orders import order
-from featcal.jobs.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.model_ids import ModelId, spelled
-from featcal.progress import Progress
-from featcal.session import Session
-from featcal.shared import shared, without_places
-from featcal.views import View
-from featcal.words import duration, shortened
+from featcal.server import kinds
+from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
+from featcal.server.manager import ensure_manager
+from featcal.server.orders import order
+from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
+from featcal.session.model_names import ModelId, spelled
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import InputError
+from featcal.system.formatting import duration, shortened
+from featcal.system.progress import Progress
+from featcal.system.sandbox import shared, without_places
 
 LINES = 60
 """Of a log, its last."""
@@ -53,7 +53,7 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
     A page that gets None has nothing to show yet: it runs again by itself when the job has ended.
 
     Args:
-        kind, args: as `featcal.jobs.kinds` has them.
+        kind, args: as `featcal.server.kinds` has them.
         seconds: what it is estimated to take.
         at_once: the visitor has asked for it already: start without a button.
 

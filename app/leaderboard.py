@@ -11,17 +11,17 @@ import streamlit as st
 
 from app import jobs, state, view
 from app.downloads import Numbers, Origin
-from featcal.errors import FeatcalError
 from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain
-from featcal.runs import suite_hash
-from featcal.studies import kept
+from featcal.samples.sources import look
+from featcal.studies import library
 from featcal.studies.corrupt import CLEAN, corrupted
-from featcal.studies.needs import NEEDS
+from featcal.studies.history import suite_hash
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
+from featcal.studies.requirements import NEEDS
 from featcal.studies.study import Study
-from featcal.tasks.sources import look
+from featcal.system.errors import FeatcalError
 
 TABLE = "compare"
 """The study that is a table of methods; others have places beside."""
@@ -37,7 +37,7 @@ HIDDEN = ("seeds", "wall s", "failure")
 
 def measured() -> None:
     """What was measured of the selected suite, and of every suite side by side."""
-    (own, problems), shipped = kept.own(), kept.shipped()
+    (own, problems), shipped = library.own(), library.shipped()
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
     try:
@@ -63,7 +63,7 @@ def _chosen(studies: Sequence[Study]) -> Study:
     """One of several studies of the same suite, tables of methods first and the newest first."""
     if len(studies) == 1:
         return studies[0]
-    names = [f"{number + 1}: {kept.KINDS.get(one.kind, one.kind)}, {_on(one)}" for number, one in enumerate(studies)]
+    names = [f"{number + 1}: {library.KINDS.get(one.kind, one.kind)}, {_on(one)}" for number, one in enumerate(studies)]
     picked = st.selectbox("Study", range(len(names)), format_func=lambda number: names[number], key="which-table")
     return studies[picked]
 

@@ -11,13 +11,13 @@ from app import downloads, state, view
 from app.downloads import Numbers, Origin, file_name
 from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger
-from featcal.errors import NoScores
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
-from featcal.model_ids import ModelId
-from featcal.progress import Progress
-from featcal.session import Session
-from featcal.views import DriftOptions, View
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import NoScores
+from featcal.system.progress import Progress
 
 DRIFT_UNITS = {
     True: "norms / norm of the expert's feature, mean over samples; alignment: cosine",

@@ -12,10 +12,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from app import preview  # noqa: E402
-from featcal.errors import FeatcalError  # noqa: E402
 from featcal.figures import charts, tables  # noqa: E402
-from featcal.launch import is_warm, wait_until_warm  # noqa: E402
-from featcal.progress import keep_memory  # noqa: E402
+from featcal.server.launch import is_warm, wait_until_warm  # noqa: E402
+from featcal.system.errors import FeatcalError  # noqa: E402
+from featcal.system.progress import keep_memory  # noqa: E402
 
 PAGES = {
     "drift": ("Drift", ":material/stacked_bar_chart:"),

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.figures.maps import SEED, Points, pca_map
+from featcal.session.projection import SEED, Points, pca_map
 
 __all__ = ["MapWorker", "Points", "pca_map", "trust", "umap_map"]
 NEIGHBOURS = 15

@@ -12,14 +12,14 @@ from app.preview import HOME_SUITE, SAMPLES
 from app.selection import TURNED
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig, idle_options
-from featcal.errors import FeatcalError
-from featcal.family import open_family
+from featcal.family.opening import open_family
 from featcal.figures import tables
-from featcal.jobs.lengths import drawn
 from featcal.preflight.estimates import LIBRARIES, estimate
-from featcal.session import Session, open_session
-from featcal.suite import Suite
-from featcal.views import DriftOptions, View
+from featcal.server.lengths import drawn
+from featcal.session.session import Session, open_session
+from featcal.suite.schema import Suite
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import FeatcalError
 
 
 def open_resident(suite: Suite | str) -> Session:

@@ -21,10 +21,10 @@ from featcal.calibration.config import (
     idle_options,
     settled,
 )
-from featcal.errors import InputError
 from featcal.figures.names import plain
-from featcal.session import Session
-from featcal.words import exactly
+from featcal.session.session import Session
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
 
 LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
 SAMPLES = (8, 16, 32, 64, 128, 256)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 import featcal
-from featcal.resources import cache_folder, code_digest, data_path
-from featcal.whole_files import put
+from featcal.system.atomic_files import put
+from featcal.system.resources import cache_folder, code_digest, data_path
 
 HOME_SUITE = "clip-mini"
 """What the app opens on."""

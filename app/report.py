@@ -10,13 +10,13 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import compare, jobs, state, view
 from app.downloads import file_name, of_samples
-from featcal.errors import FeatcalError
-from featcal.jobs.lengths import is_long, seconds_to_report
-from featcal.model_ids import spelled
-from featcal.report.write import report_command, write_report
-from featcal.session import Session
-from featcal.shared import without_places
-from featcal.views import View
+from featcal.figures.report.write import report_command, write_report
+from featcal.server.lengths import is_long, seconds_to_report
+from featcal.session.model_names import spelled
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError
+from featcal.system.sandbox import without_places
 
 _WRITTEN = "report"
 

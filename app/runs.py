@@ -12,18 +12,18 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
-from featcal import recording
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.paired import compared
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
-from featcal.model_ids import ModelId
-from featcal.recording import hash_of, record
-from featcal.runs import History, Mark, Run
-from featcal.session import Session
-from featcal.shared import shared
-from featcal.views import View
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.studies import recording
+from featcal.studies.history import History, Mark, Run
+from featcal.studies.recording import hash_of, record
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.sandbox import shared
 
 _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")

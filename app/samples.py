@@ -17,14 +17,14 @@ import streamlit as st
 from app import compare, downloads, state, view
 from app.downloads import Numbers
 from app.selection import MOST_PICKED
-from featcal.errors import NoScores
 from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
-from featcal.model_ids import ModelId
-from featcal.session import Session
-from featcal.tasks.sources import Samples
-from featcal.views import View
+from featcal.samples.sources import Samples
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import NoScores
 
 MOST_PICTURES, MOST_TEXTS = 24, 6
 _TABLE = "table of samples"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.words import exactly, shortened
+from featcal.system.formatting import exactly, shortened
 
 if TYPE_CHECKING:  # the selection is there before torch is
     from featcal.calibration.config import CalibrationConfig
@@ -51,7 +51,7 @@ class Selection:
     n: int = SAMPLES
     """Samples per task that models are measured on."""
     a: str = "merged"
-    """The first model that is looked at, by its name (`featcal.schema.model_name`); "calibrated" alone is the one of
+    """The first model that is looked at, by its name (`featcal.suite.name_grammar`); "calibrated" alone is the one of
     the options below."""
     b: str | None = None
     """The model that it is compared with, by its name."""

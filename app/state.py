@@ -20,15 +20,15 @@ from app.held import Held
 from app.maps import MapWorker
 from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
-from featcal.errors import FeatcalError, InputError
 from featcal.evaluation.evaluate import Scores
-from featcal.model_ids import ModelId
-from featcal.progress import Progress
-from featcal.session import Session
-from featcal.shared import shared
-from featcal.suite import Suite, load_suite
-from featcal.suite_files import Stamp, suite_stamp
-from featcal.views import View
+from featcal.session.fingerprint import Stamp, suite_stamp
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.suite.schema import Suite, load_suite
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.progress import Progress
+from featcal.system.sandbox import shared
 
 T = TypeVar("T")
 AT_ONCE = 1.0

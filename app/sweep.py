@@ -11,18 +11,18 @@ import streamlit as st
 from app import downloads, jobs, options, runs, state, view
 from app.downloads import Numbers
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import FeatcalError, InputError
 from featcal.figures import run_tables, sweep_charts, tables, text
-from featcal.jobs.kinds import options_of
-from featcal.jobs.lengths import is_long, seconds_to_calibrate
-from featcal.model_ids import ModelId, spelled
-from featcal.recording import hash_of, run_of
-from featcal.reproduce import Measured
-from featcal.runs import History, Run
-from featcal.session import Session
-from featcal.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
-from featcal.views import View
-from featcal.words import exactly
+from featcal.figures.commands import Measured
+from featcal.server.kinds import options_of
+from featcal.server.lengths import is_long, seconds_to_calibrate
+from featcal.session.model_names import ModelId, spelled
+from featcal.session.session import Session
+from featcal.studies.history import History, Run
+from featcal.studies.recording import hash_of, run_of
+from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import exactly
 
 _CHART = "sweep-chart"
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
@@ -114,7 +114,7 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
 
 
 def job_args(grid: Grid, on: View) -> dict[str, Any]:
-    """What `featcal.jobs.kinds.sweep` takes."""
+    """What `featcal.server.kinds.sweep` takes."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
     options = {name: value for name, value in options_of(grid.options).items() if name not in values}
     return {**values, "options": options, "n": on.samples}

@@ -14,15 +14,15 @@ from app import state, stopped
 from app.downloads import Numbers
 from app.preview import HOME_SUITE
 from app.selection import HOME
-from featcal.errors import FeatcalError
 from featcal.evaluation.paired import Difference
 from featcal.figures import text
+from featcal.figures.commands import Measured, commands, python
 from featcal.figures.names import plain_lines
-from featcal.reproduce import Measured, commands, python
-from featcal.resources import embedded_suites
-from featcal.session import Session
-from featcal.views import View
-from featcal.words import message, points
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError
+from featcal.system.formatting import message, points
+from featcal.system.resources import embedded_suites
 
 SAMPLE_CHOICES = (16, 32, 64, 128, 256)
 PLOTLY: dict[str, Any] = {"displaylogo": False, "modeBarButtons": [["toImage"]]}

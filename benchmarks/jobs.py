@@ -23,9 +23,9 @@ import measure
 import sessions
 from websockets.sync.client import connect
 
-from featcal.jobs.manager import ensure_manager
-from featcal.jobs.orders import order
-from featcal.jobs.queue import Job, Queue
+from featcal.server.manager import ensure_manager
+from featcal.server.orders import order
+from featcal.server.queue import Job, Queue
 
 ROUND = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
 SHAPES = {"b32": families.B32, "small": families.SMALL}

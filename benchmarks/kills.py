@@ -28,21 +28,21 @@ from safetensors import SafetensorError
 
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
 from featcal.export.change_layout import convert
+from featcal.export.merge import merge_to_folder
 from featcal.export.write import RECORD_FILE, rewrite
-from featcal.family import Family, open_family
+from featcal.family.opening import Family, open_family
 from featcal.formats.locate import locate
-from featcal.merging import merge_to_folder
-from featcal.models.architectures import adapter_for
-from featcal.session import Session
+from featcal.models.families.registry import adapter_for
+from featcal.session.session import Session
 from featcal.studies.compare import compare_methods
 from featcal.studies.plan import Plan
-from featcal.studies.rows import Rows
 from featcal.studies.runner import Views
-from featcal.suite import load_suite
-from featcal.views import View
-from featcal.whole_files import put_new
+from featcal.studies.store import Rows
+from featcal.suite.schema import load_suite
+from featcal.suite.views import View
+from featcal.system.atomic_files import put_new
+from featcal.system.errors import InputError
 
 SAMPLES = 4
 Write = Callable[[Family, Path, bool], Any]

@@ -20,7 +20,7 @@ from typing import Any
 import families
 import measure
 
-from featcal.schema.recipe import METHODS
+from featcal.suite.recipe import METHODS
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.formats.checkpoint import read_config
 from featcal.formats.weights import Weights
 

@@ -18,7 +18,7 @@ import ranks
 import roofline
 from scipy.optimize import nnls
 
-from featcal.ranks import owners_of, teams_of
+from featcal.system.distributed import owners_of, teams_of
 
 RUNS = Path(__file__).resolve().parents[1] / "docs" / "scale.json"
 PAGE = RUNS.with_suffix(".md")

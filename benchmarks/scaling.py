@@ -21,8 +21,8 @@ import stage
 import torch
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.family import open_family
-from featcal.suite import load_suite
+from featcal.family.opening import open_family
+from featcal.suite.schema import load_suite
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from featcal import Session, load_suite, open_family
-from featcal.resources import data_path, embedded_suites
-from featcal.schema.template import fill
-from featcal.suite import suite_from_dict
-from featcal.tasks.sources import look
-from featcal.views import View
+from featcal.samples.sources import look
+from featcal.suite.schema import suite_from_dict
+from featcal.suite.template import fill
+from featcal.suite.views import View
+from featcal.system.resources import data_path, embedded_suites
 
 SEEDS, RECIPES = (42, 43, 44), ("paper", "refined")
 COUNT, TOKENS = 256, {"t5-mini": 8, "lm-mini": 48}

@@ -34,7 +34,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.sync.client import ClientConnection, connect
 
-from featcal.resources import embedded_suites
+from featcal.system.resources import embedded_suites
 
 PATIENCE = 300.0
 """Seconds without a word from the server after which a session gives up."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
 from featcal.calibration.config import PAPER, RECIPES, CalibrationConfig
-from featcal.family import Family, open_family
-from featcal.progress import keep_memory
-from featcal.suite import load_suite
+from featcal.family.opening import Family, open_family
+from featcal.suite.schema import load_suite
+from featcal.system.progress import keep_memory
 
 Work = Callable[[], tuple[dict[str, Tensor], dict[str, float]]]
 """The timed part: gives the calibrated tensors and seconds by stage."""

@@ -14,11 +14,11 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from featcal.errors import InputError
-from featcal.models.architectures import architecture_for
-from featcal.models.decoder_facts import FACTS, with_classifier
-from featcal.models.encoder_facts import ENCODERS
-from featcal.models.vision_language_facts import VISION_LANGUAGE
+from featcal.models.families.decoder_facts import FACTS, with_classifier
+from featcal.models.families.encoder_facts import ENCODERS
+from featcal.models.families.registry import architecture_for
+from featcal.models.families.vision_language_facts import VISION_LANGUAGE
+from featcal.system.errors import InputError
 
 PAGE = Path(__file__).parent / "architectures.md"
 START, END = "<!-- tables: python docs/architectures.py --write -->", "<!-- end of the tables -->"
@@ -63,13 +63,14 @@ def verdict(kind: str) -> str:
         said = str(error).removeprefix("base: ").partition(";")[0]
         return f"refused: {said}"
     if kind in {facts.model_type for facts in FACTS}:
-        heads = ", with a classifier per task too (tests/test_decoder_heads.py)" if kind in CLASSIFIERS else ""
-        return f"**accepted**; tests/test_decoders.py{heads}"
+        heads = ", with a classifier per task too (tests/models/test_decoder_heads.py)" if kind in CLASSIFIERS else ""
+        return f"**accepted**; tests/models/test_decoders.py{heads}"
     if kind in {facts.model_type for facts in ENCODERS}:
-        return "**accepted**; tests/test_encoders.py"
+        return "**accepted**; tests/models/test_encoders.py"
     if kind in {facts.model_type for facts in VISION_LANGUAGE}:
-        return "**accepted**; tests/test_vision_language.py"
-    return f"**accepted**; {'tests/test_models.py' if kind.startswith('clip') else 'tests/test_architectures.py'}"
+        return "**accepted**; tests/models/test_vision_language.py"
+    file = "formats/test_checkpoints.py" if kind.startswith("clip") else "models/test_architectures.py"
+    return f"**accepted**; tests/{file}"
 
 
 def default_config(kind: str) -> dict[str, Any]:

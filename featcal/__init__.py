@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
-    from featcal.clouds import Clouds
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
-    from featcal.errors import FeatcalError, InputError, NumericalError
     from featcal.evaluation.evaluate import Scores, TaskScore
     from featcal.evaluation.heads import ClassificationHead
     from featcal.evaluation.paired import Comparison
-    from featcal.family import Family, open_family
-    from featcal.measure import compare, evaluate, measure_drift
-    from featcal.models.architectures import register_decoder, register_encoder
-    from featcal.models.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
-    from featcal.models.encoder_facts import EncoderFacts
+    from featcal.family.opening import Family, open_family
+    from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
+    from featcal.models.families.encoder_facts import EncoderFacts
+    from featcal.models.families.registry import register_decoder, register_encoder
     from featcal.models.model import Model
-    from featcal.runs import History, Run
-    from featcal.selection.choose import select
-    from featcal.selection.outcome import Selection
-    from featcal.session import Session, open_session
-    from featcal.suite import Suite, load_suite
-    from featcal.sweep import Grid, SweepPoint, run_sweep
-    from featcal.views import DriftOptions, View
+    from featcal.session.api import compare, evaluate, measure_drift
+    from featcal.session.feature_maps import Clouds
+    from featcal.session.session import Session, open_session
+    from featcal.studies.history import History, Run
+    from featcal.studies.selection.choose import select
+    from featcal.studies.selection.outcome import Selection
+    from featcal.studies.sweep import Grid, SweepPoint, run_sweep
+    from featcal.suite.schema import Suite, load_suite
+    from featcal.suite.views import DriftOptions, View
+    from featcal.system.errors import FeatcalError, InputError, NumericalError
 
 __version__ = "0.1.0"
 
@@ -38,43 +38,43 @@ _HOME = {
     "CalibrationConfig": "calibration.config",
     "CalibrationResult": "calibration.calibrate",
     "ClassificationHead": "evaluation.heads",
-    "Clouds": "clouds",
+    "Clouds": "session.feature_maps",
     "Comparison": "evaluation.paired",
-    "DecoderFacts": "models.decoder_facts",
-    "DecoderPart": "models.decoder_facts",
+    "DecoderFacts": "models.families.decoder_facts",
+    "DecoderPart": "models.families.decoder_facts",
     "DriftLedger": "drift.ledger",
-    "DriftOptions": "views",
-    "EncoderFacts": "models.encoder_facts",
-    "ExpertFacts": "models.decoder_facts",
-    "Family": "family",
-    "FeatcalError": "errors",
-    "Grid": "sweep",
-    "History": "runs",
-    "InputError": "errors",
+    "DriftOptions": "suite.views",
+    "EncoderFacts": "models.families.encoder_facts",
+    "ExpertFacts": "models.families.decoder_facts",
+    "Family": "family.opening",
+    "FeatcalError": "system.errors",
+    "Grid": "studies.sweep",
+    "History": "studies.history",
+    "InputError": "system.errors",
     "LayerDrift": "drift.ledger",
     "Model": "models.model",
-    "NumericalError": "errors",
-    "Run": "runs",
+    "NumericalError": "system.errors",
+    "Run": "studies.history",
     "Scores": "evaluation.evaluate",
-    "Selection": "selection.outcome",
-    "Session": "session",
-    "Suite": "suite",
-    "SweepPoint": "sweep",
+    "Selection": "studies.selection.outcome",
+    "Session": "session.session",
+    "Suite": "suite.schema",
+    "SweepPoint": "studies.sweep",
     "TaskDrift": "drift.ledger",
     "TaskScore": "evaluation.evaluate",
-    "View": "views",
+    "View": "suite.views",
     "calibrate": "calibration.calibrate",
     "calibrate_to_folder": "calibration.calibrate",
-    "compare": "measure",
-    "evaluate": "measure",
-    "load_suite": "suite",
-    "measure_drift": "measure",
-    "open_family": "family",
-    "open_session": "session",
-    "register_decoder": "models.architectures",
-    "register_encoder": "models.architectures",
-    "run_sweep": "sweep",
-    "select": "selection.choose",
+    "compare": "session.api",
+    "evaluate": "session.api",
+    "load_suite": "suite.schema",
+    "measure_drift": "session.api",
+    "open_family": "family.opening",
+    "open_session": "session.session",
+    "register_decoder": "models.families.registry",
+    "register_encoder": "models.families.registry",
+    "run_sweep": "studies.sweep",
+    "select": "studies.selection.choose",
     "task_vector_cosines": "drift.task_vectors",
 }
 

@@ -4,10 +4,10 @@ import streamlit as st
 
 from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
-from featcal.errors import FeatcalError
 from featcal.figures import charts, sample_tables, tables, text
-from featcal.views import View
-from featcal.words import percent
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError
+from featcal.system.formatting import percent
 
 WHOLE = View(None, "test")
 

@@ -9,7 +9,7 @@ from app.downloads import Numbers
 from featcal.calibration.config import CalibrationConfig
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
-from featcal.words import percent
+from featcal.system.formatting import percent
 
 st.header("Repair it in closed form")
 session = view.open_or_explain()

@@ -6,7 +6,7 @@ from app import compare, downloads, ledger_view, runs, state, view
 from app.downloads import Numbers
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
-from featcal.views import DriftOptions
+from featcal.suite.views import DriftOptions
 
 
 def choose_layer() -> None:

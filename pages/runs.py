@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import compare, runs, state, sweep, view
-from featcal.runs import History
+from featcal.studies.history import History
 
 st.header("What was tried, and what is best?")
 session = view.open_or_explain()

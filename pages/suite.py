@@ -3,9 +3,9 @@
 import streamlit as st
 
 from app import catalogue, report, state, stopped, view
-from featcal.errors import FeatcalError
 from featcal.figures.names import plain
 from featcal.figures.tables import how_many
+from featcal.system.errors import FeatcalError
 
 st.header("What is loaded?")
 try:

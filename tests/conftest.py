@@ -24,12 +24,12 @@ from command_line import Run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from featcal.family import Family, open_family
+from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory, Overlay
-from featcal.models.clip import ClipVision
 from featcal.models.compute import Compute
-from featcal.suite import Suite, load_suite
-from featcal.tasks.prepare import Preparation
+from featcal.models.families.clip import ClipVision
+from featcal.samples.prepare import Preparation
+from featcal.suite.schema import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 

@@ -15,7 +15,7 @@ import torch
 from build import HERE, PROMPTS, TASKS, load
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from featcal.words import percent
+from featcal.system.formatting import percent
 
 Model = Qwen3ForCausalLM
 

@@ -16,7 +16,7 @@ from build import HERE, TASKS, load
 from texts import PROMPTS
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
-from featcal.words import percent
+from featcal.system.formatting import percent
 
 Model = T5ForConditionalGeneration
 

@@ -1,1 +1,1 @@
-"""Methods of others beside calibration, on the same calibration samples."""
+"""Fit methods of others beside calibration, on the same calibration samples."""

@@ -27,12 +27,12 @@ from torch import Tensor
 from featcal.baselines.averaged import averaged
 from featcal.baselines.gradients import Sample, alike, drawn, final, log_probabilities, samples_of
 from featcal.baselines.options import AdaMerging
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head
-from featcal.models.run import Run
+from featcal.system.errors import NumericalError
 
 START = 0.3
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from featcal.mergers.recipe import RecipeWeights
+from featcal.mergers.engine import RecipeWeights
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.run import Run
-from featcal.schema.recipe import MergeRecipe
+from featcal.suite.recipe import MergeRecipe
 
 
 def averaged(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:

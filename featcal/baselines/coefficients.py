@@ -28,18 +28,18 @@ from torch import Tensor
 
 from featcal.baselines.averaged import averaged
 from featcal.baselines.options import Coefficients
+from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import task_weight
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import linear_groups
-from featcal.calibration.solving import as_stored, named
+from featcal.calibration.store import as_stored, named
 from featcal.calibration.token_rows import TaskRows, lane_rows
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Lane, Step
-from featcal.models.run import Run
 from featcal.models.walk import Walk
+from featcal.system.errors import NumericalError
 
 
 def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficients) -> tuple[Weights, dict[str, Any]]:

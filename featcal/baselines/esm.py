@@ -33,19 +33,19 @@ from torch import Tensor
 
 from featcal.baselines.averaged import averaged_changes
 from featcal.baselines.options import Esm
+from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import linear_groups
-from featcal.calibration.solving import as_stored, named
+from featcal.calibration.store import as_stored, named
 from featcal.calibration.token_rows import TaskRows, lane_rows
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.mergers.singular import orthonormal
 from featcal.models.adapter import Stage, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
-from featcal.models.maps import turned
-from featcal.models.run import Run
+from featcal.models.linear_maps import turned
 from featcal.models.walk import Walk
+from featcal.system.errors import NumericalError
 
 _LINALG: Any = torch.linalg
 Directions: TypeAlias = tuple[Tensor, Tensor]

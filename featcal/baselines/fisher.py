@@ -24,12 +24,12 @@ from torch import Tensor
 from featcal.baselines.averaged import averaged
 from featcal.baselines.gradients import final, log_probabilities, samples_of
 from featcal.baselines.options import Fisher
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, mapped
-from featcal.models.run import Run
+from featcal.system.errors import NumericalError
 
 
 def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head | None], options: Fisher) -> Weights:

@@ -35,15 +35,15 @@ from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
 from featcal.calibration.calibrate import expert_passes
 from featcal.export.record_facts import drawn_of
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.formats.weights import Weights
-from featcal.machine import machine_facts
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
-from featcal.models.run import Run
-from featcal.origin import suite_facts
-from featcal.progress import Progress, peak_rss_bytes, silent
-from featcal.schema.model_name import AFTER
-from featcal.versions import all_versions
+from featcal.suite.facts import suite_facts
+from featcal.suite.name_grammar import AFTER
+from featcal.system.environment import machine_facts
+from featcal.system.progress import Progress, peak_rss_bytes, silent
+from featcal.system.versions import all_versions
 
 
 def fit(

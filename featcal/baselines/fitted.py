@@ -9,16 +9,16 @@ from typing import Any
 
 from featcal.baselines.folded import foldable, of_task, said, write_heads
 from featcal.baselines.options import Baseline
-from featcal.card import model_card
-from featcal.errors import InputError
+from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import HEADS, require_weights_alone, write_model
-from featcal.family import Family
+from featcal.family.ancestry import check_lineage
+from featcal.family.opening import Family
+from featcal.family.outside_tower import left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
-from featcal.left_out import left_out
-from featcal.lineage import check_lineage
-from featcal.schema.model_name import AFTER
+from featcal.suite.name_grammar import AFTER
+from featcal.system.errors import InputError
 
 _NAMED = "calibration"
 """The samples that say what classes are called, where the suite file does not."""

@@ -25,21 +25,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from featcal.baselines.react import AffineMap
-from featcal.errors import InputError
 from featcal.evaluation.evaluate import scoring_heads
 from featcal.evaluation.heads import ClassificationHead, CosineHead, PooledHead, stored_head
-from featcal.evaluation.judges import head_of
+from featcal.evaluation.scoring_heads import head_of
 from featcal.export.write import HEADS, RECORD_FILE
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.formats.checkpoint import SINGLE_FILE
 from featcal.formats.locate import checkpoint_folder, locate
 from featcal.formats.located import Located
 from featcal.formats.output import save_tensors, save_text
 from featcal.formats.weights import Canonical, InMemory, Overlay, Stored, Weights
-from featcal.jsons import read_json
 from featcal.models.model import FeatureMap, Head, Model
-from featcal.shared import require_inside
-from featcal.words import some
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.json_files import read_json
+from featcal.system.sandbox import require_inside
 
 _TABLE = ("classifier",)
 """Name of the map of a table of classes."""

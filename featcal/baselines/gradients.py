@@ -15,13 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.evaluation.evaluate import scoring_heads
-from featcal.evaluation.judges import head_of
-from featcal.family import Family
+from featcal.evaluation.scoring_heads import head_of
+from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Call
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, through
 from featcal.models.model import Head, own_head
-from featcal.models.run import Run
 
 TOGETHER = 64
 """Samples that go through a model together."""

@@ -26,18 +26,18 @@ from torch import Tensor, nn
 
 from featcal.baselines.averaged import averaged_changes
 from featcal.baselines.options import Lot
+from featcal.calibration.block_statistics import check_inputs, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import check_inputs, linear_groups
 from featcal.calibration.norm_groups import check_norm, normalised_sums
-from featcal.calibration.solving import as_stored, named
+from featcal.calibration.store import as_stored, named
 from featcal.calibration.token_rows import TaskRows, lane_rows
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Stage, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
-from featcal.models.run import Run
 from featcal.models.walk import Walk
+from featcal.system.errors import NumericalError
 
 
 def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
-from featcal.family import Family
-from featcal.schema.model_name import ModelName, known_option, value_of
-from featcal.words import exactly
+from featcal.family.opening import Family
+from featcal.suite.name_grammar import ModelName, known_option, value_of
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from featcal.baselines.gradients import Sample, alike, drawn, final, samples_of
 from featcal.baselines.options import Polish
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
+from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
 from featcal.models.model import mapped
-from featcal.models.run import Run
+from featcal.system.errors import NumericalError
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from featcal.baselines.options import React
 from featcal.baselines.surgery import with_modules
-from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights, all_finite
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Model
-from featcal.models.run import Run
+from featcal.system.errors import InputError, NumericalError
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from featcal.baselines.averaged import averaged
 from featcal.baselines.options import RegMean, RegMeanPlusPlus
+from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import linear_groups
-from featcal.calibration.solving import as_stored, named
+from featcal.calibration.store import as_stored, named
 from featcal.calibration.token_rows import TaskRows, lane_rows
-from featcal.errors import NumericalError
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
-from featcal.models.run import Run
 from featcal.models.walk import Walk
+from featcal.system.errors import NumericalError
 
 FLOAT64_ABOVE = 0.99
 """`reduce` above which products are formed in float64. After the diagonal is scaled to 1 the condition number of

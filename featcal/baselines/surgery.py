@@ -19,13 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.baselines.options import ProbSurgery, Surgery
-from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import Weights, all_finite
+from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
 from featcal.models.model import FeatureMap, Model, brings
-from featcal.models.run import Run
-from featcal.words import some
+from featcal.system.errors import InputError, NumericalError
+from featcal.system.formatting import some
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from featcal.baselines.options import Svc
 from featcal.formats.weights import Overlay, Weights
-from featcal.models.run import Run
+from featcal.models.context import Run
 
 
 def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) -> Weights:

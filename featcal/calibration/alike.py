@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 
 def require_alike(what: str, one: Mapping[str, object], other: Mapping[str, object]) -> None:

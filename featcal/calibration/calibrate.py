@@ -10,37 +10,37 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from featcal.calibration.among_ranks import SharedBlocks, metered, shares, together
+from featcal.calibration.algorithm1 import Account, InMemoryBlocks, calibrate_blocks
+from featcal.calibration.baseline_drift import warnings_of
+from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, settled
-from featcal.calibration.forward_order import Account, InMemoryBlocks, calibrate_blocks
+from featcal.calibration.distributed_inputs import SharedBlocks, metered, shares, together
 from featcal.calibration.memory import state_budget
-from featcal.calibration.moments import FirstBlock
-from featcal.calibration.outset import warnings_of
 from featcal.calibration.rounding import Storing, storing
-from featcal.calibration.solving import Watch, unwatched
-from featcal.canary import canary, unasked_said
-from featcal.card import model_card
-from featcal.errors import InputError
+from featcal.calibration.store import Watch, unwatched
+from featcal.evaluation.generation_check import canary, unasked_said
+from featcal.export.card import model_card
 from featcal.export.record_facts import drawn_of, input_files, input_hashes
 from featcal.export.write import can_reload, require_weights_alone, write_model
-from featcal.family import Family, as_family
+from featcal.family.ancestry import check_lineage
+from featcal.family.opening import Family, as_family
+from featcal.family.outside_tower import left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import Overlay, Weights, raw_bytes
-from featcal.left_out import left_out
-from featcal.lineage import check_lineage
-from featcal.machine import machine_facts
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
-from featcal.models.run import Run
-from featcal.origin import suite_facts
-from featcal.progress import Progress, peak_rss_bytes, silent
-from featcal.ranks import ALONE, Ranks, here
-from featcal.schema.recipe import MergeRecipe
-from featcal.stamps import FileStamp, stamps
-from featcal.suite import Suite
-from featcal.versions import all_versions
+from featcal.suite.facts import suite_facts
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite
+from featcal.system.distributed import ALONE, Ranks, here
+from featcal.system.environment import machine_facts
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import FileStamp, stamps
+from featcal.system.progress import Progress, peak_rss_bytes, silent
+from featcal.system.versions import all_versions
 
 T = TypeVar("T")
 
@@ -154,8 +154,8 @@ def calibrate_to_folder(
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
             written model is verified block by block where the whole does not fit.
 
-    Among several ranks (`ranks.joined`) each calls this alike; every expert is read by those that have its task, and
-    rank 0 writes.
+    Among several ranks (`distributed.joined`) each calls this alike; every expert is read by those that have its task,
+    and rank 0 writes.
 
     Returns:
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder. Empty on other

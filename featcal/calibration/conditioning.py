@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from featcal.calibration.block_statistics import BlockMoments, FirstBlock
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.moments import BlockMoments, FirstBlock
-from featcal.errors import NumericalError
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.lane import ExpertPass
-from featcal.progress import Progress, silent
+from featcal.system.errors import NumericalError
+from featcal.system.progress import Progress, silent
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, TypedDict
 
-from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import PRECISIONS
-from featcal.models.maps import LinearMap
-from featcal.schema.model_name import ALL
-from featcal.words import did_you_mean
+from featcal.models.linear_maps import LinearMap
+from featcal.suite.name_grammar import ALL
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
 
 PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
 """How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own; the last one

@@ -18,10 +18,10 @@ from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.prior import Prior, TaskVectors, spanning
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.calibration.weighed_tokens import Acting
-from featcal.errors import InputError, NumericalError
 from featcal.formats.weights import all_finite
 from featcal.models.lane import Step
-from featcal.models.maps import LinearMap, turned, widths
+from featcal.models.linear_maps import LinearMap, turned, widths
+from featcal.system.errors import InputError, NumericalError
 
 FLOAT64_BELOW = 1e-3
 """Ridge strength below which products are formed in float64."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
+from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import accumulated_in, multiplied_in, solved_in
-from featcal.calibration.moments import likely_groups
-from featcal.errors import InputError
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
-from featcal.progress import SLACK, rss_bytes
+from featcal.system.errors import InputError
+from featcal.system.progress import SLACK, rss_bytes
 
 STARTED = 200 * 2**20
 """What libraries take once they compute: thread pools, kernels, packed operands."""

@@ -14,7 +14,7 @@ from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.token_rows import Named, TokenRows
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 
 @dataclass

@@ -25,7 +25,7 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, factors_of
 from featcal.models.adapter import Block
-from featcal.models.maps import LinearMap, turned
+from featcal.models.linear_maps import LinearMap, turned
 
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
 """B and A of a map whose task vector is B A."""

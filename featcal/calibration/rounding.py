@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.words import percent
+from featcal.system.formatting import percent
 
 Rounding = Mapping[str, tuple[float, float]]
 """By dtype ("bfloat16", "float16"): sums over solved tensors of ||solved - merged||_F^2 and of ||stored - solved||_F^2,

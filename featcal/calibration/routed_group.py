@@ -21,8 +21,8 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import CurrentTask, LinearGroup, multiplied_in
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
+from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed
 from featcal.models.lane import Step
-from featcal.models.mixture import SHARES, TOKENS, Member, Mixture, routed
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.token_rows import TokenRows
-from featcal.ranks import Ranks
+from featcal.system.distributed import Ranks
 
 FLOOR = 1e-6
 """Share of the mean that is added to what the base makes of a token: one of which it makes nothing has a ratio too."""

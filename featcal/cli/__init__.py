@@ -12,9 +12,9 @@ import warnings
 import click
 
 from featcal import __version__
-from featcal.cli import files, measuring, repairing, scoring, showing, starting, studying, suites
+from featcal.cli import measure, repair, score, show, start, study, suite, write
 from featcal.cli.terminal import say
-from featcal.errors import FeatcalError, InputError
+from featcal.system.errors import FeatcalError, InputError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -36,10 +36,10 @@ _SHARING = ("calibrate",)
 """Commands that several processes run together."""
 
 
-for _room in (suites, starting, measuring, repairing, scoring, studying, files, showing):
+for _room in (suite, start, measure, repair, score, study, write, show):
     for _command in _room.COMMANDS:
         commands.add_command(_command)
-commands.add_command(files.export, "convert")
+commands.add_command(write.export, "convert")
 
 
 def main() -> None:

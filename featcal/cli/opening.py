@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from featcal.family import Family
-    from featcal.session import Session
-    from featcal.suite import Suite
+    from featcal.family.opening import Family
+    from featcal.session.session import Session
+    from featcal.suite.schema import Suite
 
 
 def loaded(suite: str) -> Suite:
@@ -16,7 +16,7 @@ def loaded(suite: str) -> Suite:
     Raises:
         InputError: as `load_suite`.
     """
-    from featcal.suite import load_suite
+    from featcal.suite.schema import load_suite
 
     return load_suite(suite)
 
@@ -27,7 +27,7 @@ def opened(suite: str, device: str) -> Family:
     Raises:
         InputError: as `load_suite` and `open_family`.
     """
-    from featcal.family import open_family
+    from featcal.family.opening import open_family
 
     return open_family(loaded(suite), device)
 
@@ -38,6 +38,6 @@ def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int |
     Raises:
         InputError: as `opened`.
     """
-    from featcal.session import Session
+    from featcal.session.session import Session
 
     return Session(opened(suite, device), one_shot=one_shot, max_memory=max_memory)

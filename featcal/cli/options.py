@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from featcal.schema.model_name import GRAMMAR
+from featcal.suite.name_grammar import GRAMMAR
 
 T = TypeVar("T")
 Option = Callable[[Any], Any]

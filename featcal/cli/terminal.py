@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcal.progress import Progress
-from featcal.words import message, printable
+from featcal.system.formatting import message, printable
+from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
-    from featcal.runs import History
+    from featcal.studies.history import History
 
 
 def show(document: Any, as_json: bool, rows: Sequence[Sequence[Any]], header: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""Measure where a merged model drifts from its experts (Props. 1 to 8)."""

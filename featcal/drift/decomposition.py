@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from featcal.drift.accumulator import Record, final_features, joined
+from featcal.drift.crosscheck import SecondRun
 from featcal.drift.ledger import FeatureDrift, TaskDrift, TaskFeatures
-from featcal.drift.parts import take_apart
-from featcal.drift.record import Record, final_features, joined
-from featcal.drift.room import Room
-from featcal.drift.second_run import SecondRun
+from featcal.drift.memory import Room
+from featcal.drift.split import take_apart
 from featcal.drift.streams import cross
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.run import Run
 
 
 def decompose(

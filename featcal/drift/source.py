@@ -17,19 +17,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
+from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.calibrate import taking_part
 from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, settled
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
-from featcal.calibration.moments import linear_groups
 from featcal.calibration.token_rows import TokenRows, lane_rows
-from featcal.errors import InputError
-from featcal.family import Family, as_family
+from featcal.family.opening import Family, as_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage, walking
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, require_same_compute
-from featcal.models.run import Run
 from featcal.models.walk import Walk
-from featcal.progress import Progress, silent
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd

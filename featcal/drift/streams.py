@@ -10,9 +10,9 @@ from torch import Tensor
 from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step, through
 from featcal.models.model import mapped
-from featcal.models.run import Run
 from featcal.models.walk import Entering, Walk
 
 MODEL = "model"

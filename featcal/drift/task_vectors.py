@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 
 

@@ -1,0 +1,1 @@
+"""Score models on tasks."""

@@ -10,15 +10,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from featcal.errors import InputError, NoScores, NumericalError
-from featcal.evaluation.judges import answers_of, check_classes, head_of, no_class_names, prompt_heads, right_answers
 from featcal.evaluation.language import METRICS, generated
-from featcal.family import Family, batches_of
+from featcal.evaluation.scoring_heads import (
+    answers_of,
+    check_classes,
+    head_of,
+    no_class_names,
+    prompt_heads,
+    right_answers,
+)
+from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import final_features
 from featcal.models.model import Head, mapped
-from featcal.tasks.sources import Samples, open_pool
+from featcal.samples.sources import Samples, open_pool
+from featcal.system.errors import InputError, NoScores, NumericalError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.weights import Weights
-from featcal.models.language import capped
+from featcal.models.families.language import capped
 from featcal.models.model import Head
+from featcal.system.errors import InputError
 
 
 @dataclass(frozen=True)

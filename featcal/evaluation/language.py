@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from featcal.errors import InputError, NoScores
-from featcal.family import Family, batches_of
+from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.language import IGNORED, answer_position
+from featcal.models.families.language import IGNORED, answer_position
 from featcal.models.model import brings
-from featcal.tasks.prepare import tokenizer_of
-from featcal.tasks.sources import Samples
+from featcal.samples.prepare import tokenizer_of
+from featcal.samples.sources import Samples
+from featcal.system.errors import InputError, NoScores
 
 BATCH_SIZE = 64
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 _PREFERRED = ("exact_match", "pass@1", "acc_norm", "acc", "prompt_level_strict_acc", "f1")
 """Metrics that stand for a task, the first that its results have; otherwise its first number."""

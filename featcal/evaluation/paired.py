@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 if TYPE_CHECKING:  # tables know the words below before torch is there
     import pandas as pd

@@ -10,7 +10,7 @@ from featcal.evaluation.heads import CosineHead
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter
-from featcal.tasks.prompts import class_prompts
+from featcal.samples.prompts import class_prompts
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Write models that other libraries load, and verify them."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.errors import InputError, NumericalError
 from featcal.export import clip_inputs
 from featcal.export.clip_counterparts import clip_pairs, hf_config, open_clip_config, to_hf, to_open_clip
 from featcal.export.write import (
@@ -30,7 +29,8 @@ from featcal.formats.open_clip import WEIGHT_FILE, library_model, load_folder
 from featcal.formats.open_clip_config import CONFIG_FILE, weight_name
 from featcal.formats.output import OutputFolder, save_tensors, save_text
 from featcal.formats.pretrained import load_complete
-from featcal.models.clip import ClipVision
+from featcal.models.families.clip import ClipVision
+from featcal.system.errors import InputError, NumericalError
 
 
 def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.open_clip_config import check_plain, quick_gelu
+from featcal.system.errors import InputError
 
 _BLOCK = {
     "ln_1": "layer_norm1",

@@ -11,7 +11,7 @@ from featcal.export.write import copy_tokenizer
 from featcal.formats.located import Located
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
-from featcal.jsons import read_json
+from featcal.system.json_files import read_json
 
 _RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """open_clip's word and Pillow's number."""

@@ -16,8 +16,8 @@ from featcal.formats.checkpoint import read_config
 from featcal.formats.output import save_text
 from featcal.formats.processor import PREPROCESSOR_FILE, image_processor_settings
 from featcal.formats.weights import TensorInfo, Weights
-from featcal.jsons import read_json
 from featcal.models.adapter import Adapter
+from featcal.system.json_files import read_json
 
 TOKENIZER_FILE = "tokenizer_config.json"
 _OWN_CLASS = ("CLIPTokenizer", "T5Tokenizer")

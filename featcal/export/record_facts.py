@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.models.lane import ExpertPass
-from featcal.ranks import ALONE, Ranks
-from featcal.stamps import sha256
+from featcal.system.distributed import ALONE, Ranks
+from featcal.system.fingerprints import sha256
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:

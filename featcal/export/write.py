@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from featcal.errors import InputError, NumericalError
 from featcal.export.config_files import say_model, say_processor, say_tokenizer
 from featcal.formats.checkpoint import INDEX_FILE, SINGLE_FILE
 from featcal.formats.contents import tensor_digests
@@ -22,14 +21,15 @@ from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, q
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.sentences import module_folders
 from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
-from featcal.jsons import read_json
 from featcal.models.adapter import Adapter, Batch, Block
-from featcal.models.architectures import adapter_for
 from featcal.models.compute import Compute
+from featcal.models.families.registry import adapter_for
 from featcal.models.features import final_features
 from featcal.models.model import brings
-from featcal.progress import SLACK, available_bytes, rss_bytes
-from featcal.words import some
+from featcal.system.errors import InputError, NumericalError
+from featcal.system.formatting import some
+from featcal.system.json_files import read_json
+from featcal.system.progress import SLACK, available_bytes, rss_bytes
 
 SHARD_BYTES = 2 * 2**30
 """Largest weight file of tensors outside blocks; a smaller model is one file."""

@@ -1,1 +1,1 @@
-"""What is shown of results, wherever it is shown: tables, plotly figures, explanations. No streamlit, no torch."""
+"""Show results, wherever they are shown: tables, plotly figures, explanations. No streamlit, no torch."""

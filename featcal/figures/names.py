@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from featcal.shared import without_places
+from featcal.system.sandbox import without_places
 
 _ACTIVE = re.compile(r"([\\`*_\[\]<>$&~|]|^[#+=-]|^\d+(?=[.)])(?=.))")
 _JOINER = "\u2060"

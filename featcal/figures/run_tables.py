@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from featcal.runs import Measured, Run
+from featcal.studies.history import Measured, Run
 
 if TYPE_CHECKING:
-    from featcal.sweep import SweepPoint
+    from featcal.studies.sweep import SweepPoint
 
 SHOWN_OPTIONS = ("lam", "rho", "alpha", "samples")
 """Options of a calibration that have a column of their own wherever runs are listed."""

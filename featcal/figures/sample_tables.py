@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from featcal.evaluation.paired import FLIPS, flips
-from featcal.words import points
+from featcal.system.formatting import points
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.ledger import TaskDrift, TaskFeatures
     from featcal.evaluation.evaluate import TaskScore
     from featcal.evaluation.paired import Comparison, Difference
-    from featcal.tasks.sources import Samples
+    from featcal.samples.sources import Samples
 
 SHOWN = {"flipped": FLIPS[:2], "fixed": FLIPS[:1], "broken": FLIPS[1:2], "unchanged": FLIPS[2:], "all": FLIPS}
 """Which samples a table of flips can show."""

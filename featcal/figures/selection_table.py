@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from featcal.selection.candidates import CHOSEN
-from featcal.selection.judge import DECISION, DRIFT, Margin
-from featcal.selection.outcome import Selection
-from featcal.words import duration, exactly
+from featcal.studies.selection.candidates import CHOSEN
+from featcal.studies.selection.judge import DECISION, DRIFT, Margin
+from featcal.studies.selection.outcome import Selection
+from featcal.system.formatting import duration, exactly
 
 _SCORES = {
     DECISION: "probability of the experts' decisions",

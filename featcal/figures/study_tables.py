@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from featcal.studies.needs import NEEDS
 from featcal.studies.paper import PaperTable
+from featcal.studies.requirements import NEEDS
 from featcal.studies.study import Study
 from featcal.studies.summary import Spread, Summary
-from featcal.words import percent
+from featcal.system.formatting import percent
 
 NOTHING = "–"
 _DIGITS: Mapping[str, int] = {"drift": 2, "cosine": 2, "CPU s": 1, "MB": 0}
@@ -133,7 +133,7 @@ def _printed(one: Summary, places: Sequence[str], beside: Sequence[str]) -> list
 
 
 def _text(column: str, value: Any) -> str:
-    """A cell of the printed table; scores are rounded as everywhere (`words.percent`)."""
+    """A cell of the printed table; scores are rounded as everywhere (`formatting.percent`)."""
     if isinstance(value, str):
         return value or NOTHING
     if value != value:

@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.hub import fetched, hub_model
 from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite
-from featcal.jsons import read_json
-from featcal.paths import local_path, require_plain
-from featcal.shared import require_links_inside, require_no_hub
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
+from featcal.system.paths import local_path, require_plain
+from featcal.system.sandbox import require_links_inside, require_no_hub
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.words import did_you_mean, some
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, some
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 """Of a model on the Hub, the files that are fetched."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from featcal.errors import InputError
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
 from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
@@ -14,6 +13,7 @@ from featcal.formats.peft import task_type
 from featcal.formats.sentences import pooled_by
 from featcal.formats.sizes import check_sizes
 from featcal.formats.weights import Canonical
+from featcal.system.errors import InputError
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.errors import FeatcalError, InputError
 from featcal.formats.weights import Canonical, Stored
-from featcal.words import shortened
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import shortened
 
 Layout = Literal["hf", "open_clip"]
 """Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.checkpoint import dtype_of, open_file, read_header
 from featcal.formats.peft import CONFIG_FILE, Change, Plan, read_adapter_config, weight_file
 from featcal.formats.weights import ANOTHER_FILE, Canonical, Stored, TensorInfo, check_finite
-from featcal.paths import local_path
+from featcal.system.errors import InputError
+from featcal.system.paths import local_path
 
 
 class LoraWeights:

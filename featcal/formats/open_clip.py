@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.checkpoint import resolve
 from featcal.formats.located import Layout, Located, Pictures
 from featcal.formats.open_clip_config import (
@@ -26,8 +25,9 @@ from featcal.formats.open_clip_config import (
 from featcal.formats.quick_gelu import activation_note, check_activation
 from featcal.formats.state_file import StateFile, state_dict
 from featcal.formats.weights import Canonical
-from featcal.jsons import read_json
-from featcal.paths import local_path
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
+from featcal.system.paths import local_path
 
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
 PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)

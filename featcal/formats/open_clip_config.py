@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.jsons import read_json
-from featcal.words import did_you_mean
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+from featcal.system.json_files import read_json
 
 CONFIG_FILE = "open_clip_config.json"
 _PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")

@@ -18,14 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.checkpoint import code_of
 from featcal.formats.weights import TensorInfo, in_groups, raw_bytes
-from featcal.locks import locked
-from featcal.shared import require_inside
-from featcal.stamps import sha256
-from featcal.whole_files import put
-from featcal.words import shortened
+from featcal.system.atomic_files import put
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import sha256
+from featcal.system.formatting import shortened
+from featcal.system.locks import locked
+from featcal.system.sandbox import require_inside
 
 STREAMED = 64 * 2**20
 """Bytes of tensors that are in memory together where a file is streamed."""

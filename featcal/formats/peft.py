@@ -16,10 +16,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError, field_validator
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.weights import Canonical, TensorInfo
-from featcal.jsons import read_json
-from featcal.words import some
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.json_files import read_json
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILE = "adapter_model.safetensors"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from featcal.errors import NumericalError
 from featcal.formats.located import as_described
+from featcal.system.errors import NumericalError
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.jsons import read_json
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
 
 _RESAMPLING = {"nearest": 0, "bilinear": 2, "bicubic": 3}
 _KNOWN = ", ".join(_RESAMPLING)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from featcal.errors import InputError
 from featcal.formats.located import Located
 from featcal.formats.open_clip_config import quick_gelu
+from featcal.system.errors import InputError
 
 _OPENAI_ONLY = "input_resolution"
 """OpenAI's own state dicts, and no others, hold this number."""

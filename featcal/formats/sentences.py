@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featcal.jsons import read_json, read_json_rows
+from featcal.system.json_files import read_json, read_json_rows
 
 MODULES_FILE = "modules.json"
 POOLING = "sentence_pooling"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.words import shortened
+from featcal.system.errors import InputError
+from featcal.system.formatting import shortened
 
 _LAYERS = frozenset({"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "layers"})
 _SIZES = frozenset({

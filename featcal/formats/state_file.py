@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.weights import ANOTHER_FILE, Canonical, TensorInfo, check_finite
-from featcal.paths import require_plain
-from featcal.words import printable
+from featcal.system.errors import InputError
+from featcal.system.formatting import printable
+from featcal.system.paths import require_plain
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that training leaves on every name."""

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 Canonical = Callable[[str], str | None]
 """Name of a tensor as it is stored → canonical name; None for one that means no tensor of its own."""

@@ -1,1 +1,1 @@
-"""Upstream mergers: functions from the base's tensor and the experts' tensors to one merged tensor."""
+"""Merge upstream: functions from the base's tensor and the experts' tensors to one merged tensor."""

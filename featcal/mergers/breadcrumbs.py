@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from featcal.schema.recipe import DEFAULT_BETA, DEFAULT_GAMMA
+from featcal.suite.recipe import DEFAULT_BETA, DEFAULT_GAMMA
 
 DEFAULT_SCALE = 0.3
 

@@ -2,7 +2,7 @@
 is averaged (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
 
 The largest entries are those of the *whole* task vector, over all tensors that are merged. Where the cut lies is found
-before anything is merged, in passes over every expert that hold a part of it at a time (`selection`). mergekit's `ties`
+before anything is merged, in passes over every expert that hold a part of it at a time (`trimming`). mergekit's `ties`
 trims tensor by tensor and is another method, `ties_per_tensor`.
 
 At two places, which concern single entries, the paper's code differs from its algorithm and from this one: it keeps one

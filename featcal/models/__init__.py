@@ -1,0 +1,1 @@
+"""Run a model block by block, on its own or beside others."""

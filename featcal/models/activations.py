@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from featcal.errors import InputError
 from featcal.models.adapter import Call
-from featcal.progress import release_memory
+from featcal.system.errors import InputError
+from featcal.system.progress import release_memory
 
 
 class ActivationStore:

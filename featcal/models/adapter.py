@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.errors import NoScores
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
-from featcal.models.maps import KINDS, LinearMap, is_transposed, widths
-from featcal.models.mixture import Mixture
+from featcal.models.families.mixture import Mixture
+from featcal.models.linear_maps import KINDS, LinearMap, is_transposed, widths
+from featcal.system.errors import NoScores
 
 if TYPE_CHECKING:
     from featcal.models.generation import Generator

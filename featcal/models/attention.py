@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 _NAME = "featcal"
 _SMALL_SCORES = 2**25

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featcal.errors import InputError
+from featcal.system.errors import InputError
 
 _C: Any = torch._C
 

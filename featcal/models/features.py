@@ -11,9 +11,9 @@ from torch import Tensor
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Call, Stage, walking
 from featcal.models.compute import Compute
+from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
 from featcal.models.model import mapped
-from featcal.models.run import Run
 from featcal.models.walk import Walk
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import InputError
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Batch, Block, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.compute import Compute
-from featcal.progress import available_bytes
+from featcal.system.errors import InputError
+from featcal.system.progress import available_bytes
 
 
 @dataclass(frozen=True)

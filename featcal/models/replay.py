@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from featcal.errors import InputError
 from featcal.models.adapter import Adapter, Batch, Block, Call, Stage
 from featcal.models.standing_in import same_beside, standing_in
+from featcal.system.errors import InputError
 
 
 @torch.no_grad()

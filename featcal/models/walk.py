@@ -13,12 +13,12 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.weights import Weights, in_memory
 from featcal.models.adapter import Block, Stage
+from featcal.models.context import Run
 from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
 from featcal.models.replay import check_first_batch
-from featcal.models.run import Run
+from featcal.system.errors import InputError
 
 
 @dataclass(frozen=True)

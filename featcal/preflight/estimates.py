@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.calibrate import taking_part
 from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps
 from featcal.calibration.linear_group import multiplied_in
 from featcal.calibration.memory import working_bytes
-from featcal.calibration.moments import likely_groups
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing
-from featcal.models.maps import widths
+from featcal.models.linear_maps import widths
 from featcal.preflight.samples import Drawn
-from featcal.progress import SLACK, available_bytes
+from featcal.system.progress import SLACK, available_bytes
 
 LIBRARIES = int(0.75 * 2**30)
 """Resident memory of torch, transformers and featcal before a weight is read, measured on Linux."""

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from featcal.errors import InputError
-from featcal.family import Family, classify, open_checked, open_family
+from featcal.family.opening import Family, classify, open_checked, open_family
 from featcal.formats.hub import hub_model
 from featcal.formats.located import Located, as_described
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
-from featcal.models.architectures import adapter_for
+from featcal.models.families.registry import adapter_for
 from featcal.preflight.places import Places
 from featcal.preflight.tokenizers import tokenizer_disagreement
-from featcal.schema.recipe import MergeRecipe
-from featcal.suite import Suite, expert_role, references
-from featcal.words import some
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite, expert_role, references
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
 
 CPU = torch.device("cpu")
 

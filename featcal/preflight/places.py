@@ -10,8 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from featcal.errors import InputError
-from featcal.family import report_all
+from featcal.family.opening import report_all
 from featcal.formats.checkpoint import INDEX_FILE, resolve
 from featcal.formats.hub import HubModel, Unreachable, hub_model, snapshot
 from featcal.formats.locate import locate
@@ -20,9 +19,10 @@ from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
 from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
 from featcal.formats.weights import Canonical, Stored
-from featcal.paths import local_path
 from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
-from featcal.schema.source import Source
+from featcal.suite.source import Source
+from featcal.system.errors import InputError
+from featcal.system.paths import local_path
 
 Place = Path | RemoteModel | None
 """A folder on this machine, what the Hub says of a model, or None where the Hub does not answer."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from featcal.errors import InputError
 from featcal.evaluation.evaluate import accuracy
-from featcal.evaluation.judges import head_of, names_of, prompt_heads, right_answers
-from featcal.family import Family
-from featcal.suite import expert_role
-from featcal.tasks.sources import Samples
-from featcal.words import some
+from featcal.evaluation.scoring_heads import head_of, names_of, prompt_heads, right_answers
+from featcal.family.opening import Family
+from featcal.samples.sources import Samples
+from featcal.suite.schema import expert_role
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
 
 PROBE_SAMPLES = 64
 DEVIATIONS = 3.0

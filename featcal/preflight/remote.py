@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from featcal.errors import InputError
 from featcal.formats.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -24,7 +23,8 @@ from featcal.formats.checkpoint import (
 from featcal.formats.hub import HubModel, ask, no_such_folder
 from featcal.formats.located import Located
 from featcal.formats.weights import Canonical, TensorInfo
-from featcal.jsons import read_json
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
 
 
 @dataclass(frozen=True)

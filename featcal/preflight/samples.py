@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.errors import InputError
-from featcal.family import Family
+from featcal.family.opening import Family
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
-from featcal.schema.source import SelfGenerated
-from featcal.suite import SPLITS, Suite, Task
-from featcal.tasks.sources import Samples, open_pool
+from featcal.samples.sources import Samples, open_pool
+from featcal.suite.schema import SPLITS, Suite, Task
+from featcal.suite.source import SelfGenerated
+from featcal.system.errors import InputError
 
 PICTURES = 2
 """Pictures that are decoded to see that they can be; of text, which is cheap, all that calibration would draw."""

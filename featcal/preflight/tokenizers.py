@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.jsons import read_json
-from featcal.words import some
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.json_files import read_json
 
 NAMED = 3
 """Tokens that a sentence names."""

@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import INFORMED, NUMBERS, PAPER, RECIPES, idle_options
-from featcal.session import Session
+from featcal.session.session import Session
 from featcal.studies.plan import Plan, points_of
 from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of
-from featcal.words import exactly
+from featcal.system.formatting import exactly
 
 _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RMSNorm scales", "rmsnorms"))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from featcal.errors import InputError
-from featcal.session import Session
-from featcal.studies.names import varied
+from featcal.session.session import Session
+from featcal.studies.method_lists import varied
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
+from featcal.system.errors import InputError
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512)
 METHODS = (

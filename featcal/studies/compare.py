@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from featcal.calibration.calibrate import config_for
-from featcal.session import Session
-from featcal.studies.names import ALL, everything
+from featcal.session.session import Session
+from featcal.studies.method_lists import ALL, everything
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from featcal.errors import InputError
-from featcal.schema.source import CORRUPTIONS, Corruption
-from featcal.session import Session
-from featcal.studies.needs import SAMPLES, needs
+from featcal.session.session import Session
 from featcal.studies.plan import Plan
+from featcal.studies.requirements import SAMPLES, needs
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
-from featcal.suite import Suite
+from featcal.suite.schema import Suite
+from featcal.suite.source import CORRUPTIONS, Corruption
+from featcal.system.errors import InputError
 
 METHODS = (
     *("merged", "regmean++", "surgery", "probsurgery"),

@@ -7,7 +7,7 @@ from functools import cache
 
 from pydantic import TypeAdapter
 
-from featcal.resources import data_path
+from featcal.system.resources import data_path
 
 
 @dataclass(frozen=True)

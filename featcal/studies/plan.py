@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from featcal.errors import InputError
-from featcal.progress import Progress, silent
-from featcal.session import Session
-from featcal.studies.names import drawn
-from featcal.studies.rows import Rows
+from featcal.session.session import Session
+from featcal.studies.method_lists import drawn
 from featcal.studies.runner import Point, Row, Views, run
-from featcal.views import View
+from featcal.studies.store import Rows
+from featcal.suite.views import View
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
 
 SEEDS = (42, 43, 44)
 SAMPLES = 64

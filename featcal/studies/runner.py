@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import torch
 
 from featcal.calibration.config import IDLE, CalibrationConfig
-from featcal.errors import FeatcalError, NoScores, NumericalError
 from featcal.formats.weights import Overlay, Weights
-from featcal.model_ids import ModelId, spelled
-from featcal.progress import Progress, silent
-from featcal.recording import hash_of
-from featcal.runs import History, TaskValue, made_by
-from featcal.schema.model_name import FITTED, model_name, reference_in
-from featcal.session import Session
-from featcal.studies.meter import Cost, metered
-from featcal.studies.needs import needs
-from featcal.studies.rows import Found, Rows, Spent, settled
-from featcal.suite_files import model_stamp
-from featcal.views import View
+from featcal.session.fingerprint import model_stamp
+from featcal.session.model_names import ModelId, spelled
+from featcal.session.session import Session
+from featcal.studies.cost import Cost, metered
+from featcal.studies.history import History, TaskValue, made_by
+from featcal.studies.recording import hash_of
+from featcal.studies.requirements import needs
+from featcal.studies.store import Found, Rows, Spent, settled
+from featcal.suite.name_grammar import FITTED, model_name, reference_in
+from featcal.suite.views import View
+from featcal.system.errors import FeatcalError, NoScores, NumericalError
+from featcal.system.progress import Progress, silent
 
 EXPERT = "expert"
 """Every expert on its own task: what scores are a share of."""

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, expert_passes
 from featcal.calibration.config import PAPER, CalibrationConfig
-from featcal.errors import InputError
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
-from featcal.schema.model_name import model_name
-from featcal.session import Session
+from featcal.session.session import Session
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, Point, at
 from featcal.studies.study import Study, study_of
+from featcal.suite.name_grammar import model_name
+from featcal.system.errors import InputError
 
 METHODS = ("calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import InputError
-from featcal.jsons import read_json
-from featcal.recording import hash_of
-from featcal.runs import made_by
-from featcal.session import Session
-from featcal.studies.rows import found_of
+from featcal.session.session import Session
+from featcal.studies.history import made_by
+from featcal.studies.recording import hash_of
 from featcal.studies.runner import Point, Row, Views
+from featcal.studies.store import found_of
 from featcal.studies.summary import Summary, summaries
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from featcal.errors import InputError
-from featcal.family import Family
-from featcal.schema.recipe import MergeRecipe
-from featcal.session import Session
+from featcal.family.opening import Family
+from featcal.session.session import Session
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, at
 from featcal.studies.study import Study, study_of
+from featcal.suite.recipe import MergeRecipe
+from featcal.system.errors import InputError
 
 METHODS = ("merged", "regmean++", "calibrated", "calibrated:recipe=refined", "calibrated:recipe=informed")
 

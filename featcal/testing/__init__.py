@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.models.architectures import register_decoder, register_encoder
-from featcal.models.decoder_facts import FACTS, with_classifier
-from featcal.models.encoder_facts import ENCODERS, EncoderFacts
+from featcal.models.families.decoder_facts import FACTS, with_classifier
+from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
+from featcal.models.families.registry import register_decoder, register_encoder
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import Facts, write_trial
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import INFORMED, PAPER, CalibrationConfig, idle_options
 from featcal.formats.pretrained import load_pretrained
-from featcal.measure import measure_drift
 from featcal.models.adapter import Call, walking
 from featcal.models.lane import through
+from featcal.session.api import measure_drift
 from featcal.testing.reference import refine
 from featcal.testing.trial import TASKS, Trial
 

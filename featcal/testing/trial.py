@@ -17,13 +17,13 @@ from torch import Tensor
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.evaluation.heads import stored_head
-from featcal.family import Family, open_family
+from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory, Weights
 from featcal.models.compute import Compute
-from featcal.models.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
-from featcal.models.encoder_facts import EncoderFacts
+from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
+from featcal.models.families.encoder_facts import EncoderFacts
 from featcal.models.features import final_features
-from featcal.suite import load_suite
+from featcal.suite.schema import load_suite
 from featcal.testing.reference import STACKED, Options, Piece, Sample, TokenWeights, every_token, inputs
 
 Facts = DecoderFacts | EncoderFacts

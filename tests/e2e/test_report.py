@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route
 
 from featcal import open_session
-from featcal.report import svg
-from featcal.report.write import write_report
-from featcal.session import Session
-from featcal.views import View
+from featcal.figures.report import svg
+from featcal.figures.report.write import write_report
+from featcal.session.session import Session
+from featcal.suite.views import View
 
 pytestmark = pytest.mark.e2e
 MODELS = ("merged", "calibrated:samples=16")

@@ -1,0 +1,213 @@
+"""Which columns of a data set are what a model reads, what it should answer, pictures and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from featcal.samples.table import Table
+from featcal.system.errors import InputError
+from featcal.system.formatting import shortened, some
+
+LOOKED_AT = 64
+"""Rows that tell what a column holds."""
+INPUTS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("instruction", "input"),
+    ("prompt",),
+    ("instruction",),
+    ("question",),
+    ("text",),
+    ("sentence",),
+    ("input",),
+    ("source",),
+    ("content",),
+)
+"""Columns that are an input where they all hold text, the first of these that are there."""
+ANSWERS = ("target", "answer", "completion", "response", "output", "label")
+PICTURES = ("image", "img", "picture")
+LABELS = ("label", "labels", "fine_label", "class")
+ALIKE = ("score", "similarity_score", "similarity", "label", "target")
+"""Columns of numbers that say how alike two texts are."""
+_NO_INPUT = ("split", "id", "idx")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds: "text", "number", "picture" or "other"; names of classes that its numbers stand for."""
+
+    kind: str
+    names: tuple[str, ...] | None = None
+
+
+Told = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
+"""Options of a source, what was assumed, what is missing."""
+Reads = Literal["answers", "classes", "likeness"]
+"""What a model makes of texts: answers in words, one of its head's classes, or how alike two of them are."""
+
+
+def columns_of_table(table: Table) -> dict[str, Column]:
+    """By the first rows; a column that some of them lack is "other"."""
+    wanted = range(min(LOOKED_AT, len(table)))
+    found = {}
+    for name in table.columns:
+        try:
+            kind = _kind([row[name] for row in table.rows(wanted, [name])])
+        except InputError:
+            kind = "other"
+        found[name] = Column(kind, table.class_names(name))
+    return found
+
+
+def columns_of_hub(
+    repo: str, config: str | None = None, revision: str | None = None
+) -> tuple[list[str], dict[str, Column]]:
+    """Names of the splits of a data set on the Hub, and the columns of the first one.
+
+    Raises:
+        InputError: `datasets` is not installed, or the Hub does not say; what to write instead.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"data set '{repo}' is looked at with the package 'datasets': pip install 'featcal[hub]'"
+        ) from error
+    try:
+        opened = datasets.load_dataset(repo, name=config, revision=revision, streaming=True)
+        splits = list(opened)
+        row = next(iter(opened[splits[0]]))
+    except Exception as error:  # of the client, its transport and the format of the data: each has kinds of its own
+        reason = shortened(" ".join(str(error).split()), 200)
+        raise InputError(
+            f"data set '{repo}' cannot be looked at ({type(error).__name__}: {reason}); say it out: "
+            f'\'{{hub: {repo}, split: train, input: "{{question}}", target: "{{answer}}"}}\', or fetch it to a folder'
+        ) from error
+    features = opened[splits[0]].features or {}
+    return splits, {name: Column(_kind([value]), _classes(features.get(name))) for name, value in row.items()}
+
+
+def _classes(feature: Any) -> tuple[str, ...] | None:
+    names = getattr(feature, "names", None)
+    return None if names is None else tuple(map(str, names))
+
+
+def _kind(values: Collection[Any]) -> str:
+    if values and all(isinstance(one, str) for one in values):
+        return "text"
+    if values and all(isinstance(one, int | float) for one in values):
+        return "number"
+    if values and all(_is_picture(one) for one in values):
+        return "picture"
+    return "other"
+
+
+def _is_picture(value: Any) -> bool:
+    """As Parquet files hold one, or as `datasets` decodes one (of Pillow)."""
+    stored = isinstance(value, bytes) or (isinstance(value, dict) and {"bytes", "path"} <= value.keys())
+    return stored or type(value).__module__.startswith("PIL.")
+
+
+def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads = "answers") -> Told:
+    """Options of a source of these columns: those that are given, and the others found.
+
+    >>> columns = {"text": Column("text"), "label": Column("number", ("no", "yes"))}
+    >>> options_of(columns, {}, "a.parquet")[0]
+    {'input': '{text}\\n', 'targets': ['no', 'yes']}
+    >>> options_of(columns, {}, "a.parquet", "classes")[0]
+    {'input': '{text}', 'label': 'label'}
+    """
+    pictures = [name for name, column in columns.items() if column.kind == "picture"]
+    if "input" not in given and pictures:
+        return _of_pictures(columns, pictures, given, where)
+    if reads != "answers" and not {"target", "targets"} & given.keys():
+        return _of_texts(columns, given, where, reads)
+    return _of_text(columns, given, where)
+
+
+def _of_pictures(columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str) -> Told:
+    image = next((name for name in PICTURES if name in pictures), pictures[0])
+    label = next((name for name in LABELS if name in columns and columns[name].kind in ("text", "number")), None)
+    found = {"image": image, **({} if label is None else {"label": label})}
+    told = [f"{where}: pictures are in column '{found['image']}'"]
+    told += [f"{where}: labels are in column '{label}'" if label else f"{where}: no labels, so nothing is scored"]
+    return {**found, **given}, tuple(told), ()
+
+
+def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> Told:
+    found = dict(given)
+    told, missing = [], []
+    texts = [name for name, column in columns.items() if column.kind == "text"]
+    asked = (str(given["label"]),) if "label" in given else ANSWERS
+    answer = next((name for name in asked if name in columns and columns[name].kind in ("text", "number")), None)
+    if "input" not in given:
+        read = _read(texts, answer)
+        if read:
+            words = " ".join(f"{{{name}}}" for name in read)
+            found["input"] = words if answer is None else f"{words}\n"
+            told.append(
+                f"{where}: the input is '{words}'{'' if answer is None else ' and a line break'}; experts know the "
+                "words of their own training best, which {…, input: '…', target: '…'} gives"
+            )
+        else:
+            missing.append(
+                f"{where}: which columns are the input (columns: {some(list(columns), 12)}); say it as "
+                "{…, input: '{COLUMN}'}"
+            )
+            return {**found, "input": "{COLUMN}"}, (), tuple(missing)
+    if answer is not None and not {"target", "targets"} & given.keys():
+        names = columns[answer].names
+        if columns[answer].kind == "text":
+            found["target"] = f"{{{answer}}}"
+            told.append(f"{where}: the answer is '{found['target']}'")
+        elif names:
+            found |= {"targets": list(names)} | ({} if answer == "label" else {"label": answer})
+            told.append(f"{where}: the answers are the names of classes in column '{answer}', {some(names)}")
+        else:
+            missing.append(
+                f"{where}: the words that the numbers in column '{answer}' stand for; say them as {{…, targets: [no, "
+                f"yes]}}, or write {{…, target: '{{{answer}}}'}} where the number is the answer"
+            )
+    return found, tuple(told), tuple(missing)
+
+
+def _of_texts(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
+    """One text or two with a class, or two texts with a number."""
+    classes, found, told, missing = reads == "classes", dict(given), [], []
+    kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)
+    right = next((name for name in asked if name in columns and columns[name].kind in kinds), None)
+    right = str(given["label"]) if classes and "label" in given else right
+    texts = [name for name, column in columns.items() if column.kind == "text"]
+    read = _read(texts, right)
+    if "input" not in given and read and (classes or len(read) == 2):
+        found |= {option: f"{{{name}}}" for option, name in zip(("input", "pair"), read, strict=False)}
+        told.append(f"{where}: the model reads {some(read)}")
+    elif "input" not in given:
+        found["input"] = "{COLUMN}"
+        missing.append(
+            f"{where}: which columns are the {'text or texts' if classes else 'two texts'} (columns: "
+            f"{some(list(columns), 12)}); say it as {{…, input: '{{COLUMN}}', pair: '{{COLUMN}}'}}"
+        )
+    if right is None:
+        what = "class of every text; say it as {…, label: COLUMN}" if classes else (
+            "number that says how alike the texts are; say it as {…, target: '{COLUMN}'}"
+        )  # fmt: skip
+        missing.append(f"{where}: which column holds the {what}")
+    elif classes:
+        found["label"] = right
+        told.append(f"{where}: classes are in column '{right}', counted as the experts' heads count them")
+    else:
+        found["target"] = f"{{{right}}}"
+        told.append(f"{where}: how alike two texts are is in column '{right}'")
+    return found, tuple(told), tuple(missing)
+
+
+def _read(texts: list[str], answer: str | None) -> tuple[str, ...]:
+    """Columns of the input: known ones, else the columns of text that are no answer, at most two."""
+    free = [name for name in texts if name != answer and name not in _NO_INPUT]
+    known = next((names for names in INPUTS if set(names) <= set(free)), None)
+    return known or (tuple(free) if len(free) <= 2 else ())

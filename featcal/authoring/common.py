@@ -1,0 +1,97 @@
+"""What importers share: reading a file, references to models, and what they hand back."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.suite.schema import read_yaml
+from featcal.system.atomic_files import put_new
+from featcal.system.errors import InputError
+from featcal.system.paths import local_path
+from featcal.system.sandbox import require_inside, shared
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A suite made of another tool's recipe."""
+
+    suite: dict[str, Any]
+    """Content of a suite file, keys in its usual order; it may lack what `missing` asks for."""
+    missing: tuple[str, ...]
+    """What the recipe does not say and a calibration needs, a line each."""
+    notes: tuple[str, ...]
+    """Where the suite is not quite the recipe, a line each."""
+
+
+def read_recipe(file: Path) -> dict[str, Any]:
+    """Content of a YAML file whose top level is a mapping.
+
+    Raises:
+        InputError: unreadable, not YAML, or something else than one mapping.
+    """
+    content = read_yaml(file)
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: the recipe of a merge is a mapping of keys to values")
+    return content
+
+
+def reference(path: str, revision: str | None, beside: Path) -> str:
+    """A model reference for a suite file: a folder as an absolute path, anything else as it is, with its revision.
+
+    Relative folders are looked for where the command runs, as the other tools do, and then in `beside`. A shared
+    server, which tells nobody what lies where, leaves them as they are.
+
+    Raises:
+        InputError: nothing can lie at the path.
+    """
+    folders = [] if shared() else [local_path(path, start, "the recipe's model") for start in (Path.cwd(), beside)]
+    found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
+    return found if revision is None else f"{found}@{revision}"
+
+
+def task_names(references: Sequence[str]) -> list[str]:
+    """A name for every expert's task: the last part of its reference, numbered where two have the same."""
+    names: list[str] = []
+    for ref in references:
+        last = ref.rpartition("+")[2].rstrip("/").rpartition("/")[2].partition("@")[0]
+        numbered = (f"{last}-{number}" for number in range(2, len(references) + 2))
+        names.append(last if last not in names else next(name for name in numbered if name not in names))
+    return names
+
+
+def samples_missing(tasks: Iterable[str]) -> list[str]:
+    """The line that asks for the calibration samples of `tasks`; none for no tasks."""
+    names = ", ".join(tasks)
+    ask = "say for each where they come from, such as 'calibration: {imagefolder: …}' or '{jsonl: …, input: …}'"
+    return [f"calibration samples of {names}: {ask}"] if names else []
+
+
+def comments(sections: Mapping[str, Sequence[str]]) -> str:
+    """The head of a suite file: every title that has lines, and the lines, as YAML comments."""
+    return "".join(_comment(title, lines) for title, lines in sections.items() if lines)
+
+
+def _comment(title: str, lines: Sequence[str]) -> str:
+    wrapped = [textwrap.fill(line, 116, initial_indent="# - ", subsequent_indent="#   ") for line in lines]
+    return "\n".join([f"# {title}", *wrapped]) + "\n"
+
+
+def write_new(out: Path, text: str) -> None:
+    """Write a file that must not be there yet.
+
+    Raises:
+        InputError: it is there, or cannot be written.
+    """
+    require_inside(out, "file", to_write=True)
+    try:
+        put_new(out, text)
+    except FileExistsError as error:
+        raise InputError(f"{out} is there already; choose another name or remove it") from error
+    except UnicodeEncodeError as error:
+        raise InputError(f"cannot write {out}: character {error.start} is no text") from error
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error

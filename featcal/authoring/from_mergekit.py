@@ -1,0 +1,194 @@
+"""mergekit's YAML configurations as suites.
+
+`linear`, `task_arithmetic` and `ties` with one value per parameter become recipes of featcal; what their parameters
+do was taken from mergekit's documentation and from running it. Everything else is taken over as mergekit's output:
+the configuration then says only which models were merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from featcal.authoring.common import Imported, read_recipe, reference, samples_missing, task_names
+from featcal.authoring.mergekit_schema import Configuration, Model, validated
+from featcal.suite.recipe import MergeRecipe
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+
+_METHODS = {"linear": "linear", "task_arithmetic": "task-arithmetic", "ties": "ties-per-tensor"}
+_MODEL_PARAMETERS = ("weight", "density")
+_PARAMETERS = (*_MODEL_PARAMETERS, "normalize", "lambda", "int8_mask", "rescale")
+"""Parameters of these methods; neither `int8_mask` nor the `density` of `task_arithmetic` changes a number."""
+_BASE_IS_MERGED = ("slerp", "nearswap", "arcee_fusion")
+"""Methods whose `base_model` is one of the models that are merged, not the one they were fine-tuned from."""
+_DTYPES = ("float32", "bfloat16", "float16")
+_RUN_IT = "run mergekit and give its output folder with --merged"
+
+
+def is_configuration(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is meant to be a configuration of mergekit."""
+    return "merge_method" in content
+
+
+def import_mergekit(file: Path, merged: str | None) -> Imported:
+    """The suite that a configuration of mergekit describes.
+
+    Args:
+        merged: folder or Hub id of mergekit's output; None asks for a recipe.
+
+    Raises:
+        InputError: listing all that is wrong or cannot be taken over: unknown keys, methods or parameters for which
+            featcal has no recipe (only without `merged`), a vocabulary other than the base's.
+    """
+    config = validated(read_recipe(file), str(file))
+    base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
+    models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
+    experts = [model for model in dict.fromkeys(models) if model != base]
+    tasks = dict(zip(task_names([model.written(file.parent) for model in experts]), experts, strict=True))
+    problems, notes = list(_vocabulary_problems(config)), list(_notes(config))
+    if not experts:
+        problems.append("no model besides base_model; a suite needs at least one expert")
+    if merged is None:
+        recipe = _Recipe(config, base, tasks)
+        content: Any = recipe.content()
+        problems += recipe.problems
+        notes += recipe.notes
+    else:
+        content = reference(merged, None, file.parent)
+    if problems:
+        raise InputError(*(f"{file}: {problem}" for problem in problems))
+    about = {"name": file.stem, "description": f"Imported from {file.name} (mergekit, {config.merge_method})."}
+    named = {} if base is None else {"base": base.written(file.parent)}
+    experts_by_task = {name: {"expert": model.written(file.parent)} for name, model in tasks.items()}
+    no_base = f"base: the model that the experts were fine-tuned from, which {config.merge_method} does not name"
+    missing = [*([no_base] if base is None else []), *samples_missing(tasks)]
+    return Imported({**about, **named, "merged": content, "tasks": experts_by_task}, tuple(missing), tuple(notes))
+
+
+def _vocabulary_problems(config: Configuration) -> Iterator[str]:
+    """Why models may not read the same token ids: samples are tokenized once, by the base's tokenizer."""
+    tokenizer = config.tokenizer
+    sources = {"tokenizer_source": config.tokenizer_source, "tokenizer.source": tokenizer and tokenizer.source}
+    base = None if config.base_model is None else config.base_model.model.path
+    for key, source in sources.items():
+        if source not in (None, "base", base):
+            why = "a union has ids that the experts lack" if source == "union" else "its ids need not be the base's"
+            yield f"{key}: {source}: every model must have the base's vocabulary, but {why}; use 'base' or leave it out"
+    if tokenizer is not None and (tokenizer.tokens or tokenizer.pad_to_multiple_of):
+        yield "tokenizer: tokens and pad_to_multiple_of change the vocabulary, and the experts keep theirs; remove them"
+
+
+def _notes(config: Configuration) -> Iterator[str]:
+    if config.chat_template is not None:
+        yield "chat_template is not taken over: an exported model has the chat template of the base"
+    if config.merge_method == "linear" and config.base_model is not None:
+        yield "base is the file's base_model, which linear merges like any other: is it what the experts come from?"
+
+
+@dataclass
+class _Recipe:
+    """A configuration as a recipe of featcal, and what stands in the way."""
+
+    config: Configuration
+    base: Model | None
+    tasks: Mapping[str, Model]
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def content(self) -> dict[str, Any]:
+        """What a suite file has under `merged`; only to be used if there are no problems."""
+        method = self.config.merge_method
+        if method not in _METHODS or self.config.models is None:
+            what = f"merge_method '{method}'" if method not in _METHODS else "a merge of slices or modules"
+            known = f"only {', '.join(_METHODS)} of whole models"
+            self.problems.append(f"{what} is no recipe of featcal, {known}; {_RUN_IT}")
+            return {}
+        self._check_inputs()
+        content = self._options() | self._dtype()
+        try:
+            MergeRecipe.model_validate(content)
+        except ValidationError as error:
+            if not self.problems:
+                self.problems += [str(one["msg"]).removeprefix("Value error, ") for one in error.errors()]
+        return content
+
+    def _check_inputs(self) -> None:
+        inputs = self.config.models or []
+        for model in dict.fromkeys(one.model for one in inputs):
+            if sum(one.model == model for one in inputs) > 1:
+                self.problems.append(f"models: '{model.written(Path())}' stands twice")
+        if self.base is None and self.config.merge_method != "linear":
+            self.problems.append(f"base_model: {self.config.merge_method} needs one")
+        places: list[tuple[str, Mapping[str, Any], Sequence[str]]] = [("", self.config.parameters, _PARAMETERS)]
+        places += [(f" of '{one.model.written(Path())}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
+        for where, parameters, known in places:
+            unknown = [name for name in parameters if name not in known]
+            self.problems += [f"unknown parameter '{name}'{where}.{did_you_mean(name, known)}" for name in unknown]
+        if self._flag("rescale", False):
+            self.problems.append(f"rescale: true is no recipe of featcal; {_RUN_IT}")
+
+    def _options(self) -> dict[str, Any]:
+        method = self.config.merge_method
+        weights = {task: self._number("weight", model) for task, model in self.tasks.items()}
+        normalize = self._flag("normalize", method != "task_arithmetic")
+        if method == "linear":
+            if self.base is not None:
+                return self._with_base_among_the_experts(weights, normalize)
+            return {"method": "linear", "weights": weights, "normalize": normalize}
+        options = {"method": _METHODS[method], "scale": self._number("lambda", None, 1.0), "weights": weights}
+        if method == "ties":
+            options["density"] = {task: self._number("density", model, 1.0) for task, model in self.tasks.items()}
+        return options | {"normalize": normalize}
+
+    def _with_base_among_the_experts(self, weights: Mapping[str, float], normalize: bool) -> dict[str, Any]:
+        """sum_i w_i theta_i / W over base and experts is theta_0 + sum_i (w_i / W) tau_i over the experts alone."""
+        total = sum(weights.values()) + self._number("weight", self.base)
+        if not normalize or total == 0:
+            self.problems.append(f"linear with base_model and without normalized weights is no recipe; {_RUN_IT}")
+            return {}
+        shares = {task: weight / total for task, weight in weights.items()}
+        return {"method": "task-arithmetic", "scale": 1.0, "weights": shares}
+
+    def _dtype(self) -> dict[str, str]:
+        config = self.config
+        wanted = config.out_dtype or config.dtype
+        if wanted is not None and wanted not in _DTYPES:
+            self.problems.append(f"dtype '{wanted}' is not one of {', '.join(_DTYPES)}; {_RUN_IT}")
+        if config.dtype != "float32":
+            precision = config.dtype or "the models' own dtype"
+            self.notes.append(
+                f"featcal merges in float64 where mergekit computes in {precision}; if that is half precision its "
+                "output differs, most of all after trimming: give its folder with --merged to calibrate just that"
+            )
+        return {} if wanted is None else {"dtype": wanted}
+
+    def _value(self, name: str, model: Model | None, default: Any) -> Any:
+        """A parameter as mergekit looks it up: the model's own, else the file's."""
+        own = next((one.parameters for one in self.config.models or [] if one.model == model), {})
+        return own.get(name, self.config.parameters.get(name, default))
+
+    def _number(self, name: str, model: Model | None, default: float | None = None) -> float:
+        value = self._value(name, model, default)
+        of = "" if model is None else f" of '{model.written(Path())}'"
+        if isinstance(value, (list, dict)):
+            self.problems.append(f"{name}{of}: gradients and filtered values are no recipe of featcal; {_RUN_IT}")
+        elif value is None:
+            self.problems.append(f"{name}{of}: missing; mergekit needs one for every model")
+        else:
+            try:
+                return float(str(value))  # YAML reads 1e-3 as a string
+            except ValueError:
+                self.problems.append(f"{name}{of}: '{value}' is not a number")
+        return 1.0
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, None, default)
+        if value not in (True, False):
+            self.problems.append(f"{name}: true or false, not {value!r}")
+            return default
+        return bool(value)

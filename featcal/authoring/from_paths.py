@@ -1,0 +1,176 @@
+"""A suite out of models and samples as they lie: what `featcal init` writes and `featcal diagnose` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.authoring.columns import Reads
+from featcal.authoring.common import comments, samples_missing
+from featcal.authoring.from_form import written
+from featcal.authoring.guess import guess
+from featcal.formats.hub import hub_model
+from featcal.formats.located import TEXT_CLASSES, is_classifier
+from featcal.formats.lora import split_lora
+from featcal.formats.open_clip import PREFIXES
+from featcal.formats.peft import task_type
+from featcal.formats.sentences import MODULES_FILE
+from featcal.models.families.decoder_facts import FACTS
+from featcal.models.families.encoder_facts import ENCODERS
+from featcal.suite.recipe import METHODS
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+from featcal.system.json_files import read_json
+from featcal.system.paths import from_folder, local_path, neighbours
+
+DEFAULT_MERGE = {"method": "task-arithmetic", "scale": 0.3}
+"""The merged model where nobody says another: the paper's."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a suite is made of, as it is given on a command line: paths start from where the command runs.
+
+    Args:
+        experts: task → reference of its expert.
+        data: task → where its samples are, as `featcal.authoring.guess.guess` reads it.
+        merged: reference of a merged model, or a method of merging; None is Task Arithmetic at 0.3.
+    """
+
+    base: str
+    experts: Mapping[str, str]
+    data: Mapping[str, str]
+    merged: str | None = None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A suite file, what was taken for granted in it and what it still lacks, a line each."""
+
+    text: str
+    assumed: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def begin(parts: Parts, out: Path) -> Beginning:
+    """The text of the suite file `out`; nothing is written.
+
+    Raises:
+        InputError: models or samples that are not there, or samples of no expert's task; all of them at once.
+    """
+    problems: list[str] = []
+    assumed: list[str] = []
+    missing: list[str] = []
+    content: dict[str, Any] = {"name": out.stem, "base": "", "merged": {}, "tasks": {}}
+    if not parts.experts:
+        problems.append("no expert is given; name one for every task, as in --expert cars=./experts/cars")
+    for task in parts.data.keys() - parts.experts.keys():
+        hint = did_you_mean(task, parts.experts)
+        problems.append(f"samples of '{task}', which has no expert; give --expert {task}=… or leave them out.{hint}")
+    with _collected(problems):
+        content["base"] = _model(parts.base, out.parent, "base")
+    with _collected(problems):
+        content["merged"], more = _merged(parts.merged, out.parent)
+        assumed += more
+    reads = _reads(parts.base, parts.experts.values())
+    for task, expert in parts.experts.items():
+        content["tasks"][task] = {}
+        with _collected(problems):
+            content["tasks"][task] = {"expert": _model(expert, out.parent, f"expert '{task}'")}
+        if task in parts.data:
+            with _collected(problems, f"task '{task}': "):
+                found = guess(parts.data[task], out.parent, reads)
+                classes = _classes(expert) if reads == "classes" else {}
+                content["tasks"][task] |= {**classes, **found.task}
+                assumed += [f"task '{task}': classes are named as in the expert's config.json"] * bool(classes)
+                assumed += (f"task '{task}': {line}" for line in found.assumed)
+                missing += (f"task '{task}': {line}" for line in found.missing)
+    if problems:
+        raise InputError(*problems)
+    missing += samples_missing(task for task in parts.experts if task not in parts.data)
+    head = comments({"To be filled in:": missing, "Taken for granted:": assumed})
+    return Beginning(head + written(content), tuple(assumed), tuple(missing))
+
+
+def _reads(base: str, experts: Iterable[str]) -> Reads:
+    """What the models make of texts, as far as the files of models that are here say: encoders of text tell classes
+    apart, and so do decoders whose experts all have a classifier; folders of sentence-transformers tell how alike two
+    texts are."""
+    with suppress(InputError):  # whoever opens the base says what is wrong
+        folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
+        if (folder / MODULES_FILE).is_file():
+            return "likeness"
+        kind = read_json(folder / "config.json").get("model_type")
+        if kind in {facts.model_type for facts in ENCODERS if facts.modality == "text"}:
+            return "classes"
+        if kind in {facts.model_type for facts in FACTS} and all(map(_classifies, experts)):
+            return "classes"
+    return "answers"
+
+
+def _classifies(expert: str) -> bool:
+    """Whether the files of an expert say that it has a classifier for texts; not of one on the Hub."""
+    with suppress(InputError):
+        base, adapter = split_lora(expert, Path.cwd())
+        if adapter is not None:
+            return task_type(local_path(adapter, Path.cwd(), "expert")) == TEXT_CLASSES
+        return is_classifier(read_json(local_path(base, Path.cwd(), "expert") / "config.json"))
+    return False
+
+
+def _classes(expert: str) -> dict[str, list[str]]:
+    """The names that an expert's own files give its classes, as a key of its task; none of an expert on the Hub."""
+    from featcal.family.opening import named_classes
+
+    with suppress(InputError):
+        base, adapter = split_lora(expert, Path.cwd())
+        names = named_classes(read_json(local_path(adapter or base, Path.cwd(), "expert") / "config.json"))
+        return {"classes": [*names]} if names else {}
+    return {}
+
+
+def _merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:
+    if given is None:
+        return dict(DEFAULT_MERGE), ["merged: Task Arithmetic at scale 0.3, for want of a merged model (--merged)"]
+    if given in METHODS and not Path(given).is_dir():
+        return {"method": given}, []
+    return _model(given, root, "merged"), []
+
+
+def _model(given: str, root: Path, label: str) -> str:
+    """A model reference as a suite file in `root` says it.
+
+    Raises:
+        InputError: a folder that is not there; a Hub id is taken as it is.
+    """
+    if given.startswith(PREFIXES):
+        kind, _, place = given.rpartition(":")
+        path = local_path(place, Path.cwd(), label)
+        return f"{kind}:{from_folder(path, root)}" if path.exists() else given
+    parts = [part for part in split_lora(given, Path.cwd()) if part is not None]
+    return "+".join(_folder_or_id(part, root, label) for part in parts)
+
+
+def _folder_or_id(given: str, root: Path, label: str) -> str:
+    path = local_path(given, Path.cwd(), label)
+    if path.is_dir():
+        return from_folder(path, root)
+    within = Path(given).parts[0] if given else ""
+    if given.startswith((".", "/", "~")) or hub_model(given) is None or Path(within).is_dir():
+        raise InputError(
+            f"{label}: no folder {path}; give the folder of a model, or an id such as 'owner/name' on the Hub."
+            f"{did_you_mean(given, neighbours(given))}"
+        )
+    return given
+
+
+@contextmanager
+def _collected(problems: list[str], label: str = "") -> Iterator[None]:
+    """What is wrong is put to the other problems."""
+    try:
+        yield
+    except InputError as error:
+        problems += (label + one for one in error.problems)

@@ -1,0 +1,244 @@
+"""Sources of samples from a path alone: what kind it is, which splits it has, and which columns are text, answers,
+pictures and labels. Everything that is taken for granted is said, and what cannot be known is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, options_of
+from featcal.samples.arrow import read_parquet
+from featcal.samples.hub import refuse_saved_to_disk
+from featcal.samples.pictures import imagefolder
+from featcal.samples.table import Table, read_jsonl
+from featcal.suite.schema import SPLITS, parse_yaml, task_catalogue
+from featcal.suite.source import SOURCE_KINDS
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, some
+from featcal.system.paths import from_folder, local_path, neighbours
+
+T = TypeVar("T")
+
+NAMES = {
+    "calibration": ("calibration", "train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test",),
+}
+"""What the splits of a suite are called elsewhere."""
+_JSON = (".jsonl", ".jsonl.gz")
+_FILES = (*_JSON, ".parquet", ".npz")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a suite file may say of a task's samples.
+
+    Args:
+        task: keys of the task: a source for every split that was found, or `use` of the catalogue.
+        assumed: what was taken for granted, a line each.
+        missing: what could not be known, a line each.
+    """
+
+    task: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
+    """The sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
+
+    YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
+    found, or a source for every split, `{calibration: {…}, test: {…}}`, which is taken as it is.
+
+    Args:
+        root: folder of the suite file, from which the paths in it start. `given` starts from where the command runs.
+        reads: what the models make of texts.
+
+    Raises:
+        InputError: nothing is there, or it cannot be read.
+    """
+    if given.lstrip().startswith("{"):
+        return _written_out(given, root, reads)
+    path = local_path(given, Path(), "samples")
+    if path.exists():
+        return _of_path(path, root, {}, reads)
+    catalogue = task_catalogue()
+    if given in catalogue:
+        return Guess({"use": given}, (f"samples of '{given}' in the catalogue of published benchmarks",))
+    if given.count("/") == 1 and not given.startswith((".", "/", "~")):
+        return _of_hub(given, {}, reads)
+    raise InputError(
+        f"no samples '{given}': neither a path here, nor an id OWNER/NAME on the Hub, nor a task of the catalogue; "
+        "give a folder of pictures with one sub-folder per class, or a .jsonl, .parquet or .npz file."
+        f"{did_you_mean(given, [*neighbours(given), *catalogue])}"
+    )
+
+
+def _written_out(given: str, root: Path, reads: Reads) -> Guess:
+    content = parse_yaml(given, "samples")
+    if content.keys() <= set(SPLITS):
+        return Guess({split: _anchored(source, root) for split, source in content.items()})
+    kinds = [kind for kind in SOURCE_KINDS if kind in content]
+    if len(kinds) != 1:
+        raise InputError(
+            f"samples: '{given}' names {some(kinds) or 'no kind of source'}; give one of {', '.join(SOURCE_KINDS)} and "
+            f"its options, or a source for each of {', '.join(SPLITS)}"
+        )
+    kind = kinds[0]
+    if kind == "embedded":
+        return Guess({split: {**content, "split": split} for split in SPLITS})
+    if "split" in content or kind == "tensors":
+        return Guess({"calibration": _anchored(content, root)})
+    options = {name: value for name, value in content.items() if name != kind}
+    path = local_path(str(content[kind]), Path(), "samples")
+    if kind == "hub" and not path.exists():
+        return _of_hub(str(content[kind]), options, reads)
+    if not path.exists():
+        raise InputError(f"samples: {path} does not exist; paths start from where the command runs")
+    return _of_path(path, root, options, reads)
+
+
+def _anchored(source: Any, root: Path) -> Any:
+    """A source whose path, if it names one that is here, is as the suite file has to say it."""
+    if not isinstance(source, dict):
+        return source
+    return {
+        name: from_folder(path, root)
+        if name in SOURCE_KINDS and name != "embedded" and (path := local_path(str(value), Path(), "samples")).exists()
+        else value
+        for name, value in source.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------ files and folders
+
+
+def _of_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+    refuse_saved_to_disk(path)
+    if path.is_dir():
+        return _of_folder(path, root, given, reads)
+    if path.name.endswith(".npz"):
+        told = f"{path}: of its training samples every tenth is for validation, the others for calibration"
+        return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (told,))
+    if path.name.endswith((*_JSON, ".parquet")):
+        kind, table = _table(path)
+        return _of_table({kind: from_folder(path, root)}, table, given, str(path), reads)
+    raise InputError(
+        f"samples: {path} is of no kind that can be told from its name ({', '.join(_FILES)}, or a folder of pictures); "
+        "say it out: '{tensors: FILE, key: NAME}', for example"
+    )
+
+
+def _table(file: Path) -> tuple[str, Table]:
+    return ("parquet", read_parquet(file, None)[0]) if file.suffix == ".parquet" else ("jsonl", read_jsonl(file))
+
+
+def _of_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
+    """A file of rows: its column "split" tells splits apart, else all of it is for calibration."""
+    options, assumed, missing = options_of(columns_of_table(table), given, where, reads)
+    if "split" not in table.columns:
+        return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
+    values = set(table.column("split"))
+    found = _named(lambda name: name if name in values else None)
+    task = {split: {**source, "split": name, **options} for split, name in found.items()}
+    return _with_warning(task, (*_renamed(found, where), *assumed), missing, where)
+
+
+def _of_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+    """Splits are sub-folders or files of that name; a folder without them is one of pictures, for calibration."""
+    if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
+        return _of_parquet(folder, root, given, reads)
+    found = _named(lambda name: _below(folder, name))
+    if not found:
+        if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
+            raise InputError(
+                f"samples: {folder} has .jsonl files, none of them called {', '.join(NAMES['calibration'])}; name one"
+            )
+        imagefolder(folder, given.get("label"))
+        told = f"{folder}: a folder of pictures, one sub-folder per class"
+        return _with_warning({"calibration": _pictures(folder, root, given)}, (told,), (), str(folder))
+    assumed = _renamed({split: one.name for split, one in found.items()}, str(folder))
+    missing: tuple[str, ...] = ()
+    task: dict[str, Any] = {}
+    options: Mapping[str, Any] | None = None
+    for split, place in found.items():
+        if place.is_dir():
+            imagefolder(place, given.get("label"))
+            task[split] = _pictures(place, root, given)
+            continue
+        kind, table = _table(place)
+        if options is None:
+            options, more, missing = options_of(columns_of_table(table), given, str(place), reads)
+            assumed += more
+        task[split] = {kind: from_folder(place, root), **options}
+    return _with_warning(task, assumed, missing, str(folder))
+
+
+def _pictures(folder: Path, root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"imagefolder": from_folder(folder, root), **given}
+
+
+def _below(folder: Path, name: str) -> Path | None:
+    places = (folder / f"{name}{ending}" for ending in ("", *_JSON))
+    return next((place for place in places if place.exists()), None)
+
+
+def _of_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+    """A folder in the Hub's layout: files or their folders have the names of splits."""
+    found = _named(lambda name: name if read_parquet(folder, name)[1] else None)
+    table, _ = read_parquet(folder, next(iter(found.values()), None))
+    source = {"parquet": from_folder(folder, root)}
+    if not found:
+        return _of_table(source, table, given, str(folder), reads)
+    options, assumed, missing = options_of(columns_of_table(table), given, str(folder), reads)
+    task = {split: {**source, "split": name, **options} for split, name in found.items()}
+    return _with_warning(task, (*_renamed(found, str(folder)), *assumed), missing, str(folder))
+
+
+# ---------------------------------------------------------------------------------------------------- the Hub
+
+
+def _of_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
+    """A data set on the Hub, of which names of splits and columns are asked for and nothing else is kept.
+
+    Raises:
+        InputError: `datasets` is not installed, or the Hub does not say.
+    """
+    repo, _, revision = name.partition("@")
+    source = {"hub": repo, **({"revision": revision} if revision else {})}
+    place = {option: given[option] for option in ("config", "revision") if option in given}
+    splits, columns = columns_of_hub(repo, **{"revision": revision or None, **place})
+    found = _named(lambda one: one if one in splits else None)
+    rest = {option: value for option, value in given.items() if option not in place}
+    options, assumed, missing = options_of(columns, rest, name, reads)
+    task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
+    return _with_warning(task, (*_renamed(found, name), *assumed), missing, name)
+
+
+# ------------------------------------------------------------------------------------------------- what is said
+
+
+def _named(find: Callable[[str], T | None]) -> dict[str, T]:
+    """Split → what `find` has under the first of its names that is there."""
+    places = {
+        split: next((one for name in names if (one := find(name)) is not None), None) for split, names in NAMES.items()
+    }
+    return {split: one for split, one in places.items() if one is not None}
+
+
+def _renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
+    return tuple(
+        f"{where}: '{name}' is the suite's {split} split" for split, name in found.items() if not name.startswith(split)
+    )
+
+
+def _with_warning(task: Mapping[str, Any], assumed: tuple[str, ...], missing: tuple[str, ...], where: str) -> Guess:
+    """A guess, with a line on splits that were not found."""
+    if "calibration" not in task:
+        called = ", ".join(NAMES["calibration"])
+        missing = (*missing, f"{where}: which samples are for calibration; no split is called {called}")
+    elif len(task) == 1:
+        assumed = (*assumed, f"{where}: all of it is for calibration; there is no validation and no test split")
+    return Guess(task, assumed, missing)

@@ -1,0 +1,71 @@
+"""Suites out of the recipes of other tools, mergekit's configurations and FusionBench's model pools, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featcal.authoring.common import Imported, comments, read_recipe, write_new
+from featcal.suite.schema import Suite
+from featcal.system.errors import InputError
+
+__all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
+
+
+def import_recipe(file: Path, merged: str | None = None) -> Imported:
+    """The suite that another tool's recipe describes; whose recipe it is shows in its keys.
+
+    Args:
+        file: YAML configuration of mergekit, or YAML model pool of FusionBench.
+        merged: folder or Hub id of the model that the tool made; None writes the merge as a recipe of featcal.
+
+    Raises:
+        InputError: neither tool's file, or one that cannot be taken over; every reason is listed.
+    """
+    from featcal.authoring.from_fusion_bench import import_fusion_bench, is_model_pool
+    from featcal.authoring.from_mergekit import import_mergekit, is_configuration
+
+    content = read_recipe(file)
+    if is_configuration(content):
+        return import_mergekit(file, merged)
+    if is_model_pool(content):
+        return import_fusion_bench(file, merged)
+    raise InputError(
+        f"{file}: neither a configuration of mergekit, which has 'merge_method', nor a model pool of FusionBench, "
+        f"which has '_target_: fusion_bench.modelpool.…'; this has {', '.join(map(str, content)) or 'nothing'}"
+    )
+
+
+def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
+    """Write the suite of another tool's recipe; what is to be filled in stands at its head.
+
+    Returns:
+        The document of `featcal import --json`: `out`, `missing` and `notes`.
+
+    Raises:
+        InputError: as `import_recipe`, and `out` is there already or cannot be written.
+    """
+    import yaml
+
+    imported = import_recipe(file, merged)
+    head = comments({"To be filled in:": imported.missing, "Not quite the recipe:": imported.notes})
+    write_new(out, head + yaml.safe_dump(imported.suite, sort_keys=False, allow_unicode=True, width=120))
+    return {"out": str(out), "missing": list(imported.missing), "notes": list(imported.notes)}
+
+
+def export_pool_to_file(suite: Suite, out: Path) -> dict[str, Any]:
+    """Write a suite's models as a model pool of FusionBench.
+
+    Returns:
+        The document of `featcal export-pool --json`: `out` and the names of its `models`.
+
+    Raises:
+        InputError: as `export_fusion_bench`, and `out` is there already or cannot be written.
+    """
+    import yaml
+
+    from featcal.authoring.to_fusion_bench import export_fusion_bench
+
+    pool = export_fusion_bench(suite)
+    write_new(out, yaml.safe_dump(pool, sort_keys=False, allow_unicode=True, width=120))
+    return {"out": str(out), "models": list(pool["models"])}

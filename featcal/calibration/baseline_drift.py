@@ -1,0 +1,89 @@
+"""What a calibration set out from: the final drift of the merged model, measured beside it on a few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from featcal.models.adapter import Batch, Block, Stage
+from featcal.models.context import Run
+from featcal.models.lane import Entrance, ExpertPass, Lane
+
+SAMPLES = 8
+"""Per task, the first of its calibration samples: one forward of the merged model on these is all that it costs."""
+ROUNDING = 1e-4
+"""A rise of the relative drift below this is not worth a word."""
+
+
+@dataclass(frozen=True)
+class FinalDrift:
+    """||h_model - h_expert|| / ||h_expert|| of the final features before the projection, of one task."""
+
+    samples: int
+    merged: float
+    calibrated: float
+
+
+class Outset:
+    """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated.
+
+    Args:
+        experts: the tasks that are looked at, perhaps none.
+    """
+
+    def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
+        self._run = run
+        self._lanes = {
+            task: Lane(run.merged, [first_samples(one.batches[0])], run.compute, run.store)
+            for task, one in experts.items()
+        }
+
+    def enter(self, front: Entrance) -> None:
+        """First calls of a stage."""
+        for lane in self._lanes.values():
+            for _ in lane.enter(front):
+                pass
+            lane.batches = [{n: t for n, t in batch.items() if n not in front.stage.spent} for batch in lane.batches]
+
+    def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
+        """Through a block of the merged model, `stored` its tensors by canonical name."""
+        if not self._lanes:
+            return
+        tensors = block.local(self._run.compute.place(stored))
+        with self._run.seconds("merged forward"):
+            for lane in self._lanes.values():
+                for _ in lane.walk(stage, block, tensors):
+                    pass
+
+    def close(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
+        """Compare final features, by task; the lanes are behind the last block."""
+        if not self._lanes:
+            return {}
+        adapter, place = self._run.adapter, self._run.compute.place
+        closing, found = place(self._run.merged.read(adapter.closing)), {}
+        for task, lane in self._lanes.items():
+            own = place(experts[task].weights.read(adapter.closing))
+            batch, theirs = experts[task].batches[0], (experts[task].calls[0], calibrated[task].calls[0])
+            target = adapter.final(own, theirs[0], batch)[:SAMPLES].double()
+            reached = adapter.final(closing, theirs[1], batch)[:SAMPLES].double()
+            before = adapter.final(closing, lane.calls[0], lane.batches[0]).double()
+            apart = [float((features - target).norm() / target.norm()) for features in (before, reached)]
+            found[task] = FinalDrift(len(target), *apart)
+        return found
+
+
+def first_samples(batch: Batch) -> dict[str, Tensor]:
+    """The first `SAMPLES` of a batch, which keep nothing of the others alive."""
+    return {name: tensor[:SAMPLES].clone() for name, tensor in batch.items()}
+
+
+def warnings_of(drift: Mapping[str, FinalDrift]) -> list[str]:
+    """One sentence per task whose final drift the calibration raised."""
+    return [
+        f"task '{task}': calibration raised the final relative drift from {one.merged:.4g} to {one.calibrated:.4g} "
+        f"({one.samples} of its calibration samples); try another lam or rho, or more samples"
+        for task, one in drift.items()
+        if one.calibrated > one.merged + ROUNDING
+    ]

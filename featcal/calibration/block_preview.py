@@ -1,0 +1,191 @@
+"""One block solved with other options while everything in front of it stays: what a slider shows before the exact run.
+
+What is exact: the block's weights, for the features that the last exact run gave it; an exact run in float32 differs
+from them by its own rounding. What is not: with the new options the blocks in front would be others, so the block would
+see other features; and nothing behind it is computed. The preview of the first calibrated block is therefore exact, and
+of others the better the less the options moved. Recipes that solve a block piece by piece do so on what the pieces in
+front give, and these stay as the exact run left them too: of the first block its first pieces alone are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from featcal.calibration.algorithm1 import count_block
+from featcal.calibration.block_statistics import BlockMoments, corners
+from featcal.calibration.config import NUMBERS, PAPER, CalibrationConfig
+from featcal.calibration.refined_recipe import Pieces
+from featcal.calibration.store import STUDENT, anchors, as_stored
+from featcal.calibration.token_rows import TaskRows, lane_rows
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Stage, walking
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass, through
+from featcal.models.walk import Walk
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+
+
+@dataclass(frozen=True)
+class Before:
+    """One batch of a task in front of the block, on the samples that drift is measured on."""
+
+    call: Call
+    """How the exact run's model calls the block."""
+    target: Tensor
+    """The expert's state behind it."""
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class BlockPreview:
+    """A block as other options would leave it."""
+
+    config: CalibrationConfig
+    layer: str
+    tensors: Mapping[str, Tensor]
+    """All of the block, by canonical name, as they would be stored."""
+    drift: Mapping[str, float]
+    """By task: mean over samples of ||h_model - h_expert|| behind the block over the mean of ||h_expert||."""
+
+    def apart(self, model: Weights) -> float:
+        """||preview - model|| / ||model|| over the tensors of the block: its error, if `model` is the exact run."""
+        theirs = model.read(self.tensors)
+        gap = sum(float((own.double() - theirs[n].double()).square().sum()) for n, own in self.tensors.items())
+        size = sum(float(tensor.double().square().sum()) for tensor in theirs.values())
+        return float((gap / size) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is kept of one block of an exact run: its statistics with the options of `corners`, between which targets
+    are affine, and the states in front of it of the samples that drift is measured on."""
+
+    config: CalibrationConfig
+    """Options of the exact run."""
+    layer: str
+    run: Run
+    stage: Stage
+    block: Block
+    moments: Sequence[Sequence[BlockMoments]]
+    """Of the block, or of each of its pieces, with the options of `corners`."""
+    sums: Sequence[object]
+    """What the statistics hold, where `featcal.session.cache.nbytes` sees it."""
+    before: Mapping[str, Sequence[Before]]
+    reached: Mapping[str, float]
+    """By task: relative drift behind the block after the exact run."""
+
+    def solve(self, config: CalibrationConfig) -> BlockPreview:
+        """The block with other numbers of its recipe, or other biases, by the closed form alone.
+
+        Raises:
+            InputError: another option differs; only an exact run can tell.
+            NumericalError: a system that cannot be solved with these options.
+        """
+        free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
+        if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
+            raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
+        run, block = self.run, self.block
+        with walking(run.adapter):
+            merged = run.merged.read(block.names)
+            own, base = anchors(run, block, merged)
+            groups = [group for one in self.moments for group in BlockMoments.combined(one, config).groups]
+            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in groups])
+            return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
+
+
+def hold(
+    run: Run,
+    config: CalibrationConfig,
+    model: Weights,
+    layer: str,
+    fitted: Mapping[str, ExpertPass],
+    measured: Mapping[str, ExpertPass],
+) -> Preview:
+    """Walk to one block of an exact run and keep what its previews need.
+
+    Args:
+        config, model: options of the exact run and what it gave.
+        layer: the block, as tables name it.
+        fitted: the samples that it was calibrated on.
+        measured: the samples that drift is measured on.
+
+    Raises:
+        InputError: no such block, or nothing of it is calibrated.
+    """
+    adapter = run.adapter
+    names = dict(zip(adapter.block_layers(), (block.name for block in adapter.blocks()), strict=True))
+    if layer not in names:
+        raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
+    with walking(adapter):
+        walk, stage, index = _walk_to(run, fitted, model, names[layer])
+        block = stage.blocks[index]
+        rows = lane_rows(stage, walk.lanes[STUDENT], fitted, config)
+        whole = [
+            BlockMoments(stage, index, one, config.blocks is None or layer in config.blocks) for one in corners(config)
+        ]
+        if not whole[0].modules:
+            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
+        if config.recipe == PAPER:
+            count_block(run, walk, whole, run.merged.read(block.names), rows)
+            moments = [whole]
+        else:
+            moments = _count_pieces(run, walk, config, (stage, index), rows)
+        walk, _, _ = _walk_to(run, measured, model, names[layer])
+        before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
+        reached = _drift(run, stage, block, model.read(block.names), before)
+    sums = [group.sums for every in moments for one in every for group in one.groups]
+    return Preview(config, layer, run, stage, block, moments, sums, before, reached)
+
+
+def _count_pieces(
+    run: Run, walk: Walk, config: CalibrationConfig, place: tuple[Stage, int], rows: Mapping[str, TaskRows]
+) -> list[list[BlockMoments]]:
+    """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
+    found: list[BlockMoments] = []
+    also = corners(config)
+    Pieces(run, walk, config, lambda one: found.append(one.again(one.config)), also).calibrate(*place, rows)
+    every = 1 + len(also)
+    return [found[start + 1 : start + every] for start in range(0, len(found), every)]
+
+
+def _drift(
+    run: Run, stage: Stage, block: Block, tensors: Mapping[str, Tensor], before: Mapping[str, Sequence[Before]]
+) -> dict[str, float]:
+    """Relative drift by task behind a block that is made of `tensors`, on what stands in front of it."""
+    found = {}
+    placed = block.local(run.compute.place(tensors))
+    for task, batches in before.items():
+        drift = norm = 0.0
+        for one in batches:
+            after = stage.state(through(stage, block, placed, one.call), one.batch)
+            drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
+            norm += float(one.target.double().flatten(1).norm(dim=1).sum())
+        found[task] = drift / norm
+    return found
+
+
+def _walk_to(run: Run, experts: Mapping[str, ExpertPass], model: Weights, block: str) -> tuple[Walk, Stage, int]:
+    """All lanes in front of a block, named by the prefix of its tensors, with its stage and index."""
+    walk = Walk(run, "walking to a block", experts, {STUDENT: model})
+    for stage in run.adapter.stages:
+        walk.enter(stage)
+        for index, here in walk.blocks(stage):
+            if here.name == block:
+                return walk, stage, index
+            tensors = here.local(run.compute.place(model.read(here.names)))
+            for task, stored in walk.experts_at(here):
+                for lane, own in ((walk.experts[task], stored), (walk.lanes[STUDENT][task], tensors)):
+                    for _ in lane.walk(stage, here, own):
+                        pass
+    raise AssertionError(block)
+
+
+def _before(walk: Walk, task: str, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> list[Before]:
+    """Every batch of a task: the student's call, and where the expert (its tensors are `stored`) goes from there."""
+    lane = walk.lanes[STUDENT][task]
+    steps = zip(lane.calls, walk.experts[task].walk(stage, block, stored), lane.batches, strict=True)
+    return [Before(call, stage.state(step.after, batch), batch) for call, step, batch in steps]

@@ -1,0 +1,321 @@
+"""Sufficient statistics of one block: of every linear map and norm, per task and summed over tasks.
+
+Features are dropped as soon as they are counted. The sums over tasks have the size of one task, so memory
+does not grow with the number of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, replace
+from weakref import ref
+
+import torch
+from torch import nn
+
+from featcal.calibration.alike import require_alike
+from featcal.calibration.config import NUMBERS, CalibrationConfig, calibrated_maps
+from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
+from featcal.calibration.norm_groups import NormGroup, check_norm
+from featcal.calibration.prior import TaskVectors
+from featcal.calibration.routed_group import routed_groups, routing
+from featcal.calibration.token_rows import Named, TaskRows, TokenRows
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Block, Stage
+from featcal.models.lane import ExpertPass, Step
+from featcal.models.linear_maps import KINDS, widths
+from featcal.system.errors import InputError, NumericalError
+
+
+class BlockMoments:
+    """The statistics of every calibrated module of one block, from one snapshot of features.
+
+    Args:
+        chosen: False for a block that is left as merged: nothing is counted.
+        only: the modules that are counted, where others are counted apart.
+        moved: of these, linear maps whose targets are made of the expert's outputs because those are moved.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        index: int,
+        config: CalibrationConfig,
+        chosen: bool = True,
+        only: Collection[str] | None = None,
+        moved: Collection[str] = (),
+    ) -> None:
+        self.stage, self.block = stage, stage.blocks[index]
+        self._index, self.config, self._moved = index, config, moved
+        calibrated = {**calibrated_maps(stage, self.block, config), **_calibrated_norms(stage, self.block, config)}
+        self._fitted: dict[str, nn.Module] = {
+            name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
+        }
+        self.routers = routing(stage, index, self._fitted)
+        """What says which tokens count in a mixture."""
+        self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
+        """Modules whose inputs are counted, or say which tokens count in a mixture."""
+        self._linears: list[LinearGroup] = []
+        self._norms: list[NormGroup] = []
+        self._task: str | None = None
+
+    @property
+    def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
+        """What is solved one by one, in this order: linear maps that share a statistic, then norms."""
+        return (*self._linears, *self._norms)
+
+    @property
+    def started(self) -> bool:
+        """Whether a batch was seen already."""
+        return bool(self.groups)
+
+    @property
+    def routed(self) -> bool:
+        """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
+        return bool(self.routers)
+
+    @property
+    def linears(self) -> tuple[LinearGroup, ...]:
+        """Of the groups those of linear maps."""
+        return tuple(self._linears)
+
+    def see(self, inputs: Named) -> None:
+        """Find out from the first inputs which linear maps share theirs.
+
+        Raises:
+            InputError: a module whose statistics would be wrong; names it.
+        """
+        if self.started:
+            return
+        norms = {name: module for name, module in self._fitted.items() if not isinstance(module, KINDS)}
+        passed = {name: inputs[name] for name in self._fitted if name in self.block.linears or name in norms}
+        self._linears = linear_groups(self.stage, self._index, passed)
+        for group in self._linears:
+            group.moved = any(name in self._moved for name in group.names)
+        self._linears += routed_groups(self.stage, self._index, self._fitted)
+        for name, norm in norms.items():
+            weighting, device = self.stage.weighting(self._index, name), inputs[name].device
+            check_norm(f"{self.block.name}.{name}", norm, self.stage.norm_offset)
+            self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
+
+    def asked_of_expert(self, rows: TaskRows) -> tuple[list[str], list[str]]:
+        """Names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
+        asked = [group.asked(rows.count(group.weighting)) for group in self._linears]
+        inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
+        return [*inputs], [*outputs]
+
+    def update(
+        self,
+        rows: TaskRows,
+        position: int,
+        inputs: Named,
+        trace: Step,
+        expert: Named,
+        weighed: Mapping[str, Sequence[TokenRows]] | None = None,
+    ) -> None:
+        """Count one batch of a task.
+
+        Args:
+            rows: which tokens of the task count.
+            position: of the batch among the task's.
+            inputs: what the student's modules were given.
+            trace: the expert's block on the same batch.
+            expert: its tensors of the block, by name inside it.
+            weighed: the rows of every batch with other weights, by group of linear maps; others have their own.
+        """
+        self._task, tokens, other = rows.task, rows.batches[position], weighed or {}
+        for group in self._linears:
+            count, own = rows.count(group.weighting), other.get(str(group))
+            changed = None if own is None else own[position]
+            group.update(inputs, trace, expert, tokens[group.weighting], count, self.config, changed)
+        for norm in self._norms:
+            norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
+
+    def end_task(self, expert: Named, vectors: TaskVectors | None = None, only: Collection[int] | None = None) -> None:
+        """Fold the task's statistics into the sums over tasks.
+
+        Args:
+            vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
+            only: places of the groups whose task ends here, where others end elsewhere.
+
+        Raises:
+            InputError: as `LinearGroup.end_task`.
+            NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
+        """
+        ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
+        for group in ended:
+            group.end_task(expert, self.config)
+            if vectors is not None and isinstance(group, LinearGroup):
+                group.add_prior(vectors)
+        finite = torch.stack([group.finite() for group in ended]).tolist() if ended else []
+        bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]
+        if bad:
+            raise NumericalError(f"{', '.join(bad)}: features are not finite")
+        self._task = None
+
+    def merge(self, other: BlockMoments) -> None:
+        """Take over what was counted of the same block elsewhere; `other` is empty afterwards.
+
+        Either may have finished tasks of its own and a part of one that is not finished (`TaskRows.part_of`), which
+        is then the same in both; `end_task` comes after its last part. Order matters to the last bits alone.
+
+        Raises:
+            InputError: another block, other options, or parts that are not of one task; names what differs.
+        """
+        name = self.block.name
+        mine, theirs = ({**_counted(one.config), "blocks": one.block.name} for one in (self, other))
+        require_alike(name, mine, theirs)
+        if self.started and other.started:
+            if None not in (self._task, other._task):
+                require_alike(name, {"tasks": self._task}, {"tasks": other._task})
+            found = ({"groups": [str(group) for group in one.groups]} for one in (self, other))
+            require_alike(name, *found)
+            for group, same in zip(self._linears, other._linears, strict=True):
+                group.merge(same)
+            for norm, twin in zip(self._norms, other._norms, strict=True):
+                norm.merge(twin)
+        elif other.started:
+            self._linears, self._norms = other._linears, other._norms
+        self._task = other._task if self._task is None else self._task
+        other._linears, other._norms, other._task = [], [], None
+
+    def again(self, config: CalibrationConfig) -> BlockMoments:
+        """The same finished statistics, to be solved with other options; the solve leaves these as they are.
+
+        They are shared: nothing may be counted in, or merged into, either of the two.
+        """
+        same = copy(self)
+        same.config = config
+        same._linears, same._norms = [copy(group) for group in self._linears], [copy(norm) for norm in self._norms]
+        return same
+
+    @staticmethod
+    def combined(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
+        """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
+
+        Args:
+            counted: those of `corners`, on the same tokens; they stay as they are.
+        """
+        shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
+        same = counted[0].again(config)
+        for group, *corners in zip(same._linears, *(one._linears for one in counted), strict=True):
+            group.combine(corners, shares[: len(corners)])
+        return same
+
+
+def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
+    """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
+    statistics `BlockMoments.combined` takes; products are formed in float64, as good for any lam."""
+    found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
+    return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
+
+
+class FirstBlock:
+    """Keeps the statistics of the first block between runs on the same models and samples.
+
+    The student enters it as the merged model, whatever the options; lam and rho come in with the solve.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockMoments] | None = None
+
+    def take(
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
+    ) -> BlockMoments | None:
+        """The statistics, if the last run was of these very objects and counted alike."""
+        if self._kept is None:
+            return None
+        of, passes, counted, moments = self._kept
+        same = len(passes) == len(experts) and all(map(_refers, passes, experts.values()))
+        if of is merged and same and counted == _counted(config):
+            return moments.again(config)
+        self._kept = None  # of no use to this run, and it is about to need memory
+        return None
+
+    def keep(
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
+    ) -> None:
+        """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
+        self._kept = merged, [ref(one) for one in experts.values()], _counted(config), moments.again(config)
+
+
+def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
+    return reference() is one
+
+
+def _counted(config: CalibrationConfig) -> dict[str, object]:
+    """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
+    options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
+    return {**options, "float64 products": config.lam < FLOAT64_BELOW}
+
+
+def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
+    """Linear maps of a block among `inputs` that share a statistic: the same captured input under the same token
+    weighting.
+
+    Maps with a bias and maps without are apart: their targets differ.
+
+    Raises:
+        InputError: as `check_inputs`.
+    """
+    check_inputs(stage, index, inputs)
+    return _grouped(stage, index, {name: id(given) for name, given in inputs.items()})
+
+
+def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
+    """The `linear_groups` of a block before it was run, for estimates.
+
+    Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
+    are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
+    Those of the experts of a mixture come last.
+    """
+    return [*_likely_passed(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
+
+
+def _likely_passed(stage: Stage, index: int) -> list[LinearGroup]:
+    """Those that all tokens pass."""
+    known = stage.sharing(index)
+    if known is not None:
+        return _grouped(stage, index, {name: names for names in known for name in names})
+    fed: dict[str, Hashable] = {}
+    sharing: dict[tuple[str, int], list[str]] = {}
+    for name, module in stage.blocks[index].linears.items():
+        sharing.setdefault((name.rpartition(".")[0], widths(module)[0]), []).append(name)
+    for key, names in sharing.items():
+        fed |= {name: (key, len(names) > 3 and name == names[-1]) for name in names}
+    return _grouped(stage, index, fed)
+
+
+def _grouped(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
+    """Linear maps that are fed something, by what that is, how tokens are weighted, and whether they have biases."""
+    modules = stage.blocks[index].linears
+    shared: dict[tuple[Hashable, str, bool], list[str]] = {}
+    for name, module in modules.items():
+        if name in fed:
+            key = fed[name], stage.weighting(index, name), module.bias is not None
+            shared.setdefault(key, []).append(name)
+    return [LinearGroup(names, weighting, modules) for (_, weighting, _), names in shared.items()]
+
+
+def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
+    """Every counted map must be given one row per token, `[batch, tokens, width]`; a norm may be given one for every
+    head of a token, where the stage knows which axis the heads have.
+
+    Raises:
+        InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
+    """
+    block = stage.blocks[index]
+    for name, given in ((name, stage.by_token(given)) for name, given in inputs.items()):
+        of_heads = given.ndim == 4 and stage.head_axis is not None and name not in block.linears
+        if given.ndim != 3 and not of_heads:
+            raise InputError(
+                f"{block.name}.{name}: its input has shape {list(given.shape)}, not [batch, tokens, width]; featcal "
+                "cannot calibrate this module"
+            )
+
+
+def _calibrated_norms(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Module]:
+    """LayerNorms and scale-only norms of a block that the options ask for."""
+    shifted = block.layernorms if config.layernorms else {}
+    return {**shifted, **(block.modules_of(stage.norm) if config.rmsnorms and stage.norm else {})}

@@ -1,0 +1,101 @@
+"""What a run of several ranks reads and keeps: every expert by those that have its task, files by rank 0 alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from featcal.calibration.rounding import Rounding
+from featcal.family.opening import Family
+from featcal.formats.output import OutputFolder
+from featcal.formats.weights import Metered, Over, Weights
+from featcal.mergers.engine import RecipeWeights
+from featcal.models.adapter import Block
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass
+from featcal.system.distributed import Ranks
+from featcal.system.progress import peak_rss_bytes
+
+
+@dataclass(frozen=True)
+class InTurn(Over):
+    """A model that the ranks read together, in the same order: each reads some blocks and sends them to the others.
+
+    For a merge that is computed from all experts: each of them is read once for it, whatever the number of ranks.
+    """
+
+    under: Weights
+    ranks: Ranks
+    _turns: dict[str, int] = field(default_factory=dict)
+    """Who reads a block, by the name of its first tensor: always the same one, which may have kept it."""
+
+    @property
+    def label(self) -> str:
+        return self.under.label
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        wanted = list(names)
+        if not wanted:
+            return {}
+        reader = self._turns.setdefault(wanted[0], len(self._turns) % self.ranks.size)
+        return self.ranks.spread(self.under.read(wanted) if reader == self.ranks.rank else None, reader)
+
+
+class SharedBlocks:
+    """Solved blocks of all ranks, which rank 0 keeps in its folder; the others have none."""
+
+    def __init__(self, ranks: Ranks, folder: OutputFolder | None) -> None:
+        self._ranks, self._folder = ranks, folder
+
+    def finished(self, block: Block) -> dict[str, Tensor] | None:
+        """As the folder has it."""
+        found = None if self._folder is None else self._folder.finished(block)
+        return self._ranks.spread(found, 0) if self._ranks.told(found is not None, 0) else None
+
+    def facts(self, block: Block) -> Rounding:
+        """As the folder has them."""
+        return self._ranks.told(None if self._folder is None else self._folder.facts(block), 0) or {}
+
+    def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
+        """As the folder does it."""
+        if self._folder is not None:
+            self._folder.put(block, tensors, facts)
+
+
+def metered(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
+    """The family with models that count what is read of them, and their counts by label; as it is where this process is
+    alone."""
+    read: dict[str, int] = {}
+    if not ranks.several:
+        return family, read
+    experts = {task: Metered(expert, read) for task, expert in family.experts.items()}
+    base, merged = Metered(family.base, read), family.merged
+    counted: Weights = Metered(merged, read)
+    if isinstance(merged, RecipeWeights):
+        counted = replace(merged, base=base, experts=experts)
+    return replace(family, base=base, merged=counted, experts=experts), read
+
+
+def together(run: Run, ranks: Ranks) -> Run:
+    """The run as one of several ranks."""
+    computed = ranks.several and isinstance(run.merged, RecipeWeights)
+    return replace(run, ranks=ranks, merged=InTurn(run.merged, ranks) if computed else run.merged)
+
+
+def shares(ranks: Ranks, run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
+    """What a record says of every rank: tasks, samples, bytes that it read of every model and exchanged until all
+    blocks were solved, seconds by stage, memory; nothing of a process that is alone."""
+    if not ranks.several:
+        return {}
+    own = {
+        "tasks": {task: len(one.indices) for task, one in passes.items()},
+        "read_bytes": dict(read),
+        **{f"{way}_bytes": count for way, count in asdict(ranks.traffic).items()},
+        "seconds": dict(run.seconds),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "spilled_bytes": run.store.spilled,
+    }
+    return {"ranks": ranks.gathered(own)}

@@ -1,0 +1,159 @@
+"""Commands that write models and suite files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from featcal.cli import opening
+from featcal.cli.options import JSON, OUT, SUITE, Size, file_to_write
+from featcal.cli.terminal import bar, say, say_notes, show
+from featcal.suite.name_grammar import FITTED, model_name
+from featcal.suite.recipe import METHODS
+from featcal.system.progress import keep_memory
+
+
+@click.command()
+@SUITE
+@click.option(
+    "--method",
+    help=f"{', '.join(METHODS)}, with options as in ties:density=0.3.  [the suite's own recipe] Or a baseline: "
+    "regmean:samples=64,reduce=0.9, regmean++, lot, esm, coefficients, fisher, adamerging:steps=200, svc:alpha=0.1, "
+    "react@calibrated.",
+)
+@click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
+@click.option("--task", help="Of react: write the model for this task alone, in a folder like that of its expert.")
+@click.option("--max-memory", type=Size(), help="Verify by blocks a model that does not fit whole into this much.")
+@OUT
+@click.option("--device", help="Of a baseline: auto, cpu or cuda; others are merged on the CPU.  [auto]")
+@JSON
+def merge(
+    suite: str,
+    method: str | None,
+    scale: float | None,
+    task: str | None,
+    max_memory: int | None,
+    out: Path,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Merge the experts of a suite into a checkpoint folder.
+
+    Of `react`, whose maps per task are multiplied into heads, the folder holds the model and `heads`, a file per task;
+    `featcal evaluate --model` reads both.
+    """
+    from featcal.export.merge import merge_to_folder
+
+    if method is not None and model_name(method).kind in FITTED:
+        if scale is not None:
+            raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+        if max_memory is not None:
+            raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
+        session = opening.session(suite, device or "auto")
+        document = session.fitted(method, bar()).save(out, task)
+        say_notes(document)
+        show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
+        return
+    if task is not None:
+        raise click.UsageError("--task is for react, which has a map for every task")
+    if device not in (None, "auto", "cpu"):
+        what = method or "the suite's recipe"
+        raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")
+    document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
+    say_notes(document)
+    show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--format", "layout", type=click.Choice(["hf", "open_clip"]), default="hf", show_default=True)
+@OUT
+@JSON
+def export(folder: str, layout: str, out: Path, as_json: bool) -> None:
+    """Write a model for the library that will load it, and verify it there.
+
+    hf: a folder that transformers 4.57 and 5 read alike, or a note that says which is needed. open_clip: a folder
+    for `local-dir:`. FOLDER is any model reference: a folder, a Hub id, or open_clip:ARCH:FILE. `featcal convert` is
+    the same command.
+    """
+    from featcal.export.change_layout import convert
+
+    document = convert(folder, out, layout)
+    say_notes(document)
+    rows = [(name, f"{value:.1e}") for name, value in document.get("parity", {}).items()]
+    if as_json or rows:
+        show(document, as_json, rows, ("compared in both libraries", "largest difference"))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--merged", help="Folder or Hub id of the merged model, for methods that featcal does not merge itself.")
+@file_to_write("Suite file to write; must not exist.")
+@JSON
+def import_(file: Path, merged: str | None, out: Path, as_json: bool) -> None:
+    """Make a suite file of a mergekit recipe or a FusionBench model pool."""
+    from featcal.authoring.recipes import import_to_file
+
+    document = import_to_file(file, merged, out)
+    lines = [("to be filled in", line) for line in document["missing"]]
+    lines += [("not quite the recipe", line) for line in document["notes"]]
+    show(document, as_json, lines, ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command("export-pool")
+@SUITE
+@file_to_write("YAML file to write; must not exist.")
+@JSON
+def export_pool(suite: str, out: Path, as_json: bool) -> None:
+    """Write a suite's base and experts as a model pool of FusionBench."""
+    from featcal.authoring.recipes import export_pool_to_file
+
+    document = export_pool_to_file(opening.loaded(suite), out)
+    show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
+    if not as_json:
+        say(f"written to {document['out']}")
+
+
+@click.command()
+@click.argument("record", type=click.Path(path_type=Path))
+@click.option("--suite", help="The suite, where it does not come with featcal.  [the record's]")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep what is made in this folder; must not exist.")
+@click.option("--device", help="cpu or cuda.  [the record's]")
+@JSON
+def replay(record: Path, suite: str | None, out: Path | None, device: str | None, as_json: bool) -> None:
+    """Run what wrote a featcal.json again and compare every tensor, bit for bit.
+
+    RECORD is the featcal.json of a calibration or a merge, or the folder that holds one. The result is held against the
+    weight files beside it, else against the hashes in it. Exit status 1 where anything differs, with the inputs,
+    samples, versions and tensors that do. A model that was calibrated by its path is looked for from where this runs.
+    """
+    from featcal.studies.replay.again import replay as run_again
+
+    keep_memory()
+    found = run_again(record, suite, out, device=device, progress=bar())
+    around = [(kind, line) for kind, lines in found.surroundings.items() for line in lines]
+    causes = [("input", line) for line in found.inputs] + [("samples", line) for line in found.samples] + around
+    if found.same:
+        for kind, line in causes:
+            say(f"note: {kind}: {line}", err=True)
+        show(found.to_json(), as_json, [(f"same {found.tensors} tensors, bit for bit",)], ("",))
+        return
+    rows = [
+        *causes,
+        *(("file beside the record", f"{name} is missing there or not as it was written") for name in found.damaged),
+    ]
+    rows += [("tensor", f"{one.tensor}: {one.why}{_relative(one.relative)}") for one in found.different]
+    show(found.to_json(), as_json, rows, ("differs", ""))
+    raise SystemExit(1)
+
+
+def _relative(difference: float | None) -> str:
+    return "" if difference is None else f", relative difference {difference:.1e}"
+
+
+COMMANDS = (merge, export, import_, export_pool, replay)

@@ -1,0 +1,122 @@
+"""Collects what a measurement finds of one task, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from featcal.drift.crosscheck import SecondStates
+from featcal.drift.ledger import Attribution, LayerDrift, TaskDrift
+from featcal.drift.propagation import TINY, Contributions
+from featcal.drift.split import Parts, take_apart
+from featcal.drift.streams import Crossing
+from featcal.models.adapter import LAST_LAYER
+from featcal.system.errors import NumericalError
+
+
+@dataclass
+class Record:
+    """One task's layers; its samples may come in several walks, one after the other."""
+
+    attribution: bool
+    numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By layer, for the sample that was run a second time."""
+    final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _carried: dict[int, Contributions] = field(default_factory=dict)
+    _booked: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    def add(self, crossing: Crossing, parts: Parts, on_expert: Tensor, tangents: int | None) -> None:
+        """One batch through one layer. The very first layer has no drift before it: all of its drift is mismatch.
+
+        Args:
+            on_expert: the model's layer on the expert's state.
+            tangents: derivatives that are taken side by side; None for all.
+        """
+        self.numbers.setdefault(crossing.layer, []).append(_measured(parts))
+        position, (expert, model) = crossing.position, crossing.after
+        if self.attribution:
+            if crossing.run is None or crossing.before is None:
+                self._carried[position] = Contributions.first(expert, model)
+            else:
+                after = expert, on_expert, model
+                self._carried[position].step(crossing.run, crossing.before, after, tangents)
+        if crossing.layer == LAST_LAYER:
+            self.final.append(crossing.after)
+            if self.attribution:
+                self._booked.append(tuple(part.double().cpu() for part in self._carried.pop(position).book()))
+
+    def check(self, crossing: Crossing, parts: Parts, second: SecondStates, class_token: bool) -> None:
+        """Hold a layer of the first batch against a second computation of one of its samples.
+
+        Args:
+            class_token: parts are of the first token alone.
+        """
+        states, before = (second.expert, second.on_expert, second.model), second.before if crossing.skip else None
+        self.residuals[crossing.layer] = _residuals(parts, take_apart(states, before, class_token), second.row)
+
+    def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
+        layers = []
+        for layer, batches in self.numbers.items():
+            numbers = dict(zip(batches[0], joined([tuple(batch.values()) for batch in batches]), strict=True))
+            response, (residual, skip) = numbers.pop("response", None), self.residuals[layer]
+            layers.append(LayerDrift(layer, **numbers, residual=residual, response=response, skip_residual=skip))
+        expert, model = final_features(task, self.final)
+        booked = None
+        if self.attribution:
+            inner, norm, telescoped, quality = (torch.cat(one, dim=1) for one in zip(*self._booked, strict=True))
+            booked = Attribution(inner, norm, telescoped, quality, (model - expert).double().square().sum(1))
+        return TaskDrift(task, tuple(layers), expert, model, indices, booked)
+
+
+def _measured(parts: Parts) -> dict[str, Tensor]:
+    """The numbers of one layer, one per sample."""
+    drift, mismatch, propagation = parts.e.norm(dim=1), parts.m.norm(dim=1), parts.p.norm(dim=1)
+    numbers = {
+        "drift": drift,
+        "expert_norm": parts.expert.norm(dim=1),
+        "mismatch": mismatch,
+        "propagation": propagation,
+        "alignment": _cosine(parts.m, parts.p, mismatch * propagation),
+    }
+    before, r = parts.incoming, parts.r
+    if before is not None and r is not None:
+        numbers["response"] = _cosine(r, before, r.norm(dim=1) * before.norm(dim=1))
+    return numbers
+
+
+def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | None]:
+    """How far m or p, and r, of the sample in `row` are from a second computation, relative to its drift."""
+    only = slice(row, row + 1)
+    scale = parts.e[only].norm(dim=1)
+    apart = torch.maximum((parts.m[only] - again.m).norm(dim=1), (parts.p[only] - again.p).norm(dim=1))
+    r, second_r = parts.r, again.r
+    response = None if r is None or second_r is None else _relative((r[only] - second_r).norm(dim=1), scale)
+    return _relative(apart, scale), response
+
+
+def joined(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Batches below each other, on the CPU."""
+    return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+
+
+def final_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The expert's and the model's final features; NumericalError if they are not finite."""
+    features = joined(batches)
+    if not all(bool(torch.isfinite(one).all()) for one in features):
+        raise NumericalError(f"task '{task}': final features are not finite")
+    return features
+
+
+def _cosine(left: Tensor, right: Tensor, norms: Tensor) -> Tensor:
+    """Per row; `norms` are the products of theirs."""
+    cosine: Tensor = (left * right).sum(1) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+    return cosine
+
+
+def _relative(rest: Tensor, scale: Tensor) -> Tensor:
+    """`rest` over `scale` on the CPU: 0 where nothing is left, finite where there is no scale."""
+    return (rest / scale.clamp_min(TINY)).cpu()

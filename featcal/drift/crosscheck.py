@@ -1,0 +1,154 @@
+"""One sample of every task a second time, computed another way: what the numbers of the first run are held against.
+
+e = m + p holds for any three tensors, so it says nothing about how they came to be. A wrong state, a wrong mask,
+dropout left on or a stream that was not carried on shows only where the layers are run again by other means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from featcal.drift.streams import Crossing, Place
+from featcal.formats.weights import Weights
+from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
+from featcal.models.compute import Compute
+from featcal.models.context import Run
+from featcal.models.lane import ExpertPass, through
+from featcal.models.model import mapped
+
+
+@dataclass(frozen=True)
+class SecondStates:
+    """One sample's states around one layer in float64, `[1, tokens, width]`, or `[1, k]` after the last layer."""
+
+    row: int
+    """Position of the sample in the first batch."""
+    before: tuple[Tensor, Tensor] | None
+    """The expert's and the model's; None in the first layer."""
+    expert: Tensor
+    on_expert: Tensor
+    """The model's layer on the expert's state; in the first layer, which takes no state, the model's own."""
+    model: Tensor
+
+
+class SecondRun:
+    """Takes one sample of every task through expert and model, layer by layer beside the first run.
+
+    The sample is alone in its batch, so that masks and positions are captured anew; what lies under its padding is
+    something else; tensors, states and calls are float64; both models start from the inputs and walk on their own.
+
+    Args:
+        sublayers: attention and MLP of every block are layers of their own.
+    """
+
+    def __init__(self, run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
+        self._adapter, self._sublayers = run.adapter, sublayers
+        self._models = {task: (one.weights, model) for task, one in experts.items()}
+        self._compute = Compute(run.compute.device, torch.float64)
+        self._head = self._compute.place(run.head)
+        self._samples = {task: _alone(expert.batches[0]) for task, expert in experts.items()}
+        self._calls: dict[str, tuple[Call, Call]] = {}
+        self._waiting: dict[str, list[SecondStates]] = {}
+        self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
+        """The model's block as it is stored, the same for every task, and in float64."""
+
+    def states(self, crossing: Crossing) -> SecondStates:
+        """What the first run should have found for this sample; asked of every task's first batch, layer after layer.
+
+        Tensors of one layer are in memory twice more in float64: the expert's and the model's.
+        """
+        task, place = crossing.task, crossing.place
+        if place.block is None:
+            return self._close(task, place) if crossing.layer == LAST_LAYER else self._enter(task, place)
+        if not self._waiting.get(task):
+            self._waiting[task] = self._through(task, place.stage, place.block, place)
+        return self._waiting[task].pop(0)
+
+    def _enter(self, task: str, place: Place) -> SecondStates:
+        stage, (row, inputs) = place.stage, self._samples[task]
+        own, theirs = (self._outer(tensors) for tensors in place.tensors)
+        ended = self._calls.get(task)
+
+        def entered(outer: Mapping[str, Tensor], upstream: Call | None) -> Call:
+            return _in_float64(stage.first_call(outer, inputs, upstream))
+
+        if ended is None:
+            expert, model = entered(own, None), entered(theirs, None)
+            before, on_expert = None, model
+        else:
+            upper = self._adapter.stages[self._adapter.stages.index(stage) - 1]
+            expert, on_expert, model = entered(own, ended[0]), entered(theirs, ended[0]), entered(theirs, ended[1])
+            before = upper.state(ended[0], inputs), upper.state(ended[1], inputs)
+        self._calls[task] = expert, model
+        return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
+
+    def _through(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
+        """The block as one layer or, where asked for, its sublayers one by one; both streams then stand behind it."""
+        (row, inputs), (expert, model) = self._samples[task], self._calls[task]
+        stored, read = place.tensors
+        if self._model[0] is not read:
+            self._model = read, self._compute.place(read)
+        own, theirs = self._compute.place(stored), self._model[1]
+
+        def after(tensors: Mapping[str, Tensor], call: Call) -> Call:
+            return _in_float64(through(stage, block, tensors, call))
+
+        before = stage.state(expert, inputs), stage.state(model, inputs)
+        self._calls[task] = following = after(own, expert), after(theirs, model)
+        if not self._sublayers:
+            calls = following[0], after(theirs, stage.with_state(model, before[0])), following[1]
+            return [SecondStates(row, before, *(stage.state(call, inputs) for call in calls))]
+        of_expert, of_model = stage.sublayers(block, own), stage.sublayers(block, theirs)
+        found: list[SecondStates] = []
+        for name, part in of_model.items():
+            passed = ((of_expert[name], expert, before[0]), (part, model, before[0]), (part, model, before[1]))
+            reached = (run(stage.with_state(call, state)) for run, call, state in passed)
+            found.append(SecondStates(row, before, *(stage.state(call, inputs) for call in reached)))
+            before = found[-1].expert, found[-1].model
+        return found
+
+    def _close(self, task: str, place: Place) -> SecondStates:
+        stage, (row, inputs), (expert, model) = place.stage, self._samples[task], self._calls[task]
+        own, theirs = (self._compute.place(tensors) | self._head for tensors in place.tensors)
+        before = stage.state(expert, inputs), stage.state(model, inputs)
+        passed = (own, expert), (theirs, stage.with_state(model, before[0])), (theirs, model)
+        models = self._models[task][0], *self._models[task][1:] * 2
+        final = (self._adapter.final(tensors, call, inputs) for tensors, call in passed)
+        reached = [mapped(one, task, features) for one, features in zip(models, final, strict=True)]
+        return SecondStates(row, before, *reached)
+
+    def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors in front of a stage in float64; of embeddings, rows are taken as they are: float32 holds them."""
+        looked_up = {name: tensor for name, tensor in tensors.items() if name in self._adapter.vocabulary}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in looked_up}
+        as_read = {n: t.to(self._compute.device, torch.promote_types(t.dtype, torch.float32))
+                   for n, t in looked_up.items()}  # fmt: skip
+        return self._compute.place(rest) | as_read
+
+
+def _alone(batch: Batch) -> tuple[int, Batch]:
+    """The sample with the most padding: its row, and its inputs in float64 with another token under the padding."""
+    mask, ids = batch.get("attention_mask"), batch.get("input_ids")
+    row = 0 if mask is None else int(mask.sum(1).argmin())
+    one = {name: t[row : row + 1].double() if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}
+    if mask is not None and ids is not None:
+        one["input_ids"] = torch.where(one["attention_mask"] == 0, one["input_ids"][:, :1], one["input_ids"])
+    return row, one
+
+
+def _in_float64(call: Call) -> Call:
+    """The call with every floating tensor in float64: states, additive masks, positions."""
+
+    doubled: dict[int, Tensor] = {}  # what blocks share is still one tensor
+
+    def double(leaf: object) -> object:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+            return leaf
+        return doubled.setdefault(id(leaf), leaf.double())
+
+    return Call(*tree_map(double, call.tree()))

@@ -1,0 +1,218 @@
+"""Whether a model still generates: its own continuations, and how likely the experts' answers are under it.
+
+A repair can bring features closer to the experts' under teacher forcing, where every token before is right, and yet
+leave a model that repeats itself without an end. So a calibrated model that generates is held against the merged model
+it was made of, on prompts from the calibration samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.family.opening import Family, batches_of
+from featcal.formats.weights import Weights
+from featcal.models.generation import Pupil, asked
+from featcal.models.model import brings
+from featcal.system.errors import InputError, NumericalError
+from featcal.system.progress import Progress, silent
+
+PROMPTS, TOKENS = 16, 64
+"""Prompts per task, and new tokens at most for each."""
+GRAM = 4
+"""Tokens of a run that counts as repeated when it was there before."""
+LOOP = 0.4
+"""Share of repeated runs from which an answer counts as a loop."""
+MORE = 0.2
+"""Share of a task's answers by which loops may become more, and those that end fewer, than both the merged model's and
+the expert's: three of 16 prompts."""
+UNLIKELIER = 1.25
+"""Factor by which the perplexity of the expert's answers may exceed the merged model's."""
+ERRORS = 2.0
+"""Standard errors of a perplexity's logarithm that chance is given on top."""
+FARTHER = 0.05
+"""By how much the distance of next-token distributions to the expert's may exceed the merged model's, of 1."""
+TOGETHER = 8
+"""Prompts that are answered at a time."""
+_LARGEST = 700.0
+"""Nats per token whose exponential is still a number."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One model on the prompts of one task."""
+
+    repetition: float
+    """Mean share, 0-1, of an answer's runs of `GRAM` tokens that were in it before."""
+    loops: float
+    """Share of answers, 0-1, of which at least `LOOP` repeats itself."""
+    ended: float | None
+    """Share of answers, 0-1, that the model ends by itself; None where it names no token for that."""
+    perplexity: float
+    """Of the expert's own answers, at least 1: exp of their mean negative log-probability per token."""
+    distance: float
+    """Total variation between the next-token distributions of model and expert along the expert's answers, 0-1,
+    mean over tokens."""
+    error: float = 0.0
+    """Standard error of the logarithm of `perplexity` over prompts. Where answers are a word, one or two of 16 that are
+    wrong and sure of it are a factor of 1.3 already."""
+
+
+@dataclass(frozen=True)
+class TaskCanary:
+    """One task: its expert, the model held against, and the model."""
+
+    prompts: int
+    expert: Reading
+    against: Reading
+    model: Reading
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why generation counts as broken; none where it does not."""
+        expert, before, after = self.expert, self.against, self.model
+        found = []
+        if after.loops > max(before.loops, expert.loops) + MORE:
+            found.append(f"{after.loops:.0%} of the answers are loops, {before.loops:.0%} before")
+        if after.ended is not None and after.ended < min(one.ended or 0.0 for one in (before, expert)) - MORE:
+            found.append(f"{after.ended:.0%} of the answers end, {before.ended or 0.0:.0%} before")
+        if math.log(after.perplexity) - ERRORS * after.error > math.log(UNLIKELIER * before.perplexity):
+            found.append(f"the expert's answers have perplexity {after.perplexity:.4g}, {before.perplexity:.4g} before")
+        if after.distance > before.distance + FARTHER:
+            found.append(f"next tokens are {after.distance:.3f} from the expert's, {before.distance:.3f} before")
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Generation of one model against another one, task by task."""
+
+    suite: str
+    model: str
+    against: str
+    tasks: Mapping[str, TaskCanary]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why generation counts as broken, task by task; none where it does not."""
+        return tuple(f"{task}: {reason}" for task, one in self.tasks.items() for reason in one.reasons)
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """The public document of `featcal canary --json`, and `canary` of a record."""
+        return {
+            "suite": self.suite,
+            "model": self.model,
+            "against": self.against,
+            "tokens": TOKENS,
+            "tasks": {task: asdict(one) for task, one in self.tasks.items()},
+            "broken": self.broken,
+            "reasons": list(self.reasons),
+        }
+
+
+def canary(
+    family: Family, model: Weights, against: Weights | None = None, *, seed: int = 42, progress: Progress = silent
+) -> Canary:
+    """Let experts, model and what it is held against answer the same prompts.
+
+    Greedy decoding, on tasks that have calibration samples. One whole model is in memory at a time, in the compute
+    dtype, with the experts' distributions over the answers of one task.
+
+    Args:
+        against: left out, the suite's merged model.
+        seed: decides which calibration samples the prompts are of.
+
+    Raises:
+        InputError: models that generate no text, a suite without calibration samples, or a model with a map or a head
+            of its own, of which the library's `generate` knows nothing.
+        NumericalError: scores that are not finite.
+    """
+    if not family.adapter.generates:
+        raise InputError(f"{family.suite.name}: {family.adapter.family} models generate no text, so there is no canary")
+    held = against or family.merged
+    for one in (model, held, *family.experts.values()):
+        if brings(one):
+            raise InputError(f"{one.label} has maps or heads of its own, with which the library cannot generate")
+    found: dict[str, TaskCanary] = {}
+    experts = {task: one for task, one in family.experts.items() if task not in unasked(family)}
+    if not experts:
+        raise InputError(f"{family.suite.name}: no task has calibration samples, so there are no prompts")
+    for done, (task, expert) in enumerate(experts.items()):
+        progress("generation", done, len(experts))
+        drawn = family.samples(task, "calibration", PROMPTS, seed)
+        batches = [*map(asked, batches_of(drawn, TOGETHER, family.compute.device))]
+        teacher = Pupil(family.generator(expert), batches, TOKENS)
+        answers, theirs = teacher.answers, [one.exp() for one in teacher.along(teacher.answers)]
+        try:
+            readings = [_reading(teacher, answers, theirs)]
+            del teacher  # one whole model at a time
+            models = (model,) if held is model else (held, model)
+            pupils = (Pupil(family.generator(one), batches, TOKENS) for one in models)
+            readings += [_reading(pupil, answers, theirs) for pupil in pupils]
+        except NumericalError as error:
+            raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
+        found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])
+    progress("generation", len(experts), len(experts))
+    return Canary(family.suite.name, model.label, held.label, found)
+
+
+def unasked(family: Family) -> list[str]:
+    """Tasks without calibration samples: there are no prompts of them."""
+    return [task for task, spec in family.suite.tasks.items() if spec.calibration is None]
+
+
+def unasked_said(family: Family) -> list[str]:
+    """A note on those tasks; none where every task has prompts."""
+    left = ", ".join(f"'{task}'" for task in unasked(family))
+    return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
+
+
+def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) -> Reading:
+    """A model beside the expert's answers and the expert's distributions along them."""
+    repeated = [repetition(one.tolist()) for one in pupil.answers]
+    nats, apart = [], []
+    for answer, distribution, said in zip(answers, theirs, pupil.along(answers), strict=True):
+        nats.append(-said.gather(1, answer[:, None]).flatten())
+        apart.append((said.exp() - distribution).abs().sum(1) / 2)
+    mean, distance = float(torch.cat(nats).double().mean()), float(torch.cat(apart).double().mean())
+    if not math.isfinite(mean + distance):
+        raise NumericalError("a model's scores of the next token are not finite")
+    answered = [float(one.double().sum()) for one in nats]
+    return Reading(
+        sum(repeated) / len(repeated),
+        sum(one >= LOOP for one in repeated) / len(repeated),
+        sum(int(one[-1]) in pupil.ends for one in pupil.answers) / len(answers) if pupil.ends else None,
+        math.exp(min(mean, _LARGEST)),
+        distance,
+        _error(answered, [len(one) for one in nats]),
+    )
+
+
+def _error(sums: Sequence[float], counts: Sequence[int]) -> float:
+    """Standard error of a ratio of sums, `sum(sums) / sum(counts)`, whose terms come in pairs; 0 of a single pair.
+
+    >>> _error([1.0, 3.0], [1, 1])
+    1.0
+    """
+    pairs, ratio = len(sums), sum(sums) / sum(counts)
+    squares = sum((one - ratio * count) ** 2 for one, count in zip(sums, counts, strict=True))
+    return math.sqrt(squares * pairs / max(pairs - 1, 1)) / sum(counts)
+
+
+def repetition(answer: Sequence[int]) -> float:
+    """Share of an answer's runs of `GRAM` tokens that were in it before; 0 where there are none.
+
+    >>> repetition([1, 2, 1, 2, 1, 2, 1])
+    0.5
+    """
+    runs = [tuple(answer[i : i + GRAM]) for i in range(len(answer) - GRAM + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

@@ -1,0 +1,190 @@
+"""Which head scores a model on a task, and which answers are right.
+
+A model's own head for the task comes first, else what its architecture says (`Adapter.scores_with`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from featcal.evaluation.heads import LinearHead, stored_head
+from featcal.evaluation.language import first_answers
+from featcal.evaluation.zero_shot import zero_shot_heads
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Adapter, Answers
+from featcal.models.model import Head, own_head
+from featcal.samples.sources import Samples
+from featcal.system.errors import InputError, NoScores
+from featcal.system.formatting import some
+
+
+def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head, Tensor]]:
+    """For every task the expert's head, the model's head and the right class or first token of every sample.
+
+    Raises:
+        NoScores: labels, answers, class names, a text tower or a head are missing, or a task has fewer than two
+            classes.
+        InputError: the two heads score different classes, or others than the labels count.
+    """
+    right = {task: right_answers(family, model, one) for task, one in drawn.items()}
+    return {task: (*both, right[task]) for task, both in pairs_of_heads(family, model, drawn).items()}
+
+
+def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head]]:
+    """For every task the expert's head and the model's head; needs no labels.
+
+    Raises:
+        InputError: class names, a text tower or a head are missing, a task has fewer than two classes, or the two
+            heads score different ones.
+    """
+    experts = family.experts
+    complete = {task for task in drawn if own_head(model, task) and own_head(experts[task], task)}
+    names = names_of({task: one for task, one in drawn.items() if task not in complete})
+    of_model = prompt_heads(family, names, dict.fromkeys(names, model))
+    of_experts = prompt_heads(family, names, experts) if family.adapter.reads_prompts else of_model
+    found: dict[str, tuple[Head, Head]] = {}
+    for task, one in drawn.items():
+        expert = head_of(family, experts[task], task, of_experts.get(task))
+        own = head_of(family, model, task, of_model.get(task))
+        counts = [None if head.classes is None else len(head.classes) for head in (expert, own)]
+        if counts[0] != counts[1]:
+            raise InputError(f"task '{task}': the head of {model.label} does not score the classes of the expert's")
+        if counts[0] is not None and counts[0] < 2:
+            raise NoScores(f"task '{task}': a margin needs at least two classes")
+        for head in (expert, own):
+            check_classes(head, one)
+        found[task] = expert, own
+    return found
+
+
+def head_of(family: Family, model: Weights, task: str, prompted: Head | None = None) -> Head:
+    """The head that turns a model's final features into scores of a task.
+
+    Args:
+        model: any of the family; an expert may be asked for the task of another.
+        prompted: of `prompt_heads`, for a task that has one.
+
+    Raises:
+        NoScores: nobody has a head for the task.
+    """
+    own, scores_with = own_head(model, task), family.adapter.scores_with
+    if own is not None:
+        return own
+    if scores_with == "vocabulary":
+        return vocabulary_head(family.adapter, model)
+    if scores_with == "prompts":
+        if prompted is None:
+            raise no_class_names(task)
+        return prompted
+    theirs = experts_head(family, task)
+    if theirs is None:
+        maps = f" (no {' and '.join(family.adapter.classifier)} in its files)" if family.adapter.classifier else ""
+        raise NoScores(
+            f"task '{task}': {model.label} has no head for it, nor has the task's expert{maps}; "
+            f"give Model(weights, heads={{'{task}': ClassificationHead(weight, bias)}})"
+        )
+    return theirs
+
+
+def experts_head(family: Family, task: str) -> Head | None:
+    """The head that a task's expert brings: as a model of its own, else in its files; None if it brings none.
+
+    Raises:
+        NoScores: a head of one output, which tells no classes apart.
+    """
+    expert, maps = family.experts[task], family.adapter.classifier
+    own = own_head(expert, task)
+    if own is not None or not maps:
+        return own
+    stored = stored_head(expert, maps, family.classes.get(task, ()))
+    if stored is not None and len(stored.classes or ()) < 2:
+        raise NoScores(f"task '{task}': the expert's {maps[-1]} has one output, a regression, which is not scored")
+    return stored
+
+
+def answers_of(family: Family, model: Weights, task: str) -> Answers:
+    """What a model's decisions on a task are."""
+    own = own_head(model, task)
+    if own is None:
+        return family.adapter.answers
+    return "text" if own.classes is None else "classes"
+
+
+def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Mapping[str, Weights]) -> dict[str, Head]:
+    """Heads of class prompts, where the architecture has them: all models of the family have them in common, unless
+    each has a text tower of its own.
+
+    Args:
+        names: of the classes, by task; prompts are made of these and the suite's templates.
+        models: whose heads they are, by task.
+
+    Raises:
+        InputError: as `Adapter.prompt_encoder`.
+    """
+    adapter, found = family.adapter, dict[str, Head]()
+    if adapter.scores_with != "prompts" or not names:
+        return found
+    prompts = {task: (own, family.suite.tasks[task].templates) for task, own in names.items()}
+    if not adapter.reads_prompts:
+        return {**zero_shot_heads(adapter, family.origin, prompts)}
+    for model in {id(models[task]): models[task] for task in names}.values():
+        of_model = {task: prompts[task] for task in names if models[task] is model}
+        found |= zero_shot_heads(adapter, family.origin, of_model, model)
+    return found
+
+
+def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:
+    """The language-modelling head of one model, which may be tied to its embedding."""
+    (name,) = adapter.scoring
+    return LinearHead(lambda: model.read([name])[name], adapter.scale, adapter.softcap)
+
+
+def names_of(drawn: Mapping[str, Samples]) -> dict[str, tuple[str, ...]]:
+    """Class names by task, of the tasks whose samples have them."""
+    return {task: one.class_names for task, one in drawn.items() if one.class_names is not None}
+
+
+def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor, " n"]:
+    """The right class of every sample, or the first token of its answer where the model's answers are text.
+
+    Raises:
+        NoScores: no labels, no answers, or no class names where prompts are made of them.
+    """
+    if answers_of(family, model, drawn.task) == "text":
+        return first_answers(drawn)
+    if drawn.labels is None:
+        raise NoScores(
+            f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"
+        )
+    prompted = family.adapter.scores_with == "prompts" and own_head(model, drawn.task) is None
+    if prompted and drawn.class_names is None:
+        raise no_class_names(drawn.task)
+    return drawn.labels
+
+
+def no_class_names(task: str) -> NoScores:
+    """The error for a task of which no prompts can be made."""
+    return NoScores(f"task '{task}': no class names for the zero-shot head; give 'classes' in the suite file")
+
+
+def check_classes(head: Head, drawn: Samples) -> None:
+    """Raise InputError if the labels count other classes than the head scores."""
+    if drawn.labels is None or head.classes is None:
+        return
+    task, own, names = f"task '{drawn.task}'", head.classes, drawn.class_names
+    if len(drawn) and int(drawn.labels.max()) >= len(own):
+        raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(own)}")
+    if names is not None and len(names) != len(own):
+        raise InputError(
+            f"{task}: {len(names)} classes are named ({some(names)}), the head scores {len(own)}; give 'classes', all "
+            "of them in the order of the head"
+        )
+    if names is not None and names != own and set(names) == set(own):
+        raise InputError(
+            f"{task}: labels count {some(names)}, the head scores {some(own)}: the same classes in another order; "
+            "bring 'classes' and the rows of the head into one"
+        )

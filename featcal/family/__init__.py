@@ -1,0 +1,1 @@
+"""Open a suite: its base, its experts and its merged model, held against each other."""

@@ -1,0 +1,165 @@
+"""Whether experts come from the base: how far their weights are from it, layer by layer.
+
+Weights that were trained from the same start point in nearly the same direction as the base's; those of another
+training are at right angles to it, since nothing orders the units of two networks alike. Norms and biases are left
+out: they point the same way in every network.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+from featcal.system.distributed import ALONE, Ranks
+from featcal.system.errors import InputError
+
+UNRELATED = 0.5
+"""Cosine of a layer's weights to the base's below which they are not its descendants. Noise of relative size d gives
+1 / sqrt(1 + d^2); the embedded experts have at least 0.97 (d up to 0.22), unrelated models less than 0.05 (d about
+1.4). 0.5 means d = 1.7: moved by more than there was to begin with."""
+FAR = 5.0
+"""Distance, in medians of the other experts', from which on an expert is remarked upon."""
+READ_WHOLE = 2**26
+"""Parameters per model up to which every matrix is compared; of larger models the smallest one of each layer."""
+ABSURD = 1e6
+"""Absolute value that no trained weight has: a flipped bit of an exponent gives such numbers."""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Per layer ||model - base|| / ||base|| and the cosine of the two, over the layer's matrices."""
+
+    distance: tuple[float, ...]
+    cosine: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.distance)
+
+
+@dataclass(frozen=True)
+class Lineages:
+    """The models of a suite against its base."""
+
+    layers: tuple[str, ...]
+    models: Mapping[str, Lineage]
+    whole: bool
+    """Whether every matrix was compared, or one of each layer."""
+
+    def to_json(self) -> dict[str, Any]:
+        models = {role: {"distance": list(o.distance), "cosine": list(o.cosine)} for role, o in self.models.items()}
+        return {"layers": list(self.layers), "whole": self.whole, "models": models}
+
+
+def measure_lineage(family: Family, models: Mapping[str, Weights]) -> tuple[Lineages, dict[str, list[str]]]:
+    """Compare models with the base of a family, one layer in memory at a time.
+
+    Returns:
+        The distances of those whose values can be read, and the problems of those whose values cannot be trusted.
+    """
+    shapes = family.adapter.shapes()
+    matrices = [name for name in family.adapter.tower if len(shapes[name]) > 1]
+    whole = sum(torch.Size(shapes[name]).numel() for name in matrices) <= READ_WHOLE
+    layers: dict[str, Sequence[str]] = {
+        "embeddings": [name for name in family.adapter.stages[0].outer if name in matrices],
+        **{
+            layer: [name for name in block.names if name in matrices]
+            for layer, block in zip(family.adapter.block_layers(), family.adapter.blocks(), strict=True)
+        },
+    }
+    if not whole:
+        layers = {
+            layer: [min(names, key=lambda name: torch.Size(shapes[name]).numel())] for layer, names in layers.items()
+        }
+        layers.pop("embeddings")
+    rows: dict[str, list[tuple[float, float]]] = {role: [] for role in models}
+    problems: dict[str, list[str]] = {}
+    for names in layers.values():
+        base = {name: tensor.double() for name, tensor in family.base.read(names).items()}
+        for role in [role for role in models if role not in problems]:
+            try:
+                rows[role].append(_compare(base, models[role], names))
+            except InputError as error:
+                problems[role] = list(error.problems)
+    found = {
+        role: Lineage(tuple(d for d, _ in row), tuple(c for _, c in row))
+        for role, row in rows.items()
+        if role not in problems
+    }
+    return Lineages(tuple(layers), found, whole), problems
+
+
+def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = ALONE) -> list[str]:
+    """Notes on where the experts of a family, and a merged model, come from: what `featcal check` says of it too.
+
+    Of several ranks each reads the experts whose tasks it leads, and rank 0 the merged model.
+
+    Raises:
+        InputError: a model does not descend from the base in any layer, or has values that no training gives.
+    """
+    own = {f"expert '{task}'": expert for task, expert in ranks.led(family.experts).items()}
+    found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
+    lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
+    problems, notes = judge(lineages)
+    wrong = [problem for found in (damaged, problems) for own in found.values() for problem in own]
+    if wrong:
+        raise InputError(*wrong)
+    return [note for own in notes.values() for note in own]
+
+
+def judge(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """What the distances mean: (problems, notes) by model.
+
+    A model that is a stranger in every layer is a problem; in some layers it may have been trained far, or anew.
+    """
+    problems: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
+    sampled = "" if lineages.whole else ", one matrix of each layer"
+    for role, own in lineages.models.items():
+        foreign = [layer for layer, cosine in zip(lineages.layers, own.cosine, strict=True) if cosine < UNRELATED]
+        others = [one.mean for name, one in lineages.models.items() if name != role and name != "merged"]
+        usual = statistics.median(others) if others else own.mean
+        twins = [name for name, one in lineages.models.items() if name != role and one == own and own.mean > 0]
+        if foreign:
+            whole = len(foreign) == len(lineages.layers)
+            (problems if whole else notes)[role] = [
+                f"{role}: different base lineage in {'every layer' if whole else ', '.join(foreign)}: distance to the "
+                f"base {own.mean:.2f} of its norm, lowest cosine {min(own.cosine):.2f} (descendants have {UNRELATED} "
+                f"at least{sampled}); "
+                + ("give a model that was trained from this base" if whole else "was it trained from this base?")
+            ]
+        elif own.mean == 0 and role != "merged":
+            notes[role] = [f"{role}: its weights are the base's own; is it the right file?"]
+        elif own.mean > FAR * usual > 0 and role != "merged":
+            notes[role] = [
+                f"{role}: {own.mean / usual:.0f} times as far from the base as the other experts ({own.mean:.2f} of "
+                f"its norm against {usual:.2f}{sampled}); was it trained from this base?"
+            ]
+        elif twins:
+            notes[role] = [f"{role}: exactly as far from the base as {', '.join(twins)}: the same file twice?"]
+    return problems, notes
+
+
+def _compare(base: Mapping[str, torch.Tensor], model: Weights, names: Sequence[str]) -> tuple[float, float]:
+    """Relative distance and cosine of some tensors taken as one vector."""
+    moved = own = square = dot = 0.0
+    for name, tensor in model.read(names).items():
+        largest = float(tensor.abs().max())
+        if largest > ABSURD:
+            raise InputError(
+                f"{model.label}: tensor '{name}' holds {largest:.1e}, which no trained weight is; the file is damaged, "
+                "fetch it again"
+            )
+        other = tensor.double()
+        moved += float((other - base[name]).square().sum())
+        own += float(other.square().sum())
+        square += float(base[name].square().sum())
+        dot += float((other * base[name]).sum())
+    tiny = 1e-300
+    return (moved / max(square, tiny)) ** 0.5, dot / max((own * square) ** 0.5, tiny)

@@ -1,0 +1,400 @@
+"""An opened suite: its adapter and its models as sources of tensors. Headers are read, weights are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from featcal.family.differences import differences
+from featcal.formats.locate import locate
+from featcal.formats.located import Located, as_described
+from featcal.formats.lora import LoraWeights
+from featcal.formats.weights import FirstRows, Overlay, Weights
+from featcal.mergers.engine import RecipeWeights
+from featcal.models.activations import ActivationStore
+from featcal.models.adapter import Adapter, Batch
+from featcal.models.compute import PRECISIONS, Compute, compute_for
+from featcal.models.context import Run
+from featcal.models.families.language import IGNORED
+from featcal.models.families.registry import adapter_for
+from featcal.models.generation import Generator
+from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import brings
+from featcal.models.replay import check_replay
+from featcal.samples.pool import Pool
+from featcal.samples.prepare import Preparation
+from featcal.samples.prompts import beside, class_prompts
+from featcal.samples.self_generated import prompts_of, write
+from featcal.samples.sources import Samples, draw, look
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.progress import Progress, silent
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+PART = 2048
+"""Pictures that are prepared together where a whole split is scored."""
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """What has calibrated weights, such as `CalibrationResult`."""
+
+    @property
+    def weights(self) -> Weights: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """Base, merged model and experts of a suite, ready to be read."""
+
+    suite: Suite
+    adapter: Adapter
+    compute: Compute
+    base: Weights
+    merged: Weights
+    experts: Mapping[str, Weights]
+    origin: Located
+    """Where the base lies; tokenizer, image processor and text tower are taken from there."""
+    container: Located
+    """Whose layout and non-weight files an exported model takes over: the merged model's, else the base's."""
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names that experts' own configurations give their classes, by task; of those that name any."""
+    merged_name: str = "merged"
+    """What is calibrated: the suite's merged model, or the name of the model that stands in its place."""
+    _written: dict[tuple[str, torch.dtype], Pool] = field(default_factory=dict, repr=False, compare=False)
+    """What experts wrote, for as long as anything is made of this family."""
+
+    @property
+    def base_folder(self) -> Path:
+        """Folder of the base's tokenizer, image processor and text tower."""
+        return self.origin.folder
+
+    def model(self, name: str | Weights | Calibrated) -> Weights:
+        """The model called "base" or "merged", the checkpoint in a folder or on the Hub, a calibration's, or itself.
+
+        Raises:
+            InputError: no such model, or one that does not fit the suite; the message lists every difference.
+        """
+        if isinstance(name, Calibrated):
+            return name.weights
+        if not isinstance(name, str):
+            return name
+        if name in ("base", "merged"):
+            return self.base if name == "base" else self.merged
+        located = locate(name, Path.cwd(), f"model '{name}'")
+        return open_checked(located, self.adapter, self.compute.device, self.suite.vocabulary == "base")
+
+    def merge(self, recipe: MergeRecipe) -> RecipeWeights:
+        """The experts merged by a recipe, whatever the suite's own is."""
+        return _recipe_weights(recipe, self.base, self.experts, self.adapter)
+
+    def on(self, merged: Weights, name: str) -> Family:
+        """The same suite with another model, of this name, in the place of the merged one: of its weights alone, so
+        everything else is taken from the base."""
+        return replace(self, merged=merged, merged_name=name, container=self.origin)
+
+    def samples(
+        self, task: str, split: str, count: int | None, seed: int, part: slice = slice(None), copies: int = 0
+    ) -> Samples:
+        """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
+
+        Args:
+            copies: how many varied ones of every picture there are behind all pictures (`tasks.vary`).
+
+        Raises:
+            InputError: as `draw`, and inputs that the model does not take.
+        """
+        drawn = draw(self.suite, task, split, count, seed, replace(self._preparation(), copies=copies), part)
+        if self.adapter.reads_prompts:
+            drawn = replace(drawn, inputs={**drawn.inputs, **self._prompts_beside(drawn, part.start or 0)})
+        problem = self.adapter.misfit(drawn.inputs)
+        if problem is not None:
+            raise InputError(f"task '{task}', {split} samples: {problem}")
+        return drawn
+
+    def _prompts_beside(self, drawn: Samples, start: int) -> dict[str, Tensor]:
+        """What the text tower reads: one prompt of the task's classes with every sample, all of them in turn.
+
+        Args:
+            start: how many samples of the draw come before these.
+        """
+        if drawn.class_names is None:
+            raise InputError(
+                f"task '{drawn.task}': no class names, of which prompts for the text tower are made; give 'classes' in "
+                "the suite file, or leave 'text_tower' out"
+            )
+        texts = class_prompts(drawn.class_names, self.suite.task(drawn.task).templates)
+        which = beside(len(texts), range(start, start + len(drawn)), drawn.total)
+        return {**self.adapter.prompt_inputs(self.origin, [texts[one] for one in which])}
+
+    def seen(self, task: str, split: str, count: int | None, seed: int) -> Samples:
+        """The same samples as people see them, as `look` has them and raises."""
+        return look(self.suite, task, split, count, seed, self.written)
+
+    def prompts(self, task: str, split: str) -> list[list[int]]:
+        """What the expert of a task goes on from, where it writes the samples: token ids; nothing is written yet.
+
+        Raises:
+            InputError: as `prompts_of`.
+        """
+        spec = self.suite.task(task)
+        source = spec.source(split)
+        asked = None if source is None else source.self_generated
+        return [] if asked is None else prompts_of(asked, spec, self._preparation())
+
+    def written(self, task: str) -> Pool:
+        """The text that the expert of a task writes to be calibrated on; written once, with the whole expert in memory.
+
+        Raises:
+            InputError: a task whose samples come from elsewhere, an expert that cannot generate, or as `prompts_of`.
+        """
+        spec = self.suite.task(task)
+        source = spec.calibration and spec.calibration.self_generated
+        if not source:
+            raise InputError(f"task '{task}': its expert is not asked to write its calibration samples")
+        preparation = self._preparation()
+        prompts_of(source, spec, preparation)
+        expert, key = self.experts[task], (task, self.compute.dtype)
+        if not self.adapter.generates or brings(expert):
+            raise InputError(f"{expert.label} cannot generate; take samples from elsewhere")
+        if key not in self._written:
+            self._written[key] = write(self.generator(expert), source, spec, preparation, task)
+        return self._written[key]
+
+    def generator(self, model: Weights) -> Generator:
+        """A model that generates text, whole in memory, in the compute dtype."""
+        return self.adapter.generating(self.compute.place(model.read(self.adapter.tower)), self.base_folder)
+
+    def _preparation(self) -> Preparation:
+        adapter = self.adapter
+        pictures = self.origin.pictures()
+        return Preparation(
+            self.base_folder,
+            adapter.modality,
+            adapter.image_processor,
+            pictures,
+            self.written,
+            embeds=adapter.embeds,
+            image_token=adapter.image_token,
+        )
+
+    def preparation(self) -> dict[str, str]:
+        """What makes inputs of this suite's calibration samples, for the record of a run; empty for `tensors` alone."""
+        sources = [task.calibration for task in self.suite.tasks.values()]
+        if all(source is None or source.tensors is not None for source in sources):
+            return {}
+        return self._preparation().made_by()
+
+    def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
+        """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.
+
+        Text is one part.
+        """
+        if self.adapter.modality != "pixels":
+            yield self.samples(task, split, count, seed)
+            return
+        part = self.samples(task, split, count, seed, slice(0, PART))
+        yield part
+        for start in range(PART, part.total, PART):
+            yield self.samples(task, split, count, seed, slice(start, start + PART))
+
+    def expert_pass(self, samples: Samples, batch_size: int, kept: Kept | None = None) -> ExpertPass:
+        """The expert of the samples' task, about to walk over them in batches of `batch_size`.
+
+        Args:
+            kept: room for what the next walk can use; without it there is one walk alone.
+        """
+        batches, expert = batches_of(samples, batch_size, self.compute.device), self.experts[samples.task]
+        return ExpertPass(samples.task, expert, batches, samples.indices, self.compute, kept, samples.truncated)
+
+    def run(self, progress: Progress = silent, store: ActivationStore | None = None) -> Run:
+        """What a measurement or a calibration of this family takes along; `store` bounds its token states."""
+        return Run(
+            self.adapter, self.base, self.merged, self.head(), self.compute, progress, store or ActivationStore()
+        )
+
+    def head(self) -> dict[str, Tensor]:
+        """Head tensors of the base, on the compute device; empty where the base has none."""
+        return self.compute.place(self.base.read(name for name in self.adapter.head if name in self.base.info))
+
+    def resident(self) -> Family:
+        """The same family with every tensor that is computed with in memory as it is stored: interactive work reads
+        them many times."""
+        names = self.adapter.tower
+
+        def load(weights: Weights, extra: Sequence[str] = ()) -> Overlay:
+            return Overlay(weights.label, weights, weights.read([*names, *extra]))
+
+        head = [name for name in self.adapter.head if name in self.base.info]
+        return replace(
+            self,
+            base=load(self.base, head),
+            merged=load(self.merged),
+            experts={task: load(expert) for task, expert in self.experts.items()},
+        )
+
+    def stored(self) -> Family:
+        """The opposite of `resident`: the same family with every tensor read from its file when it is needed."""
+
+        def under(weights: Weights) -> Weights:
+            return weights.under if isinstance(weights, Overlay) else weights
+
+        experts = {task: under(expert) for task, expert in self.experts.items()}
+        return replace(self, base=under(self.base), merged=under(self.merged), experts=experts)
+
+
+def _recipe_weights(
+    recipe: MergeRecipe, base: Weights, experts: Mapping[str, Weights], adapter: Adapter
+) -> RecipeWeights:
+    return RecipeWeights(recipe, base, experts, adapter.tower, adapter.vocabulary, adapter.transposed)
+
+
+def open_family(suite: Suite, device: str = "auto", precision: str = "exact") -> Family:
+    """Open every model of a suite and check from their headers that they belong together.
+
+    Raises:
+        InputError: listing *all* that is wrong: missing folders, other architectures, missing, extra or
+            misshapen tensors. Or an architecture that cannot be run block by block, with the name of the block.
+    """
+    compute = compute_for(device, precision)
+    found = locate(suite.base, suite.root, "base")
+    labels = {f"expert '{task}'": task for task in suite.tasks}
+    refs = {"base": suite.base, **{label: suite.tasks[task].expert for label, task in labels.items()}}
+    refs |= {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
+    located, missing = _each(refs, lambda label, ref: found if label == "base" else locate(ref, suite.root, label))
+    with as_described("base", found.described_in):
+        own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
+        adapter = adapter_for(found.config, found.names, compute.device, "base", own_text, classifies)
+        check_replay(adapter, compute.device)
+    cut = suite.vocabulary == "base"
+    opened, differing = _each(located, lambda _, one: open_checked(one, adapter, compute.device, cut))
+    report_all([problem for label in refs for problem in (*missing.get(label, ()), *differing.get(label, ()))])
+    base, experts = opened["base"], {task: opened[label] for label, task in labels.items()}
+    classes = {task: named_classes(located[label].config) for label, task in labels.items()}
+    classes = {task: names for task, names in classes.items() if names and adapter.classifier}
+    if isinstance(suite.merged, MergeRecipe):
+        recipe = _recipe_weights(suite.merged, base, experts, adapter)
+        return Family(suite, adapter, compute, base, recipe, experts, found, found, classes)
+    merged = opened["merged"]
+    container = found if isinstance(merged, FirstRows) else located["merged"]  # whose config says how many rows
+    return Family(suite, adapter, compute, base, merged, experts, found, container, classes)
+
+
+def classify(experts: Mapping[str, Located]) -> bool:
+    """Whether the models of a suite have a classifier per task where their type has language models too: every expert
+    does; the base may be the language model that they were made from."""
+    return bool(experts) and all(one.classifies for one in experts.values())
+
+
+def _each(
+    given: Mapping[str, Given], make: Callable[[str, Given], Made]
+) -> tuple[dict[str, Made], dict[str, list[str]]]:
+    """What is made of every model by its label, and what is wrong with the others."""
+    made: dict[str, Made] = {}
+    problems: dict[str, list[str]] = {}
+    for label, one in given.items():
+        try:
+            made[label] = make(label, one)
+        except InputError as error:
+            problems[label] = list(error.problems)
+    return made, problems
+
+
+def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names of a `config.json` in the order of the scores; none where it numbers them alone."""
+    stated = config.get("id2label")
+    if not isinstance(stated, Mapping) or {str(key) for key in stated} != {str(i) for i in range(len(stated))}:
+        return ()
+    names = tuple(str(stated[key]) for key in sorted(stated, key=int))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+
+def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
+    """A suite opened with the given options; an open one on its own device, in the given precision if there is one.
+
+    A family that computes in float64, as references do, keeps doing so.
+    """
+    if not isinstance(suite, Family):
+        return open_family(suite, device, precision or "exact")
+    if precision is None or suite.compute.dtype is torch.float64:
+        return suite
+    return replace(suite, compute=Compute(suite.compute.device, PRECISIONS[precision]))
+
+
+def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_vocabulary: bool = False) -> Weights:
+    """A model of the adapter's architecture.
+
+    Args:
+        cut_vocabulary: leave out rows of the vocabulary that the base does not have.
+
+    Raises:
+        InputError: listing every difference.
+    """
+    stored = located.open(adapter.canonical, adapter.aliases)
+    weights: Weights = stored
+    if cut_vocabulary:
+        rows = {name: adapter.shapes()[name][0] for name in adapter.vocabulary}
+        longer = {n: r for n, r in rows.items() if n in stored.info and stored.info[n].shape[0] > r}
+        weights = FirstRows(stored, longer) if longer else stored
+    problems = differences(adapter, weights, located.config)
+    if not problems:
+        with as_described(located.label, located.described_in):
+            own_text = adapter.reads_prompts
+            theirs = adapter_for(located.config, located.names, device, located.label, own_text).settings
+        problems = [
+            f"{located.label}: {name} is {theirs[name]!r} in {located.described_in}, the base has {value!r}"
+            for name, value in adapter.settings.items()
+            if theirs[name] != value
+        ]
+    problems += _wrongly_turned(stored, adapter) if isinstance(stored, LoraWeights) else []
+    problems += [
+        f"{located.label}: '{repeated}' must repeat '{name}' but holds other values ({located.folder})"
+        for repeated, name in adapter.aliases.items()
+        if repeated in stored.left_out and name in stored.info and not stored.repeats(repeated, name)
+    ]
+    report_all(problems)
+    return weights
+
+
+def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
+    """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
+    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.maps}
+    wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
+    wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
+    if not wrong:
+        return []
+    said = "true" if adapter.transposed else "false"
+    return [f"{model.label}: fan_in_fan_out in adapter_config.json must be {said} for {some(sorted(wrong))}"]
+
+
+def report_all(problems: Sequence[str]) -> None:
+    """Raise one InputError that lists every problem; nothing if there is none."""
+    if problems:
+        raise InputError(*problems)
+
+
+def batches_of(samples: Samples, size: int, device: torch.device) -> list[Batch]:
+    """The samples' model inputs in batches of `size`, on the device; text without the padding that all share."""
+    return [
+        _trimmed({name: tensor[start : start + size] for name, tensor in samples.inputs.items()}, device)
+        for start in range(0, len(samples), size)
+    ]
+
+
+def _trimmed(batch: Batch, device: torch.device) -> Batch:
+    longest = {}
+    if "attention_mask" in batch:
+        tokens = int(batch["attention_mask"].sum(1).max())
+        longest = dict.fromkeys(("input_ids", "attention_mask", "completion_mask", "token_type_ids"), tokens)
+    if "labels" in batch:
+        longest["labels"] = int((batch["labels"] != IGNORED).sum(1).max())
+    cut = {name: tensor[:, : longest[name]] if name in longest else tensor for name, tensor in batch.items()}
+    return {name: tensor.contiguous().to(device) for name, tensor in cut.items()}

@@ -1,0 +1,44 @@
+"""What experts changed outside the tower: a recipe merges the tower alone, so the rest of the base stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from featcal.family.opening import Family
+from featcal.formats.weights import Weights
+from featcal.system.distributed import ALONE, Ranks
+from featcal.system.formatting import some
+
+
+def left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
+    """A sentence for every expert, by task, that differs from the base in tensors which a merge leaves out.
+
+    Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
+    left out: it scores every model on that task. Of several ranks each reads the experts whose tasks it leads.
+    """
+    notes, maps = {}, family.adapter.classifier
+    for task, expert in ranks.led(family.experts).items():
+        known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
+        names = changed_outside(family.base, expert, known)
+        if names:
+            count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
+            notes[task] = (
+                f"expert '{task}': it changed {count} outside the tower that is merged ({some(names, 3)}); they are "
+                "left out, and the written model has the base's"
+            )
+    return ranks.union(notes)
+
+
+def changed_outside(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:
+    """Names of the tensors outside `tower` that both models have and of which the expert has other values.
+
+    Storage in another precision is no change: the base's values are rounded likewise.
+    """
+    touched: Mapping[str, object] = getattr(expert, "changes", expert.info)  # of an adapter: what it changes
+    names = sorted(set(touched) & set(base.info) - set(tower))
+    return [name for name in names if not _same(base, expert, name)]
+
+
+def _same(base: Weights, expert: Weights, name: str) -> bool:
+    own, other = base.read([name])[name], expert.read([name])[name]
+    return own.shape == other.shape and own.to(other.dtype).equal(other)

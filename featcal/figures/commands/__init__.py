@@ -1,0 +1,10 @@
+"""What the numbers of a chart come from, as the command and as the lines of Python that give the same numbers.
+
+Charts and tables are made of a few measurements. Which one, on which samples and of which models is one small value,
+`Measured`; the command prints a JSON document with the numbers in it, `Kind.where` says at which place.
+"""
+
+from featcal.figures.commands.lines import commands, python
+from featcal.figures.commands.measured import KINDS, Measured
+
+__all__ = ["KINDS", "Measured", "commands", "python"]

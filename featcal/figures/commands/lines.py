@@ -1,0 +1,112 @@
+"""The command lines and the lines of Python that give the numbers of a measurement."""
+
+from __future__ import annotations
+
+import shlex
+
+from featcal.figures.commands import sweeps
+from featcal.figures.commands.measured import Measured
+from featcal.suite.views import View
+
+_OF_ALL_MODELS = ("compare", "features")
+"""Commands that take every model at once."""
+
+
+def commands(measured: Measured) -> tuple[str, ...]:
+    """The command lines: one per model where the command takes one at a time, of a sweep one per grid.
+
+    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), View(64, "validation")))[1]
+    'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
+    """
+    command = measured.kind.command
+    if command == "sweep":
+        return sweeps.commands(measured)
+    if command in _OF_ALL_MODELS:
+        return (_command(measured, *measured.models),)
+    return tuple(_command(measured, model) for model in measured.models)
+
+
+def python(measured: Measured) -> str:
+    """The lines of Python.
+
+    >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), View(None, "test"))))
+    from featcal import evaluate, open_session
+    <BLANKLINE>
+    session = open_session('clip-mini')
+    for model in ('base', 'merged'):
+        scores = evaluate(session, model, samples=None, split='test', seed=42)
+        print(model, scores.to_frame(), sep="\\n")
+    """
+    command = measured.kind.command
+    if command == "sweep":
+        return sweeps.python(measured)
+    return _of_all_models(measured) if command in _OF_ALL_MODELS else _of_each_model(measured)
+
+
+def _command(measured: Measured, *models: str) -> str:
+    kind, on = measured.kind, measured.on
+    named = [word for model in models for word in ("--model", model)]
+    parts = ["featcal", kind.command, measured.suite, *named, *kind.flags]
+    parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
+    parts += ["--sublayers"] if measured.sublayers else []
+    said = {"samples": on.samples, "split": on.split, "seed": on.seed}
+    if kind.command == "features":
+        said = {"task": measured.task, "layer": measured.layer, **said}
+    if kind.command == "conditioning":
+        said = {}  # a calibration's name says its own samples
+    for name, given in said.items():
+        parts += [] if given is None else [f"--{name}", str(given)]
+    return shlex.join([*parts, "--json"])
+
+
+def _of_each_model(measured: Measured) -> str:
+    kind = measured.kind
+    made = [
+        *_arguments(measured.on, kind.command == "evaluate"),
+        *([] if measured.tokens == "all" else [f"tokens={measured.tokens!r}"]),
+        *(["sublayers=True"] if measured.sublayers else []),
+        *(f"{name}=True" for name in kind.keywords),
+    ]
+    function, name = ("evaluate", "scores") if kind.command == "evaluate" else ("measure_drift", "ledger")
+    needs = name in kind.read
+    lines = [
+        f"from featcal import {', '.join(sorted([*([function] if needs else []), 'open_session']))}",
+        "",
+        f"session = open_session({measured.suite!r})",
+        f"for model in {measured.models!r}:",
+        *([f"    {name} = {function}(session, model, {', '.join(made)})"] if needs else []),
+        f'    print(model, {kind.read}, sep="\\n")',
+    ]
+    return "\n".join(lines)
+
+
+def _of_all_models(measured: Measured) -> str:
+    kind = measured.kind
+    function, read, made = "compare", kind.read, []
+    if kind.command == "features":
+        function, made = "Clouds", ["clouds = Clouds.named(session, models, view)"]
+        chosen = {"tasks": measured.task, "layers": measured.layer}
+        asked = [f"{name}={(one,)!r}" for name, one in chosen.items() if one is not None]
+        read = f"{read}({', '.join([*asked, *(f'{name}=True' for name in kind.keywords)])})"
+    lines = [
+        f"from featcal import {', '.join(sorted([function, 'View', 'open_session'], key=_as_sorted))}",
+        "",
+        f"session = open_session({measured.suite!r})",
+        f"view = View({', '.join(_arguments(measured.on, True))})",
+        f"models = {measured.models!r}",
+        *made,
+        f'print(models, {read}, sep="\\n")',
+    ]
+    return "\n".join(lines)
+
+
+def _as_sorted(name: str) -> tuple[bool, str]:
+    """Classes first."""
+    return not name[0].isupper(), name
+
+
+def _arguments(on: View, whole: bool) -> list[str]:
+    """Of a view; a split that is left to the suite is not said, but a whole split is where that is the default."""
+    said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
+    said += [] if on.split is None else [f"split={on.split!r}"]
+    return [*said, f"seed={on.seed!r}"]

@@ -1,0 +1,129 @@
+"""What the numbers of a chart come from: one of a few measurements, on which samples and of which models, as one small
+value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from featcal.suite.views import View
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A measurement.
+
+    Args:
+        command: of the command line.
+        flags: what this measurement needs beyond the command's own options.
+        keywords: the same of the function in Python.
+        where: of the numbers in the command's document; TASK is every task, `[]` every entry of a list.
+        read: of the numbers in Python, from `ledger`, `scores` or `clouds`, `session` and `model` or `models`.
+        note: what the reader of command and lines should know besides; "" for nothing.
+    """
+
+    command: str
+    flags: tuple[str, ...]
+    keywords: tuple[str, ...]
+    where: str
+    read: str
+    note: str = ""
+
+
+_LAYERS = "tasks.TASK.layers[]"
+_POINTS = "tasks.TASK.layers[].points[]"
+_MIRRORED = "On another machine an axis may be mirrored: a direction of largest variance has no sign."
+_UMAP = (
+    "UMAP's places are not among them: they change with its version and with the last digit of its input. `feature` is "
+    "what the map is made of, of unit norm and in the order in which UMAP takes it; `x` and `y` are its PCA map."
+)
+_KINDS = {
+    "drift": Kind("drift", (), (), _LAYERS, "ledger.to_frame()"),
+    "attribution": Kind("drift", ("--attribution",), ("attribution",), _LAYERS, "ledger.to_frame()"),
+    "growth": Kind("drift", (), (), _LAYERS, "ledger.to_frame()"),
+    "cosines": Kind(
+        "drift",
+        (),
+        (),
+        "tasks.TASK.final.cosine",
+        "{task: float(one.cosine.mean()) for task, one in ledger.tasks.items()}",
+    ),
+    "samples": Kind(
+        "drift",
+        ("--per-sample",),
+        (),
+        "tasks.TASK.per_sample[]",
+        "{task: one.per_sample() for task, one in ledger.tasks.items()}",
+    ),
+    "decisions": Kind("drift", ("--output",), ("output",), "tasks.TASK.output", 'ledger.to_json()["tasks"]'),
+    "margins": Kind(
+        "drift",
+        ("--margins", "--per-sample"),
+        ("output",),
+        "tasks.TASK.margins[], tasks.TASK.per_sample[]",
+        "{task: one.margins() for task, one in ledger.tasks.items()}",
+    ),
+    "gains": Kind(
+        "drift",
+        ("--output",),
+        ("output",),
+        "tasks.TASK.layers[], tasks.TASK.final.cosine, tasks.TASK.output",
+        'ledger.to_json()["tasks"]',
+    ),
+    "task vectors": Kind(
+        "drift", ("--task-vectors",), (), "task_vector_cosines", "session.vector_cosines(session.named(model))"
+    ),
+    "sources": Kind("drift", ("--source",), (), "sources[]", "session.sources(session.named(model))"),
+    "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
+    "answers": Kind(
+        "evaluate",
+        ("--answers",),
+        (),
+        "tasks.TASK.answers[]",
+        "{task: one.answers() for task, one in scores.tasks.items()}",
+    ),
+    "differences": Kind("compare", (), (), "tasks.TASK", "compare(session, *models, view=view).to_frame()"),
+    "features": Kind("features", (), (), _POINTS, "clouds.to_frame", _MIRRORED),
+    "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "clouds.to_frame", _MIRRORED),
+    "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "clouds.to_frame", _UMAP),
+    "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "clouds.to_frame", _UMAP),
+    "conditioning": Kind("conditioning", (), (), "systems[]", "session.conditioning(session.named(model))"),
+    "sweep": Kind(
+        "sweep",
+        (),
+        (),
+        "points[]",
+        "point.found",
+        "A run with an option that `featcal sweep` lacks (patch_weight, image_weight, eps, precision) is in the Python "
+        "lines alone.",
+    ),
+}
+KINDS = tuple(_KINDS)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the numbers of a chart come from.
+
+    Args:
+        what: one of `KINDS`.
+        suite: an embedded name or the path of a suite file.
+        models: the names of the models that are shown (`schema.model_name`).
+        on: samples, their split and the seed that draws them.
+        tokens: "all", or "class" where norms are over the class token alone.
+        sublayers: whether attention and MLP are layers of their own.
+        task, layer: the one that features are shown of; None is every one.
+    """
+
+    what: str
+    suite: str
+    models: tuple[str, ...]
+    on: View = field(default_factory=View)
+    tokens: str = "all"
+    sublayers: bool = False
+    task: str | None = None
+    layer: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """How it is measured."""
+        return _KINDS[self.what]

@@ -1,0 +1,108 @@
+"""What a report holds: plain values that every layout draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from featcal.figures.commands import Measured
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as they are shown.
+
+    Args:
+        frame: a missing number is shown as a dash.
+        units: of its columns; "" where names say them.
+        digits: decimals of numbers; of a column whose name says "%" there is one.
+    """
+
+    caption: str
+    frame: pd.DataFrame
+    units: str = ""
+    digits: int = 3
+
+    @property
+    def header(self) -> list[str]:
+        return [str(name) for name in self.frame.columns]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [bool(pd.api.types.is_numeric_dtype(kind)) for kind in self.frame.dtypes]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        digits = [1 if "%" in name else self.digits for name in self.header]
+        return [
+            [_cell(value, places) for value, places in zip(row, digits, strict=True)]
+            for row in self.frame.itertuples(index=False)
+        ]
+
+
+def _cell(value: object, digits: int) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.{digits}f}"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart and what those get who cannot see it.
+
+    Args:
+        name: of its file, and of the place in a page: letters, digits and hyphens.
+    """
+
+    name: str
+    chart: go.Figure
+    alt: str
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A sample that is shown: what was said of it, and its picture (`data:` address) or its text."""
+
+    caption: str
+    picture: str | None
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: what it shows in plain sentences, figures, tables, samples, and how to get the numbers again."""
+
+    title: str
+    said: str
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    samples: Mapping[str, tuple[Thumbnail, ...]] = field(default_factory=dict)
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """A whole report.
+
+    Args:
+        suite: its name.
+        description: its own words.
+        made: date and version.
+        about: lines of the summary, plain sentences.
+        settings: everything that the numbers depend on.
+    """
+
+    suite: str
+    description: str
+    made: str
+    about: tuple[str, ...]
+    parts: tuple[Part, ...]
+    settings: tuple[Table, ...]
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        return tuple(figure for part in self.parts for figure in part.figures)

@@ -1,0 +1,43 @@
+"""A report as one file of HTML. It names no other file and no host, and its policy forbids asking for one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from featcal.figures.commands import commands, python
+from featcal.figures.report.content import Content
+
+
+def page(content: Content) -> str:
+    """The whole file. Everything that came from elsewhere is escaped where it is put in."""
+    scripts = {"plotly": get_plotlyjs(), "script": _resource("draw.js")}
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_resource("page.html.jinja"))
+    return template.render(
+        content=content,
+        commands=commands,
+        python=python,
+        figures=Markup(_figures(content)),
+        hashes=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts.values())),
+        **{name: Markup(script) for name, script in scripts.items()},
+    )
+
+
+def _figures(content: Content) -> str:
+    """Name → figure as JSON, which holds no `<` and so cannot end the element that it stands in."""
+    inner = ",".join(f'"{figure.name}":{figure.chart.to_json()}' for figure in content.figures)
+    return f"{{{inner}}}".replace("<", "\\u003c")
+
+
+def _digest(script: str) -> str:
+    """What the policy of a page knows a script by."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _resource(name: str) -> str:
+    return files("featcal.figures.report").joinpath(name).read_text(encoding="utf-8")

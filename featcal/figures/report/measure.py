@@ -1,0 +1,246 @@
+"""Everything that a report shows, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from featcal.drift.ledger import DriftLedger
+from featcal.evaluation.evaluate import Scores
+from featcal.evaluation.paired import compared
+from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
+from featcal.figures.cloud_charts import Dots, feature_map
+from featcal.figures.commands import Measured
+from featcal.figures.names import label
+from featcal.figures.report import samples, settings
+from featcal.figures.report.content import Content, Figure, Part, Table
+from featcal.figures.theme import Shown
+from featcal.session.model_names import ModelId
+from featcal.session.projection import pca_map, pooled
+from featcal.session.session import Session
+from featcal.studies.history import History
+from featcal.studies.recording import looking
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import NoScores
+from featcal.system.formatting import percent
+from featcal.system.progress import Progress
+from featcal.system.versions import versions
+
+MOST_MAPS = 8
+"""Tasks whose features are drawn."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a report is made of.
+
+    Args:
+        reference: of the suite, as its commands name it.
+        names: of the models by what charts call them, the one that others are compared with first.
+        on: samples that drift is measured on.
+    """
+
+    session: Session
+    reference: str
+    names: Mapping[str, str]
+    on: View
+
+    @property
+    def models(self) -> dict[str, ModelId]:
+        return {shown: self.session.named(name) for shown, name in self.names.items()}
+
+    def measured(self, what: str, on: View, *more: str) -> Measured:
+        """The origin of numbers of the models that are shown, and of `more`."""
+        return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
+
+
+def gather(asked: Asked, progress: Progress) -> Content:
+    """Measure everything.
+
+    Raises:
+        InputError, NumericalError: as `Session.ledger` and `Session.scores`; a suite without answers has no scores.
+    """
+    session = asked.session
+    options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
+    ledgers = {shown: session.ledger(model, options, progress) for shown, model in asked.models.items()}
+    final = View(None, "test" if "test" in session.family.suite.splits() else session.split)
+    scores, missing = _scores(asked, final, progress)
+    summary = _summary(ledgers, scores)
+    parts = [
+        Part("At a glance", "Means over tasks.", tables=(summary,)),
+        *_of_scores(asked, scores, final, missing),
+        *_of_drift(asked, ledgers),
+        _of_features(asked, ledgers),
+    ]
+    suite = session.family.suite
+    return Content(
+        suite.name,
+        suite.description,
+        f"featcal {versions(['featcal'])['featcal']}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        tuple(_sentences(ledgers, scores, next(iter(asked.names)))),
+        tuple(parts),
+        settings.settings(session, asked.names, asked.on, final),
+    )
+
+
+def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
+    """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
+    models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
+    try:
+        with looking(asked.session, models.values(), final, "featcal report", History()):
+            return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
+    except NoScores as error:
+        return {}, str(error)
+
+
+def _summary(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores]) -> Table:
+    rows = []
+    for shown in dict.fromkeys([*scores, *ledgers]):
+        row: dict[str, object] = {"model": shown}
+        if scores:
+            row[f"{tables.metric_name(scores)}, %"] = 100 * scores[shown].average
+        if shown in ledgers:
+            row["final drift, relative"] = float(tables.relative_drift(ledgers[shown]).iloc[-1])
+            row["cosine to the experts"] = ledgers[shown].macro_cosine
+        rows.append(row)
+    return Table("Models", pd.DataFrame(rows), "drift: norm / norm of the expert's feature")
+
+
+def _sentences(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores], first: str) -> Iterator[str]:
+    """What stands out, in words."""
+    for shown, ledger in ledgers.items():
+        booked = ledger_tables.attribution(ledger, tables.ALL_TASKS)
+        most = booked.loc[booked["share"].idxmax()]
+        yield (
+            f"{shown}: final drift {booked['final'][0]:.3f} of the norm of the experts' features; the largest share of "
+            f"it, {percent(most['share'])} %, was caused at {most['layer']}."
+        )
+    for shown in (one for one in ledgers if scores and one != first):
+        points = 100 * (scores[shown].average - scores[first].average)
+        yield f"{shown} scores {points:+.1f} points on average compared with {first}."
+
+
+def _of_scores(asked: Asked, scores: Mapping[str, Scores], on: View, missing: str) -> Iterator[Part]:
+    if not scores:
+        yield Part("Scores", f"There are none: {missing}")
+        return
+    first, *others = asked.names
+    frame, metric = tables.score_table(scores)[["task", *scores]], tables.metric_name(scores)
+    for one in others:
+        frame[tables.difference((first, one))] = frame[one] - frame[first]
+    split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
+    drawn = frame.iloc[:-1]
+    said = tables.spoken({name: drawn.set_index("task")[name] for name in scores}, 1)
+    chart = charts.score_bars(frame, list(scores), f"{metric}, %")
+    yield Part(
+        "Scores",
+        f"{metric.capitalize()} on {split}. Base and experts are the floor and the ceiling.",
+        (Figure("scores", chart, f"{metric.capitalize()} per task and model: {said}"),),
+        (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
+        measured=asked.measured("scores", on, "base", "expert"),
+    )
+    for one in others:
+        yield _of_flips(asked, scores, (first, one), on)
+
+
+def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: View) -> Part:
+    first, second = pair
+    found = compared(scores[first], scores[second])
+    table = sample_tables.with_intervals(tables.score_table({name: scores[name] for name in pair}, pair), found)
+    seen = {task: asked.session.seen(task, on) for task in asked.session.tasks}
+    thumbnails = {
+        task: tuple(samples.shown(data, {name: scores[name].tasks[task] for name in pair}))
+        for task, data in seen.items()
+    }
+    counts = found.average.counts
+    turned = (
+        "No single answer is right or wrong. "
+        if counts is None
+        else (f"{counts.fixed} wrong answers of {first} are right in {second}, {counts.broken} right ones are wrong. ")
+    )
+    said = (
+        f"{second} minus {first}: {sample_tables.difference_words(found.average)} (95 % interval of {found.draws:,} "
+        f"bootstrap draws within tasks, McNemar's exact test). {turned}Of every task at most {samples.MOST} are "
+        "shown; a sample's number is its place in the source."
+    )
+    title = f"What turned from {first} to {second}"
+    measured = replace(asked.measured("differences", on), models=(asked.names[first], asked.names[second]))
+    return Part(
+        title,
+        said,
+        (),
+        (Table("Difference and samples that turned", table, "scores in %, differences in points", 1),),
+        thumbnails,
+        measured,
+    )
+
+
+def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part]:
+    first = next(iter(ledgers.values()))
+    where = f"Mean over tasks, {tables.measured_on(first)}."
+    drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
+    layers = {shown: tables.per_layer(one, tables.ALL_TASKS, relative=True) for shown, one in drift.items()}
+    last = first.tasks[asked.session.tasks[0]].layers[-1].layer
+    of_tasks = {shown: tables.per_task(one, last, relative=True) for shown, one in drift.items()}
+    spoken = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in layers.items()})
+    spoken_tasks = tables.spoken({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+    columns = ["model", "task", "drift", "mismatch", "propagation", "alignment"]
+    units = "norms / norm of the expert's feature; alignment: cosine of mismatch and propagation"
+    yield Part(
+        "Drift",
+        f"How far features are from the experts', split into what a layer adds by itself (local mismatch) and what "
+        f"earlier errors became on their way (propagation). {where} Norms do not add: the drift is at most their sum.",
+        (
+            Figure("drift", charts.drift_layers(layers, relative=True), f"Drift per layer: {spoken}"),
+            Figure("drift-tasks", charts.drift_tasks(of_tasks, relative=True), f"Drift at {last}: {spoken_tasks}"),
+        ),
+        (
+            Table("Drift per layer", tables.stacked(layers), units),
+            Table(f"Drift per task at {last}", tables.stacked(of_tasks)[columns], units),
+        ),
+        measured=asked.measured("drift", replace(asked.on, split=first.split)),
+    )
+    booked = {shown: ledger_tables.attribution(ledger, tables.ALL_TASKS) for shown, ledger in ledgers.items()}
+    shares = tables.spoken({shown: one.set_index("layer")["share"] for shown, one in booked.items()})
+    yield Part(
+        "Which layer caused the final drift",
+        f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
+        f"ticks are the running sum of another allocation. {where}",
+        (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
+        (Table("Attribution", tables.stacked(booked), "contribution, telescoped, final: norm / norm of the expert's"),),
+        measured=asked.measured("attribution", replace(asked.on, split=first.split)),
+    )
+
+
+def _of_features(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Part:
+    first = next(iter(ledgers.values()))
+    figures = tuple(_map(ledgers, task, number) for number, task in enumerate(asked.session.tasks[:MOST_MAPS], 1))
+    cosines = pd.DataFrame({shown: tables.mean_cosines(ledger) for shown, ledger in ledgers.items()})
+    left = len(asked.session.tasks) - len(figures)
+    return Part(
+        "Features",
+        "Final features of the experts and of the models on the same samples, each divided by its norm, in the two "
+        f"directions of largest variance of all of them together (PCA). {tables.measured_on(first)}. Distances in two "
+        "dimensions are not the true ones; the table has the cosine in the full space."
+        + (f" {left} tasks are not drawn." if left else ""),
+        figures,
+        (Table("Cosine to the expert", cosines.rename_axis("task").reset_index(), "mean over samples", 4),),
+        measured=asked.measured("cosines", replace(asked.on, split=first.split)),
+    )
+
+
+def _map(ledgers: Mapping[str, DriftLedger], task: str, number: int) -> Figure:
+    found = {shown: ledger.tasks[task] for shown, ledger in ledgers.items()}
+    features: dict[str, Tensor] = {"expert": next(iter(found.values())).expert_features}
+    features |= {shown: one.model_features for shown, one in found.items()}
+    flat = np.split(pca_map(pooled(features)), len(features))
+    points = dict(zip(features, flat, strict=True))
+    indices = list(next(iter(found.values())).indices)
+    dots = Dots(list(range(len(indices))), [f"sample {index}" for index in indices])
+    chart = feature_map(points, dots, f"PCA of {label(task)},")
+    return Figure(f"features-{number}", chart, f"PCA of the final features on {task}, {', '.join(points)}")

@@ -1,0 +1,78 @@
+"""What charts call models: short names without markup, in the colours of four roles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.figures.names import shorten
+from featcal.figures.theme import ROLES, Shown
+from featcal.session.model_names import ModelId, recorded_config, spelled
+from featcal.session.session import Session
+from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
+
+MOST = 2
+"""Models of one role that charts can tell apart."""
+_LABEL = 28
+"""Characters of a model's name in a chart."""
+
+
+def called(names: Sequence[str], session: Session) -> dict[str, str]:
+    """Models of a report as charts call them (`Shown`) → their names with every option that tells them from others of
+    the suite.
+
+    Raises:
+        InputError: more models of one role than charts can tell apart, or a name that stands for nothing.
+    """
+    found = labelled((name, session.named(name)) for name in dict.fromkeys(names))
+    roles = [shown.role for shown in found if isinstance(shown, Shown)]
+    for role in roles:
+        if roles.count(role) > MOST:
+            like = ", ".join(shown for shown, one in zip(found, roles, strict=True) if one == role)
+            raise InputError(f"{like} would look alike: charts tell {MOST} models of a role apart; write two reports")
+    return {shown: spelled(model, session.family) for shown, model in found.items()}
+
+
+def labelled(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
+    """Models by what charts call them (`Shown`); the second of a role is drawn as that.
+
+    Args:
+        named: the name that somebody wrote, and the model that it stands for.
+    """
+    found: dict[str, ModelId] = {}
+    roles: list[str] = []
+    for text, model in named:
+        role, label = _role(text), _label(text, model)
+        while label in found or (label in ROLES and text not in (label, "merged")):
+            label += " (B)"
+        one_expert = text.startswith("expert:")  # beside every expert on its own task, which pages add
+        found[Shown(label, role, role in roles or one_expert)] = model
+        roles.append(role)
+    return found
+
+
+def _role(text: str) -> str:
+    """Whose colours a model has: a merge those of the merged model, a folder with a record those of a calibration."""
+    kind = model_name(text).kind
+    if kind != REFERENCE:
+        return kind if kind in ROLES else "merged"
+    try:
+        recorded_config(Path(text))
+    except InputError:
+        return "merged"
+    return "calibrated"
+
+
+def _label(text: str, model: ModelId) -> str:
+    """A short name without what Markdown or plotly would draw."""
+    if isinstance(model, CalibrationConfig) and text != "calibrated":
+        text = f"calibrated λ {exactly(model.lam)} ρ {exactly(model.rho)} α {exactly(model.alpha)}"
+    elif model_name(text).kind == REFERENCE:
+        text = Path(text).name or text
+    else:
+        text = text.replace(":", " ").replace("=", " ")
+    return shorten(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)

@@ -1,0 +1,67 @@
+"""The samples whose answer turned from one model to the other, with their pictures or texts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+
+from PIL import Image
+from torch import Tensor
+
+from featcal.evaluation.evaluate import TaskScore
+from featcal.evaluation.paired import BROKEN, FIXED, flips
+from featcal.figures.report.content import Thumbnail
+from featcal.samples.sources import Samples
+from featcal.system.formatting import shortened
+
+MOST = 12
+"""Samples of a task that are shown."""
+SIDE = 96
+"""Pixels of a picture's longer side, at most."""
+LETTERS = 300
+"""Characters of a text, at most."""
+
+
+def turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
+    """Positions of the samples that became right, and of those that became wrong; none where no single answer is."""
+    was, now = before.right, after.right
+    if was is None or now is None:
+        return [], []
+    became = flips(was.tolist(), now.tolist())
+    fixed, broken = ([i for i, one in enumerate(became) if one == kind] for kind in (FIXED, BROKEN))
+    return fixed, broken
+
+
+def shown(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]:
+    """Some of the samples whose answer turned from the first of two models to the second, half of each kind where
+    there are so many.
+
+    Args:
+        data: the samples that were scored, as people see them.
+    """
+    (first, before), (second, after) = models.items()
+    fixed, broken = turned(before, after)
+    some = fixed[: max(MOST // 2, MOST - len(broken))]
+    for i in [*some, *broken[: MOST - len(some)]]:
+        kind = "fixed" if i in some else "broken"
+        said = f"{kind}, sample {data.indices[i]}: {_word(data, before.labels[i])}; "
+        said += f"{first}: {_word(data, before.predictions[i])}, {second}: {_word(data, after.predictions[i])}"
+        picture = None if data.images is None else data_address(Image.fromarray(data.images[i]))
+        text = None if data.texts is None else shortened(data.texts[i], LETTERS)
+        yield Thumbnail(said, picture, text)
+
+
+def data_address(picture: Image.Image) -> str:
+    """A picture as the address that holds all of it, no larger than `SIDE`."""
+    small = picture.copy()
+    small.thumbnail((SIDE, SIDE))
+    written = BytesIO()
+    small.save(written, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def _word(data: Samples, answer: str | Tensor) -> str:
+    if isinstance(answer, str):
+        return shortened(answer.strip())
+    return f"class {int(answer)}" if data.class_names is None else data.class_names[int(answer)]

@@ -1,0 +1,44 @@
+"""Figures as SVG files. Plotly draws in a browser: kaleido starts the Chrome or Chromium of this machine for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from featcal.figures.report.content import Figure
+
+WIDTH = 1000
+"""Pixels of a figure."""
+NEEDS = (
+    "there are no figures here: drawing them as SVG needs kaleido (pip install 'featcal[report]') and a Chrome or "
+    "Chromium, on the path or named by BROWSER_PATH; a report as HTML needs neither"
+)
+
+
+def can_draw() -> bool:
+    """Whether kaleido and a browser for it are here."""
+    if find_spec("kaleido") is None:
+        return False
+    from choreographer.browsers import Chromium
+
+    return Chromium.find_browser(skip_local=False) is not None
+
+
+def draw(figures: Sequence[Figure], folder: Path) -> dict[str, str]:
+    """Write every figure; name → file name. The browser that draws them is given nothing but files of this machine."""
+    import kaleido
+    from kaleido import PageGenerator
+
+    found = {figure.name: f"{figure.name}.svg" for figure in figures}
+    jobs = [
+        {
+            "fig": figure.chart.to_dict(),
+            "path": str(folder / found[figure.name]),
+            "opts": {"format": "svg", "width": WIDTH, "height": figure.chart.layout.height or 400},
+        }
+        for figure in figures
+    ]
+    page = PageGenerator(mathjax=False)  # which would come from elsewhere
+    kaleido.write_fig_from_object_sync(jobs, kopts={"page_generator": page})
+    return found

@@ -1,0 +1,127 @@
+"""Measure, lay out and write a report, completely or not at all."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from featcal.figures.report import html, markdown, svg
+from featcal.figures.report.content import Content
+from featcal.figures.report.measure import Asked, gather
+from featcal.figures.report.models import called
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.atomic_files import put_new, unfinished
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
+
+MODELS = ("merged", "calibrated")
+"""What a report shows unless somebody says otherwise."""
+
+
+def write_report(
+    session: Session,
+    reference: str,
+    out: Path,
+    *,
+    models: Sequence[str] = MODELS,
+    on: View | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """A report of some models of a suite.
+
+    Args:
+        reference: of the suite, as its commands are to name it.
+        out: a file that ends in .html or .md and is not there yet; figures of report.md go to the folder
+            report-figures beside it.
+        models: their names; the first is the one that others are compared with.
+        on: samples that drift is measured on; left out, 64 of each task.
+
+    Returns:
+        The document of `featcal report --json`: `out`, names of `figures` that are files of their own, `bytes` of the
+        file, `notes`.
+
+    Raises:
+        InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
+    """
+    beside = free(out)
+    asked = Asked(session, reference, called(models, session), on or View())
+    notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
+    content = gather(asked, progress)
+    try:
+        if beside is None:
+            drawn: list[str] = []
+            written = html.page(content)
+        elif notes:
+            drawn, written = [], markdown.document(content, {}, notes[0])
+        else:
+            places = _figures(content, beside)
+            drawn, written = list(places.values()), markdown.document(content, places)
+        with _or_without(beside if drawn else None):
+            put_new(out, written)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+    return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
+
+
+def report_command(reference: str, names: Sequence[str], on: View) -> str:
+    """The command line that writes the same report.
+
+    >>> report_command("clip-mini", ["merged"], View(16))
+    'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
+    """
+    models = [word for name in names for word in ("--model", name)]
+    split = [] if on.split is None else ["--split", on.split]
+    drawn = ["--samples", str(on.samples), *split, "--seed", str(on.seed)]
+    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", "report.html"])
+
+
+def free(out: Path, *more: Path) -> Path | None:
+    """The folder of the figures that go beside the file; None where they are in it.
+
+    Args:
+        more: other files that are to be written with it.
+
+    Raises:
+        InputError: another ending, or a place that is taken or not there.
+    """
+    if out.suffix not in (".html", ".md"):
+        raise InputError(f"{out}: a report ends in .html (one file) or .md (Markdown, figures beside it)")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is no folder; make it first")
+    beside = out.with_name(f"{out.stem}-figures") if out.suffix == ".md" else None
+    for place in (out, beside, *more):
+        if place is not None and place.exists():
+            raise InputError(f"{place} is there already; choose another name or remove it")
+    return beside
+
+
+def _figures(content: Content, folder: Path) -> dict[str, str]:
+    """Draw all figures into a folder that is there when all of them are; name → path from beside it."""
+    drawing = unfinished(folder)
+    drawing.mkdir()
+    try:
+        files = svg.draw(content.figures, drawing)
+        drawing.rename(folder)
+    except OSError:
+        raise
+    except Exception as error:  # of the browser that draws: each has a kind of its own
+        raise InputError(f"{folder.name}: figures could not be drawn ({type(error).__name__}: {error})") from error
+    finally:
+        shutil.rmtree(drawing, ignore_errors=True)
+    return {name: f"{folder.name}/{file}" for name, file in files.items()}
+
+
+@contextmanager
+def _or_without(folder: Path | None) -> Iterator[None]:
+    """A folder that is of no use without what the `with` does is removed where that fails."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise

@@ -1,0 +1,1 @@
+"""Describe the architectures: one file each, their facts, and the registry that finds them."""

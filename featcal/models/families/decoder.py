@@ -1,0 +1,319 @@
+"""Decoder-only language models: one adapter for all, told by a row of facts (`decoder_facts`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from featcal.formats.checkpoint import read_config
+from featcal.formats.pretrained import load_complete
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, TokenOptions, check_buffers
+from featcal.models.attention import choose_attention
+from featcal.models.families.decoder_facts import SETTINGS, DecoderFacts
+from featcal.models.families.facts import class_of, named_class
+from featcal.models.families.language import (
+    LanguageModel,
+    answer_position,
+    as_weights,
+    library_logits,
+    masked,
+    random_tokens,
+    without_cache,
+)
+from featcal.models.families.mixture import separate_members
+from featcal.models.families.renamed_block import NamedBlock
+from featcal.models.families.sublayers import PartedStage
+from featcal.models.generation import Generator
+from featcal.models.standing_in import capture_calls
+
+_ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+class DecoderStage(PartedStage):
+    """Token ids → embeddings → decoder blocks.
+
+    Masks and positions are captured for every block: those with a window, or with positions of their own, get theirs.
+    """
+
+    name = "decoder"
+
+    def __init__(self, model: Any, facts: DecoderFacts) -> None:
+        self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
+        self._stack = model.get_submodule(facts.stack)
+        blocks, norm = f"{facts.stack}.{facts.blocks}", f"{facts.stack}.{facts.norm}"
+        listed = model.get_submodule(blocks)
+        self.blocks = tuple(_block(f"{blocks}.{i}", block, facts) for i, block in enumerate(listed))
+        names = (name for name, _ in self._stack.named_parameters())
+        behind = (f"{facts.blocks}.", f"{facts.norm}.")
+        self.outer = tuple(f"{facts.stack}.{name}" for name in names if not name.startswith(behind))
+        last = type(model.get_submodule(norm))
+        scales = [name for name, _ in model.get_submodule(norm).named_parameters()]
+        self.norm = last if scales == ["weight"] and not issubclass(last, nn.LayerNorm) else None
+        self.norm_offset, self.head_axis = facts.norm_offset, facts.head_axis
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        call = capture_calls(self._stack, self.blocks, own, input_ids=ids, attention_mask=mask, use_cache=False)
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        return "tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer.
+
+        A text that is all answer, without a prompt, counts as a whole.
+        """
+        attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
+        if not options.completion_only or answer is None or attended is None:
+            return as_weights(attended)
+        predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
+        whole = (answer == attended).all(1, keepdim=True)
+        return as_weights(torch.where(whole, attended, predicting))
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+
+class Decoder(LanguageModel):
+    """A decoder-only model with its language-modelling head, which is never calibrated, tied to the embedding or not.
+
+    A subclass for every row of facts (`adapter_of`).
+    """
+
+    modality = "causal"
+    causal = True
+    head = ()
+    facts: DecoderFacts
+    config_class: Any
+    model_class: Any
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        facts = self.facts
+        self._config = self.config_class(**config)
+        self._device, self._tied = device, bool(self._config.tie_word_embeddings)
+        self._head, self._embedding = f"{facts.head}.weight", f"{facts.stack}.{facts.embedding}.weight"
+        self.model = self.fresh()
+        choose_attention(self.model)
+        check_buffers(self.model)
+        self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.stages = (DecoderStage(self.model, facts),)
+        self.tower = tuple(self.shapes())
+        self.aliases = {self._head: self._embedding} if self._tied else {}
+        self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
+        self.scoring = (self._embedding if self._tied else self._head,)
+        self._norm = f"{facts.stack}.{facts.norm}"
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{self._norm}."))
+        self.softcap = getattr(self._config, facts.softcap) if facts.softcap else None
+
+    def fresh(self) -> Any:
+        experts = self.facts.experts
+        with torch.device("meta"):
+            model = self.model_class(copy.deepcopy(self._config))
+            if experts is not None:
+                separate_members(model, experts.module, experts.maps, getattr(self._config, experts.chosen))
+        if self._tied and not self.facts.classifier:
+            model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedding)
+        with self._device:
+            fill_buffers(model)
+        return model
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {in_files(self.facts, name): shape for name, shape in super().shapes().items()}
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Normed state at the position that decides the first token of the answer."""
+        rows = torch.arange(len(call.hidden), device=call.hidden.device)
+        own = {name.rpartition(".")[2]: tensors[name] for name in self.closing}
+        deciding = call.hidden[rows, answer_position(inputs)]
+        normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (deciding,), strict=True)
+        return normed
+
+    def probe(self) -> Batch:
+        ids = random_tokens(self.shapes()[self._embedding][0])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        return library_logits(self.model_class, folder, **inputs)[:, -1]
+
+    @property
+    def generates(self) -> bool:
+        """A class of somebody's own may be without transformers' `generate`."""
+        return super().generates and hasattr(self.model_class, "generate")
+
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        return replace(super().generating(tensors, folder), positions=self._positions)
+
+    @property
+    def _positions(self) -> int | None:
+        """Rows of the table of positions, where there is one."""
+        table = f"{self.facts.stack}.{self.facts.positions}.weight"
+        return self.shapes()[table][0] if self.facts.positions else None
+
+    def misfit(self, inputs: Batch) -> str | None:
+        return super().misfit(inputs) or self._too_long(inputs) or self._mixed_ropes(inputs)
+
+    def _too_long(self, inputs: Batch) -> str | None:
+        """Why a text has no positions; None if all have theirs."""
+        longest, rows = inputs["input_ids"].shape[1], self._positions
+        if rows is None or longest <= rows:
+            return None
+        return f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'"
+
+    def _mixed_ropes(self, inputs: Batch) -> str | None:
+        """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""
+        lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        for rope in ropes(self._config):
+            kind = rope["rope_type"]
+            if kind not in ("dynamic", "longrope"):
+                continue
+            limit: int = self._config.max_position_embeddings
+            if kind == "longrope":
+                limit = rope["original_max_position_embeddings"]
+            if longest <= limit or (kind == "longrope" and shortest > limit):
+                continue
+            return (
+                f"rope type '{kind}' turns by the longest text of a batch beyond {limit} tokens, and texts reach from "
+                f"{shortest} to {longest} tokens: what one gives would depend on the others; cut them to at most "
+                f"{limit} ('max_length' of the task)"
+            )
+        return None
+
+    def canonical(self, stored: str) -> str | None:
+        if stored in self.aliases or stored.endswith(self.facts.dropped):
+            return None
+        stored = in_files(self.facts, stored)
+        inside = f"{self.facts.stack}.{stored}"
+        return inside if stored not in self.tower and inside in self.tower else stored
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """transformers 4 reads `rope_theta` and `rope_scaling`, not the `rope_parameters` of version 5; of two kinds of
+        blocks those with a window have their `rope_local_base_freq`. The number of experts of a mixture has a name in
+        each of the versions."""
+        if config.get("rope_parameters") is None:
+            return dict(config), []
+        stated, said = dict(self._config.rope_parameters), dict(config)
+        if self.facts.experts is not None:
+            said |= {name: said[other] for name, other in self.config_class.attribute_map.items() if other in said}
+        if "rope_type" not in stated:
+            windowed = dict(stated.pop("sliding_attention", None) or {})
+            said["rope_local_base_freq"] = windowed.get("rope_theta")
+            stated = dict(stated["full_attention"])
+        rope = stated
+        kind = rope["rope_type"]
+        said["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            said["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        said["rope_scaling"] = None if kind == "default" else rope
+        why = "" if kind in _ROPES_OF_4 else f"version 4 has no rope type '{kind}'"
+        if kind == "longrope":  # version 4 looks for the length beside the scaling, and divides by it
+            original = said["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+            ratio = config.get("max_position_embeddings", self._config.max_position_embeddings) / original
+            if rope.get("attention_factor") is None and rope.get("factor") not in (None, ratio):
+                why = f"version 4 replaces the factor {rope['factor']:g} of this longrope by {ratio:g}"
+        return said, [f"needs transformers 5: {why}"] if why else []
+
+
+class DecoderClassifier(Decoder):
+    """A decoder with a classifier per task, without a bias, that reads the state of a text's last token.
+
+    As an encoder's head it is taken from the task's expert, never merged and never calibrated, and stays in a written
+    folder as the folder's origin has it. That origin, as the base, may have a language-modelling head or none.
+    """
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        super().__init__(config, names, device)
+        self.classifier = (self.facts.classifier,)
+        self.vocabulary, self.scoring = (self._embedding,), ()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: shape for name, shape in super().shapes().items() if not self.carried(name)}
+
+    def carried(self, name: str) -> bool:
+        return name.startswith((f"{self.facts.classifier}.", f"{self.facts.head}."))
+
+    def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        return features
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
+        with torch.no_grad():
+            states: Tensor = loaded.base_model(**inputs, use_cache=False).last_hidden_state
+        return states[:, -1]
+
+    def loader(self, config: Mapping[str, Any]) -> str:
+        """The class that the folder names, whatever its head is; without one the stack alone."""
+        return named_class(config)
+
+
+def adapter_of(facts: DecoderFacts) -> type[Decoder]:
+    """The adapter for one row.
+
+    Raises:
+        AttributeError: the installed transformers has no class of that name.
+    """
+    if facts.classifier:
+        return class_of(facts, DecoderClassifier, "Classifier", modality="text", scores_with="own")
+    return class_of(facts, Decoder, "Decoder")
+
+
+def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
+    """A block by the names of files."""
+    if not facts.renamed:
+        return Block(name, module)
+    inside = (own for own, _ in module.named_modules())
+    renamed = {own: stored for own in inside if (stored := _renamed(facts, own)) != own}
+    return NamedBlock(name, module, name, renamed)
+
+
+def in_files(facts: DecoderFacts, name: str) -> str:
+    """What files call a tensor of the library's class."""
+    prefix = f"{facts.stack}.{facts.blocks}."
+    number, dot, inside = name.removeprefix(prefix).partition(".")
+    if not (name.startswith(prefix) and number.isdigit()):
+        return name
+    return f"{prefix}{number}{dot}{_renamed(facts, inside)}"
+
+
+def _renamed(facts: DecoderFacts, inside: str) -> str:
+    """What files call a module or a tensor of a block, by its name inside it."""
+    for module, stored in facts.renamed:
+        if inside == module or inside.startswith(f"{module}."):
+            return f"{stored}{inside[len(module) :]}"
+    return inside
+
+
+def fill_buffers(model: Any) -> None:
+    """Give buffers that no checkpoint holds their values on the current device: rotary frequencies, a factor of the
+    embedding. The library's own initialisation computes them; parameters stay on meta.
+
+    Raises:
+        ValueError: one of them would be stored in a checkpoint, so its values are the model's and not the library's.
+    """
+    stored = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
+    if stored:
+        raise ValueError(f"buffers that belong to a checkpoint: {', '.join(sorted(stored))}")
+    for module in model.modules():
+        own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+        for name, buffer in own.items():
+            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
+        if own:
+            with torch.no_grad():
+                model._init_weights(module)
+
+
+def ropes(config: Any) -> list[Mapping[str, Any]]:
+    """Every set of rotary settings that a configuration has: none, one, or one per kind of block."""
+    stated = getattr(config, "rope_parameters", None) or {}
+    return [stated] if "rope_type" in stated else [one for one in stated.values() if one]

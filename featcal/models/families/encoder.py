@@ -1,0 +1,318 @@
+"""Encoders with a classification head: one adapter for all, told by a row of facts (`encoder_facts`).
+
+The head is a task's own: it is taken from the task's expert, never merged and never calibrated, and stays in a written
+folder as the folder's origin has it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.func import functional_call
+
+from featcal.formats.checkpoint import read_config
+from featcal.formats.located import Located
+from featcal.formats.pretrained import load_complete, load_pretrained
+from featcal.formats.sentences import POOLING
+from featcal.models.adapter import (
+    Adapter,
+    Batch,
+    Call,
+    PromptEncoder,
+    TokenOptions,
+    check_buffers,
+    read_alone,
+)
+from featcal.models.attention import choose_attention
+from featcal.models.families.decoder import fill_buffers
+from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
+from featcal.models.families.facts import class_of, named_class
+from featcal.models.families.language import as_weights, masked, random_tokens, unreadable
+from featcal.models.families.renamed_block import NamedBlock
+from featcal.models.families.sublayers import PartedStage
+from featcal.models.standing_in import capture_calls
+from featcal.system.errors import InputError, NoScores
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+"""What the first checkpoints call scale and shift of a LayerNorm."""
+
+
+class EncoderStage(PartedStage):
+    """Token ids or pixels → embeddings → encoder blocks."""
+
+    name = "encoder"
+
+    def __init__(self, model: Any, facts: EncoderFacts) -> None:
+        self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
+        self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
+        self._stack = model.get_submodule(facts.stack)
+        blocks = _joined(facts.stack, facts.blocks)
+        listed = enumerate(model.get_submodule(blocks))
+        stored = _joined(_prefix(facts), facts.stored_blocks or facts.blocks)
+        self.blocks = tuple(NamedBlock(f"{stored}.{i}", one, f"{blocks}.{i}", facts.stored) for i, one in listed)
+        behind = tuple(f"{one}." for one in (facts.blocks, facts.norm, facts.pooler) if one)
+        found = (name for name, _ in self._stack.named_parameters() if not name.startswith(behind))
+        self._outer = {
+            stored: name for name in found if not (stored := _joined(_prefix(facts), name)).startswith(facts.heads)
+        }
+        self.outer = tuple(self._outer)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        own = {name: outer[stored] for stored, name in self._outer.items()}
+        read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
+        if self._facts.modality == "pixels":
+            read = {self._facts.reads: inputs["pixel_values"].to(next(iter(own.values())).dtype)}
+        return capture_calls(self._stack, self.blocks, own, **read)
+
+    def weighting(self, index: int, module: str) -> str:
+        """Where the head reads the first token alone, nothing else of the last block reaches it but keys and values."""
+        last = index == len(self.blocks) - 1
+        alone = reads_first(self._facts) and module not in self._facts.keys
+        return "class-token" if last and alone else "tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Padding has weight 0, every other token 1, or `patch_weight` beside a class token that counts alone."""
+        attended = as_weights(inputs.get("attention_mask"))
+        return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+
+class Encoder(Adapter):
+    """An encoder; a subclass for every row of facts (`encoder_of`)."""
+
+    head = ()
+    facts: EncoderFacts
+    config_class: Any
+    model_class: Any
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        facts = self.facts = _pooling(self.facts, config.get(POOLING))
+        self.model, checked = self.build({name: value for name, value in config.items() if name != POOLING}, device)
+        self.settings = {name: getattr(checked, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.settings = {**self.settings, "pooling": facts.pooling}
+        self._first_position = getattr(checked, facts.first_position) + 1 if facts.first_position else 0
+        try:
+            stage = EncoderStage(self.model, facts)
+        except AttributeError as error:
+            raise InputError(
+                f"the installed transformers makes '{facts.model_type}' of other modules ({error}); upgrade it"
+            ) from error
+        self.stages = (stage,)
+        self._shapes = self._stored_shapes(stage)
+        behind = [_joined(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
+        self.closing = tuple(name for name in self._shapes if any(_inside(name, one) for one in behind))
+        inside = (name for block in stage.blocks for name in block.names)
+        self.tower = (*stage.outer, *inside, *self.closing)
+        self.aliases = dict(facts.repeated)
+        self.vocabulary = (f"{facts.stack}.{facts.table}.weight",) if facts.table else ()
+        self.classifier, self.class_token = facts.classifier, reads_first(facts)
+        self.embeds = POOLING in config
+        if facts.modality == "pixels":
+            self._patch = checked.patch_size
+            self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
+
+    def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
+        """The library's whole model with parameters on meta, and its options."""
+        checked = self.config_class(**config.get("vision_config", config) if self.facts.pooler else config)
+        with torch.device("meta"):
+            model = self.model_class(copy.deepcopy(checked))
+        with device:
+            fill_buffers(model)
+        choose_attention(model)
+        check_buffers(model)
+        return model, checked
+
+    def _stored_shapes(self, stage: EncoderStage) -> dict[str, tuple[int, ...]]:
+        """Of every tensor of the whole class, by canonical name."""
+        facts, found = self.facts, dict(self.model.named_parameters())
+        inside = [name for name in found if any(_inside(name, block.path) for block in stage.blocks)]
+        own: dict[str, Tensor] = {}
+        for block in stage.blocks:
+            own |= block.canonical({n[len(block.path) + 1 :]: found[n] for n in inside if _inside(n, block.path)})
+        for name, parameter in found.items():
+            if name not in inside:
+                own[f"{facts.stored_stack}.{name}" if facts.stored_stack else name] = parameter
+        return {name: tuple(tensor.shape) for name, tensor in own.items()}
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """What the head reads: the last state, normed where the stack ends with a norm, and pooled."""
+        facts, hidden = self.facts, call.hidden
+        if facts.norm:
+            hidden = self._closed(facts.norm, tensors, hidden)
+        if facts.pooler:
+            return self._closed(facts.pooler, tensors, hidden)
+        return pooled(hidden, facts.pooling, inputs.get("attention_mask"))
+
+    def _closed(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+        """What a module behind the blocks makes of the states."""
+        stored, module = _joined(_prefix(self.facts), name), self.model.get_submodule(_joined(self.facts.stack, name))
+        own = {one[len(stored) + 1 :]: tensors[one] for one in self.closing if _inside(one, stored)}
+        made: Tensor = functional_call(module, own, (hidden,), strict=True)
+        return made
+
+    def probe(self) -> Batch:
+        if self.modality == "pixels":
+            return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
+        ids = random_tokens(self._rows(self.facts.table))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
+        with torch.no_grad():
+            if self.facts.pooler:
+                made: Tensor = getattr(loaded, self.facts.stored_stack, loaded)(**inputs).pooler_output
+                return made
+            last = loaded.base_model(**inputs).last_hidden_state
+        return pooled(last, self.facts.pooling, inputs.get("attention_mask"))
+
+    def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
+        """Prompts through the text tower that lies beside a vision tower, padded to its full length, as it was trained;
+        the bias of sigmoid scores is the same for all classes and is left out."""
+        loader, folder = self.facts.prompts, base.folder
+        if not loader or not any(name.startswith("text_model.") for name in base.names):
+            return super().prompt_encoder(base)
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+        model, _ = load_pretrained(getattr(transformers, loader), folder)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
+        longest = model.config.text_config.max_position_embeddings
+
+        def encode(texts: list[str]) -> Tensor:
+            options = {"padding": "max_length", "truncation": True, "max_length": longest, "return_tensors": "pt"}
+            features: Tensor = model.text_model(input_ids=tokenizer(texts, **options)["input_ids"]).pooler_output
+            return features
+
+        return encode, float(model.logit_scale.exp())
+
+    def loader(self, config: Mapping[str, Any]) -> str:
+        """The class that the folder names, whatever its head is; without one the stack alone."""
+        return named_class(config)
+
+    def tokens(self, inputs: Batch) -> int:
+        if self.modality == "text":
+            return inputs["input_ids"].numel()
+        count, _, height, width = map(int, inputs["pixel_values"].shape)
+        patches: int = (height // self._patch) * (width // self._patch)
+        return count * (patches if self.facts.pooler else patches + 1)
+
+    def misfit(self, inputs: Batch) -> str | None:
+        return self._misfit_of_pixels(inputs) if self.modality == "pixels" else self._misfit_of_text(inputs)
+
+    def _misfit_of_pixels(self, inputs: Batch) -> str | None:
+        pixels = inputs.get("pixel_values")
+        if pixels is None:
+            return "no pixel_values; a vision model takes pictures"
+        shape, (channels, *_) = tuple(pixels.shape[1:]), self._input_shape
+        filled = shape[0] == channels and not any(side % self._patch for side in shape[1:])
+        if shape == self._input_shape or (self.facts.any_size and filled):
+            return None
+        free = f"{channels} channels and sides of whole patches of {self._patch}"
+        takes = free if self.facts.any_size else list(self._input_shape)
+        return (
+            f"inputs have shape {list(shape)}, the model takes {takes}; check the base's image processor or the tensors"
+        )
+
+    def _misfit_of_text(self, inputs: Batch) -> str | None:
+        problem = unreadable(inputs, self._rows(self.facts.table))
+        if problem is not None:
+            return problem
+        longest, positions = inputs["input_ids"].shape[1], self._rows(self.facts.positions) - self._first_position
+        if longest > positions:
+            return f"texts of {longest} tokens, the model has {positions} positions; set 'max_length'"
+        types = inputs.get("token_type_ids")
+        if types is not None and int(types.max()) >= self._rows(self.facts.types):
+            return f"token types reach to {int(types.max())}, the model has {self._rows(self.facts.types)}"
+        return None
+
+    def _rows(self, table: str) -> int:
+        rows: int = self._shapes[f"{self.facts.stack}.{table}.weight"][0]
+        return rows
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: self._shapes[name] for name in self.tower}
+
+    def canonical(self, stored: str) -> str | None:
+        if stored in self.aliases or stored.endswith(self.facts.dropped):
+            return None
+        front, _, last = stored.rpartition(".")
+        named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
+        inside = _joined(_prefix(self.facts), named)
+        bare = inside in self._shapes or inside.startswith(self.facts.heads)
+        return inside if bare and named not in self._shapes else named
+
+    def carried(self, name: str) -> bool:
+        return name.startswith(self.facts.heads)
+
+
+def encoder_of(facts: EncoderFacts) -> type[Encoder]:
+    """The adapter for one row.
+
+    Raises:
+        AttributeError: the installed transformers has no class of that name.
+    """
+    return class_of(
+        facts, Encoder, "Encoder", modality=facts.modality, scores_with="prompts" if facts.pooler else "own"
+    )
+
+
+def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
+    """`[batch, k]` of states `[batch, tokens, width]`; k is the width, or twice that for "first and mean".
+
+    Args:
+        mask: `[batch, tokens]`, 0 on padding, which no mean counts.
+    """
+    if how == "first":
+        return states[:, 0]
+    if how == "first and mean":
+        return torch.cat([states[:, 0], states[:, 1:].mean(1)], dim=1)
+    return states.mean(1) if mask is None else masked(states, mask).sum(1) / mask.sum(1, keepdim=True)
+
+
+def reads_first(facts: EncoderFacts) -> bool:
+    """Whether the head reads the first token alone."""
+    return facts.pooling == "first" and not facts.pooler
+
+
+def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
+    """The facts of a sentence-transformers folder: final features are its embeddings before any normalisation, and it
+    has no classifier.
+
+    Args:
+        stated: `formats.sentences.POOLING` of the folder; None for other folders.
+
+    Raises:
+        InputError: modules that featcal does not run.
+    """
+    if stated is None:
+        return facts
+    if stated not in ("mean", "first") or facts.modality != "text":
+        raise InputError(
+            f"a sentence-transformers folder with {stated}; featcal pools text by the mean or the first token"
+        )
+    return replace(facts, pooling="mean" if stated == "mean" else "first", classifier=())
+
+
+def _prefix(facts: EncoderFacts) -> str:
+    """What files call the stack."""
+    return facts.stored_stack or facts.stack
+
+
+def _joined(stack: str, name: str) -> str:
+    return f"{stack}.{name}" if stack else name
+
+
+def _inside(name: str, prefix: str) -> bool:
+    return name.startswith(f"{prefix}.")

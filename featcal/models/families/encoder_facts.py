@@ -1,0 +1,215 @@
+"""What featcal must be told of an encoder with a classification head: a row of facts each, and the rows it comes with.
+
+As in `decoder_facts`, a row names things of the library's own classes and repeats none of their computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from featcal.models.families.decoder_facts import DecoderPart
+
+Pooling = Literal["first", "mean", "first and mean"]
+"""What the head reads of the last state: the first token, the mean over all tokens but padding, or the first token and
+the mean over the others, one after the other. Where there is a `pooler` it reads what that makes of all."""
+
+TEXT_DEFAULTS: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
+"""The paper's options for T5, the text model of which it has numbers on GLUE."""
+VISION_DEFAULTS: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
+"""The paper's options for CLIP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFacts:
+    """One encoder of transformers, or of somebody's own in its manner, whose head classifies."""
+
+    model_type: str
+    """As `config.json` says it."""
+    config: str | type
+    """Class of its configuration: a name in transformers, or the class itself."""
+    model: str | type
+    """Class of the whole model with its classification head, likewise."""
+    modality: Literal["text", "pixels"]
+    stack: str
+    """Module of the whole model that holds embeddings, blocks and the last norm; empty where it is the whole model."""
+    parts: tuple[DecoderPart, ...]
+    """The residual parts of a block in order, which together are the block."""
+    shared: tuple[tuple[str, ...], ...]
+    """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own."""
+    keys: tuple[str, ...]
+    """Linear maps of a block through which tokens reach other tokens: keys and values. Where the head reads the first
+    token alone, the last block's other modules count that token (`patch_weight`)."""
+    classifier: tuple[str, ...] = ()
+    """Linear maps of the head from the pooled state to the scores, by name in the whole model; tanh stands between
+    them. Empty where class prompts score (`pooler`)."""
+    pooler: str = ""
+    """Module behind the last norm, inside the stack, that makes final features of all tokens; a part of what is merged.
+    Class prompts score them."""
+    prompts: str = ""
+    """Class in transformers of the whole model with a text tower, which encodes class prompts."""
+    blocks: str = "encoder.layer"
+    """The list of blocks inside the stack."""
+    reads: str = "pixel_values"
+    """What the stack calls pictures."""
+    norm: str = ""
+    """The last norm inside the stack; empty where every block ends with one."""
+    pooling: Pooling = "first"
+    table: str = ""
+    """The token embedding inside the stack, of text."""
+    positions: str = ""
+    """Table of learned positions inside the stack; no text may be longer than it."""
+    first_position: str = ""
+    """Option of the configuration behind which positions begin (RoBERTa: the id of padding); empty where they begin at
+    0."""
+    types: str = ""
+    """Table of token types inside the stack, which tell the two texts of a pair."""
+    stored_stack: str = ""
+    """What files call the stack, where that is not its name in the class."""
+    stored_blocks: str = ""
+    """What files call the list of blocks inside the stack, where that is not its name in the class."""
+    stored: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What files call modules of a block, where that is not their name in the class; of several with one name, rows
+    follow each other in one tensor."""
+    any_size: bool = False
+    """Whether pictures may have any height and width that patches fill (positions are interpolated)."""
+    heads: tuple[str, ...] = ("classifier.",)
+    """How names of tensors begin that belong to a head: they stay as they are in whatever is written."""
+    repeated: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Names under which files repeat a tensor of the stack, and that tensor."""
+    settings: tuple[str, ...] = ()
+    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    dropped: tuple[str, ...] = ("embeddings.position_ids",)
+    """How names of stored tensors end that carry no information."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: TEXT_DEFAULTS, hash=False)
+    """Options of a calibration; left out they are the paper's for T5."""
+
+
+SETTINGS = (
+    "num_attention_heads",
+    "hidden_act",
+    "layer_norm_eps",
+    "position_embedding_type",
+    "is_decoder",
+    "pad_token_id",
+)
+"""Options of configurations that change the forward without changing a shape, wherever an architecture has them."""
+
+BERT_PARTS = (
+    DecoderPart("attention", "attention.self", joined="attention.output"),
+    DecoderPart("mlp", "intermediate", joined="output"),
+)
+_KEYS = ("attention.self.key", "attention.self.value")
+_QKV = ("attention.self.query", *_KEYS)
+_PROJECTED = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+_VIT_NAMES = {
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+}
+_OF_PICTURES = ("patch_size", "image_size")
+
+ENCODERS = (
+    EncoderFacts(
+        model_type="bert",
+        config="BertConfig",
+        model="BertForSequenceClassification",
+        modality="text",
+        stack="bert",
+        parts=BERT_PARTS,
+        shared=(_QKV,),
+        keys=_KEYS,
+        classifier=("bert.pooler.dense", "classifier"),
+        table="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        types="embeddings.token_type_embeddings",
+        heads=("classifier.", "bert.pooler.", "cls."),
+        repeated={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    ),
+    EncoderFacts(
+        model_type="roberta",
+        config="RobertaConfig",
+        model="RobertaForSequenceClassification",
+        modality="text",
+        stack="roberta",
+        parts=BERT_PARTS,
+        shared=(_QKV,),
+        keys=_KEYS,
+        classifier=("classifier.dense", "classifier.out_proj"),
+        table="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        first_position="pad_token_id",
+        types="embeddings.token_type_embeddings",
+        heads=("classifier.", "roberta.pooler.", "lm_head."),
+        repeated={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    ),
+    EncoderFacts(
+        model_type="vit",
+        config="ViTConfig",
+        model="ViTForImageClassification",
+        modality="pixels",
+        stack="vit",
+        blocks="layers",
+        stored_blocks="encoder.layer",
+        stored=_VIT_NAMES | {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
+        parts=(
+            DecoderPart("attention", "attention", "layernorm_before"),
+            DecoderPart("mlp", "mlp", "layernorm_after"),
+        ),
+        shared=(_PROJECTED,),
+        keys=_PROJECTED[1:],
+        classifier=("classifier",),
+        norm="layernorm",
+        heads=("classifier.", "vit.pooler.", "decoder.", "vit.embeddings.mask_token"),
+        settings=_OF_PICTURES,
+        defaults=VISION_DEFAULTS,
+    ),
+    EncoderFacts(
+        model_type="dinov2",
+        config="Dinov2Config",
+        model="Dinov2ForImageClassification",
+        modality="pixels",
+        stack="dinov2",
+        stored=_VIT_NAMES
+        | {"mlp.gate_proj": "mlp.weights_in", "mlp.up_proj": "mlp.weights_in", "mlp.down_proj": "mlp.weights_out"},
+        parts=(
+            DecoderPart("attention", "attention", "norm1", "layer_scale1"),
+            DecoderPart("mlp", "mlp", "norm2", "layer_scale2"),
+        ),
+        shared=(_PROJECTED, ("mlp.gate_proj", "mlp.up_proj")),
+        keys=_PROJECTED[1:],
+        classifier=("classifier",),
+        norm="layernorm",
+        pooling="first and mean",
+        any_size=True,
+        settings=_OF_PICTURES,
+        defaults=VISION_DEFAULTS,
+    ),
+    *(
+        EncoderFacts(
+            model_type=model_type,
+            config="SiglipVisionConfig",
+            model="SiglipVisionModel",
+            modality="pixels",
+            stack="",
+            stored_stack="vision_model",
+            blocks="encoder.layers",
+            parts=(
+                DecoderPart("attention", "self_attn", "layer_norm1"),
+                DecoderPart("mlp", "mlp", "layer_norm2"),
+            ),
+            shared=(tuple(f"self_attn.{name}_proj" for name in "kvq"),),
+            keys=("self_attn.k_proj", "self_attn.v_proj"),
+            norm="post_layernorm",
+            pooler="head",
+            prompts="SiglipModel",
+            heads=("text_model.", "logit_scale", "logit_bias"),
+            settings=_OF_PICTURES,
+            defaults=VISION_DEFAULTS,
+        )
+        for model_type in ("siglip", "siglip_vision_model")
+    ),
+)
+"""The encoders that featcal comes with, each tested (docs/architectures.md)."""

@@ -1,0 +1,222 @@
+"""Which adapter a checkpoint's configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from featcal.models.adapter import Adapter
+from featcal.models.families.decoder_facts import FACTS, DecoderFacts, with_classifier
+from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
+from featcal.models.families.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
+from featcal.system.errors import InputError
+
+
+def adapter_for(
+    config: Mapping[str, Any],
+    names: Collection[str],
+    device: torch.device,
+    label: str,
+    text_tower: bool = False,
+    classifies: bool = False,
+) -> Adapter:
+    """The adapter for a checkpoint.
+
+    Args:
+        config: content of its `config.json`.
+        names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
+        text_tower: whether the text tower beside one for pictures is merged too.
+        classifies: as `architecture_for` has it.
+
+    Raises:
+        InputError: an architecture that featcal does not know, or a config that does not describe it.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    architecture = _with_text_tower(config, label) if text_tower else architecture_for(config, label, classifies)
+    try:
+        return architecture(config, names, device)
+    except InputError as error:
+        raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
+        what = " ".join(str(error).split())
+        kind = config.get("model_type")
+        raise InputError(f"{label}: its configuration does not describe a model of type '{kind}': {what}") from error
+
+
+def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = False) -> type[Adapter]:
+    """The class of adapter for a `config.json`.
+
+    Args:
+        classifies: whether a decoder's models have a classifier per task in the place of their language-modelling head,
+            which the base alone does not say (`Located.classifies` of any model of the suite).
+
+    Raises:
+        InputError: an architecture that featcal does not know, with what it knows, or one that the installed
+            transformers does not have.
+    """
+    kind = config.get("model_type")
+    if kind is None and "architecture" in config and ("pretrained_cfg" in config or "num_classes" in config):
+        kind = "timm"
+    if kind in _HOMES:
+        module, name = _HOMES[kind]
+        adapter: type[Adapter] = getattr(import_module(module), name)
+        return adapter
+    if kind in _TOLD:
+        return _told(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
+    if kind is not None:
+        what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
+    else:
+        what = "its config.json names no model_type, so it is no model of transformers"
+    raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
+
+
+def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
+    """The class of adapter for both towers of a model.
+
+    Raises:
+        InputError: as `architecture_for`, or an architecture of which no text tower is merged.
+    """
+    architecture_for(config, label)
+    kind = config.get("model_type")
+    towers = import_module("featcal.models.families.text_tower")
+    if kind == "clip":
+        return towers.ClipTowers  # type: ignore[no-any-return]
+    if kind == "siglip":
+        return towers.siglip_towers()  # type: ignore[no-any-return]
+    raise InputError(
+        f"{label}: 'text_tower: own' is for whole models of type clip and siglip of transformers, this one is of type "
+        f"'{kind}'; leave 'text_tower' out"
+    )
+
+
+def supported() -> list[str]:
+    """Every `model_type` that featcal reads, registered ones included."""
+    return [*_HOMES, *_TOLD]
+
+
+def register_decoder(facts: DecoderFacts) -> None:
+    """Make a decoder-only architecture known in this process, by its `model_type`; a second row of a type replaces the
+    first. `featcal.testing.check_adapter` says whether the facts are true.
+
+    Raises:
+        InputError: a `model_type` that an adapter of featcal's own has.
+    """
+    _register(facts)
+
+
+def register_encoder(facts: EncoderFacts) -> None:
+    """The same of an encoder with a classification head.
+
+    Raises:
+        InputError: as `register_decoder`.
+    """
+    _register(facts)
+
+
+def _register(facts: DecoderFacts | EncoderFacts) -> None:
+    if facts.model_type in {*_HOMES, *(one.model_type for one in _OWN)}:
+        raise InputError(f"'{facts.model_type}' is an architecture of featcal's own; register another model_type")
+    _TOLD[facts.model_type] = facts
+
+
+@cache
+def _adapter_of(facts: DecoderFacts | EncoderFacts) -> type[Adapter]:
+    if isinstance(facts, EncoderFacts):
+        from featcal.models.families.encoder import encoder_of
+
+        return encoder_of(facts)
+    if isinstance(facts, VisionLanguageFacts):
+        from featcal.models.families.vision_language import vision_language_of
+
+        return vision_language_of(facts)
+    from featcal.models.families.decoder import adapter_of
+
+    return adapter_of(facts)
+
+
+def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts | EncoderFacts:
+    """The row with a classifier per task; of what is no decoder its own.
+
+    Raises:
+        InputError: a decoder of which transformers has no class with a classifier.
+    """
+    if not isinstance(facts, DecoderFacts) or isinstance(facts, VisionLanguageFacts):
+        return facts
+    found = with_classifier(facts)
+    if found is None:
+        named = facts.model if isinstance(facts.model, str) else facts.model.__name__
+        raise InputError(
+            f"{label}: transformers has no class with a classifier of type '{facts.model_type}'; give the {named} that "
+            "experts were made from"
+        )
+    return found
+
+
+def _told(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:
+    try:
+        return _adapter_of(facts)
+    except AttributeError as error:
+        raise InputError(
+            f"{label}: the installed transformers does not have '{facts.model_type}' ({error}); upgrade it"
+        ) from error
+
+
+_HOMES = {
+    "clip": ("featcal.models.families.clip", "ClipVision"),
+    "clip_vision_model": ("featcal.models.families.clip", "ClipVision"),
+    "open_clip": ("featcal.models.families.open_clip", "OpenClip"),
+    "t5": ("featcal.models.families.t5", "T5"),
+    "timm": ("featcal.models.families.timm_vit", "TimmVit"),
+}
+"""`model_type` → module and class; imported when needed, since each brings its part of transformers."""
+
+_OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANGUAGE)
+_TOLD = {facts.model_type: facts for facts in _OWN}
+"""`model_type` → facts of a decoder-only architecture or of an encoder."""
+
+_NAFLEX = (
+    "its pictures keep their shape, as patches with a mask of padding and a height and width each "
+    "('pixel_attention_mask', 'spatial_shapes'), which no stage reads; SigLIP 2 at a fixed resolution has files of the "
+    "type 'siglip', which are read"
+)
+_TOLD_WHY = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
+"""`model_type` → what keeps models of it out, where nothing in their configuration shows it."""
+
+_TELLING = (
+    ("experts", "a mixture of experts that no row of facts describes"),
+    ("vision_config", "a model of pictures and text"),
+    ("audio_config", "a model of sound and text"),
+    ("mamba", "a model with state-space layers"),
+    ("ssm", "a model with state-space layers"),
+    ("state_size", "a model with state-space layers"),
+    ("linear_attention", "a model with layers of linear attention"),
+    ("linear_conv_kernel", "a model with layers of linear attention"),
+    ("conv_L_cache", "a model with layers of short convolutions"),
+    ("lru_width", "a model with recurrent layers"),
+    ("rescale_every", "a model with recurrent layers"),
+)
+"""Parts of names in a `config.json`, and what a model is that has them."""
+
+
+def _why_not(config: Mapping[str, Any]) -> list[str]:
+    """What keeps a model out whose architecture is in no table and what shows it, as far as its configuration does: at
+    most one sentence."""
+    if config.get("model_type") in _TOLD_WHY:
+        return [_TOLD_WHY[config["model_type"]]]
+    kinds = [str(one) for one in config.get("layer_types") or ()]
+    for part, what in _TELLING:
+        layers = [number for number, kind in enumerate(kinds) if part in kind]
+        if layers:
+            more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+            count = "layer" if len(layers) == 1 else "layers"
+            which = f"{count} {', '.join(map(str, layers[:3]))}{more}: '{kinds[layers[0]]}'"
+            return [f"{what} ({which})"]
+        named = next((name for name, value in config.items() if value and part in name), None)
+        if named is not None:
+            return [f"{what} ('{named}' in its config.json)"]
+    return []

@@ -1,0 +1,248 @@
+"""T5 and FLAN-T5: an encoder stage, and a decoder stage that starts when the encoder is done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Stage, Sublayer, TokenOptions, capture_call, check_buffers
+from featcal.models.attention import choose_attention
+from featcal.models.families.language import (
+    IGNORED,
+    LanguageModel,
+    as_weights,
+    library_logits,
+    masked,
+    random_tokens,
+    run_norm,
+    without_cache,
+)
+
+_SHARED, _HEAD = "shared.weight", "lm_head.weight"
+_ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+"""Old checkpoints hold a table that no version of the model ever reads."""
+_SETTINGS = (
+    "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "relative_attention_num_buckets",
+    "relative_attention_max_distance", "pad_token_id", "decoder_start_token_id", "scale_decoder_outputs",
+)  # fmt: skip
+HIDDEN, BIAS, ENCODER, CROSS_BIAS = 0, 2, 3, 5
+"""Positions of a block's arguments: state, position bias, encoder output, position bias of cross-attention."""
+_ENCODER_PARTS, _DECODER_PARTS = ("attention", "mlp"), ("attention", "cross-attention", "mlp")
+"""Residual parts of a block, which holds them as `layer.0`, `layer.1` and so on."""
+
+
+class EncoderStage(Stage):
+    """Token ids → embeddings → encoder blocks."""
+
+    name = "encoder"
+    norm = T5LayerNorm
+
+    def __init__(self, model: T5ForConditionalGeneration) -> None:
+        self._stack = model.encoder
+        self.blocks = tuple(Block(f"encoder.block.{i}", block) for i, block in enumerate(model.encoder.block))
+        self.outer = (_SHARED,)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        embedding = {"embed_tokens.weight": outer[_SHARED]}
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        call = capture_call(
+            self._stack, self.blocks[0].module, embedding, input_ids=ids, attention_mask=mask, use_cache=False
+        )
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        return "encoder tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        return as_weights(inputs.get("attention_mask"))
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+    def advance(self, call: Call, output: Any) -> Call:
+        """The block's output, and the position bias that block 0 computed for all."""
+        return _with(call, {HIDDEN: output[0], BIAS: output[1]})
+
+    def part(self, module: str) -> str:
+        return _ENCODER_PARTS[int(module.split(".")[1])]
+
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return _sublayers(block, tensors, _ENCODER_PARTS)
+
+
+class DecoderStage(Stage):
+    """Encoder output and shifted targets → decoder blocks, by teacher forcing.
+
+    The state is the pair of decoder tokens and normed encoder output, one after the other along the token
+    axis: the drift of the encoder reaches every decoder block through cross-attention.
+    """
+
+    name = "decoder"
+    norm = T5LayerNorm
+
+    def __init__(self, model: T5ForConditionalGeneration, start: int) -> None:
+        self._stack, self._encoder_norm, self._start = model.decoder, model.encoder.final_layer_norm, start
+        self.blocks = tuple(Block(f"decoder.block.{i}", block) for i, block in enumerate(model.decoder.block))
+        self.outer = (_SHARED, "encoder.final_layer_norm.weight")
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        assert upstream is not None
+        encoded = run_norm(self._encoder_norm, outer["encoder.final_layer_norm.weight"], upstream.hidden)
+        call = capture_call(
+            self._stack,
+            self.blocks[0].module,
+            {"embed_tokens.weight": outer[_SHARED]},
+            input_ids=shift_right(inputs["labels"], self._start),
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=inputs.get("attention_mask"),
+            use_cache=False,
+        )
+        return without_cache(call)
+
+    def weighting(self, index: int, module: str) -> str:
+        """Keys and values of cross-attention see encoder tokens, everything else decoder tokens."""
+        crossed = module.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+        return "encoder tokens" if crossed else "decoder tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        return as_weights(_encoder_mask(inputs) if weighting == "encoder tokens" else _targets(inputs))
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        encoded = masked(call.args[ENCODER], inputs.get("attention_mask"))
+        return torch.cat([self.own_state(call, inputs), encoded], dim=1)
+
+    def own_state(self, call: Call, inputs: Batch) -> Tensor:
+        """Decoder tokens alone: they are not normed, the encoder's output is, so no one norm over both says much."""
+        return masked(call.hidden, _targets(inputs))
+
+    def with_state(self, call: Call, state: Tensor) -> Call:
+        tokens = call.hidden.shape[1]
+        return _with(call, {HIDDEN: state[:, :tokens], ENCODER: state[:, tokens:]})
+
+    def advance(self, call: Call, output: Any) -> Call:
+        return _with(call, {HIDDEN: output[0], BIAS: output[1], CROSS_BIAS: output[2]})
+
+    def part(self, module: str) -> str:
+        return _DECODER_PARTS[int(module.split(".")[1])]
+
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        return _sublayers(block, tensors, _DECODER_PARTS)
+
+
+class T5(LanguageModel):
+    """T5 with its language-modelling head; `lm_head` is never calibrated, tied to the embedding or not."""
+
+    family = "t5"
+    modality = "seq2seq"
+    classes = ("T5ForConditionalGeneration",)
+    defaults: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
+    head = ()
+    kept_float32 = ("wo",)
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        self._config = {**config, "tie_word_embeddings": config.get("tie_word_embeddings", True)}
+        self._untied = _HEAD in names
+        self.aliases = _ALIASES if self._untied else {**_ALIASES, _HEAD: _SHARED}
+        self.model = self.fresh()
+        choose_attention(self.model)
+        checked: Any = self.model.config
+        check_buffers(self.model)
+        self.settings = {name: getattr(checked, name) for name in _SETTINGS}
+        start = checked.decoder_start_token_id
+        self._start = checked.pad_token_id if start is None else start
+        self.stages = (EncoderStage(self.model), DecoderStage(self.model, self._start))
+        self.tower = tuple(name for name, _ in self.model.named_parameters())
+        self.vocabulary = (_SHARED, _HEAD) if self._untied else (_SHARED,)
+        self.closing, self.scoring = ("decoder.final_layer_norm.weight",), (_HEAD if self._untied else _SHARED,)
+        self.scale = checked.d_model**-0.5 if checked.scale_decoder_outputs else 1.0
+
+    def fresh(self) -> T5ForConditionalGeneration:
+        """transformers 5 ties the head whatever the config says; the file decides here."""
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(T5Config(**self._config))
+            tied = model.shared.weight
+            model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = tied
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(tied)) if self._untied else tied
+        return model
+
+    def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
+        """Normed decoder state at the first position, which decides the first token of the answer."""
+        norm = tensors["decoder.final_layer_norm.weight"]
+        return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden[:, 0])
+
+    def probe(self) -> Batch:
+        ids = random_tokens(self.model.config.vocab_size)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, :3].contiguous()}
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        return library_logits(T5ForConditionalGeneration, folder, **inputs)[:, 0]
+
+    def canonical(self, stored: str) -> str | None:
+        return None if stored in self.aliases or stored == _UNUSED else stored
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """transformers 4 ties the head and scales its inputs where `tie_word_embeddings` is true, and does neither
+        where it is false. Version 5 says true whatever the head is, and `scale_decoder_outputs` beside it."""
+        scaled = bool(self.model.config.scale_decoder_outputs)
+        said = dict(config)
+        if said.get("tie_word_embeddings", True) != scaled:
+            said["tie_word_embeddings"] = scaled
+        if not self._untied:
+            alone = "" if scaled else "the head is the embedding and its inputs are not scaled"
+        else:
+            apart = scaled and not torch.equal(*model.read([_HEAD, _SHARED]).values())
+            alone = "the head has values of its own and its inputs are scaled" if apart else ""
+        return said, [f"needs transformers 5: {alone}, which no config.json says to version 4"] if alone else []
+
+
+def shift_right(labels: Tensor, start: int) -> Tensor:
+    """Decoder inputs `[batch, targets]` for teacher forcing: the start token, then the targets but the last."""
+    shifted = labels.new_full(labels.shape, start)
+    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)
+    return shifted
+
+
+def _encoder_mask(inputs: Batch) -> Tensor:
+    ids = inputs["input_ids"]
+    return inputs.get("attention_mask", torch.ones_like(ids))
+
+
+def _targets(inputs: Batch) -> Tensor:
+    return (inputs["labels"] != IGNORED).long()
+
+
+def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
+    return replace(call, args=tuple(replaced.get(i, value) for i, value in enumerate(call.args)))
+
+
+def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
+    """Every residual part by its name. As in the whole block, attention hands on the position bias that it used."""
+
+    def part(position: int, name: str) -> Sublayer:
+        def run(call: Call) -> Call:
+            _, mask, bias, encoded, cross_mask, cross_bias, *_ = call.args
+            given: dict[str, tuple[int, dict[str, Any]]] = {
+                "attention": (BIAS, {"attention_mask": mask, "position_bias": bias}),
+                "cross-attention": (
+                    CROSS_BIAS,
+                    {"key_value_states": encoded, "attention_mask": cross_mask, "position_bias": cross_bias},
+                ),
+            }
+            if name not in given:
+                return _with(call, {HIDDEN: block.run_part(tensors, f"layer.{position}", call.hidden)})
+            used, kwargs = given[name]
+            hidden, bias = block.run_part(tensors, f"layer.{position}", call.hidden, **kwargs)[:2]
+            return _with(call, {HIDDEN: hidden, used: bias})
+
+        return run
+
+    return {name: part(position, name) for position, name in enumerate(names)}

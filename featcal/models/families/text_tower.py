@@ -1,0 +1,239 @@
+"""Two towers that are both merged: the text tower beside the one for pictures, as a stage of its own.
+
+A sample is then a picture and a prompt, and nothing of the one reaches the other: the stages of the picture's tower are
+what they are without it. The library's own whole model gives modules, masks and features of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.func import functional_call
+
+from featcal.formats.located import Located
+from featcal.formats.pretrained import load_complete
+from featcal.formats.weights import Weights
+from featcal.models.adapter import (
+    Adapter,
+    Batch,
+    Block,
+    Call,
+    PromptEncoder,
+    Stage,
+    TokenOptions,
+    check_buffers,
+    read_alone,
+)
+from featcal.models.attention import choose_attention
+from featcal.models.families.clip import ClipVision
+from featcal.models.families.decoder import fill_buffers
+from featcal.models.families.decoder_facts import DecoderPart
+from featcal.models.families.encoder import Encoder
+from featcal.models.families.encoder_facts import ENCODERS
+from featcal.models.families.facts import class_of
+from featcal.models.families.language import as_weights, masked, random_tokens, unreadable
+from featcal.models.families.sublayers import PartedStage
+from featcal.models.standing_in import capture_calls
+from featcal.system.errors import InputError, NoScores
+
+_TOWER, _PROJECTION = "text_model", "text_projection"
+_KEYS = ("self_attn.k_proj", "self_attn.v_proj")
+_SETTINGS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "eos_token_id")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
+
+
+class TextStage(PartedStage):
+    """Token ids of prompts → embeddings → blocks of the text tower."""
+
+    name = "text"
+    feeds = False
+    parts = (DecoderPart("attention", "self_attn", "layer_norm1"), DecoderPart("mlp", "mlp", "layer_norm2"))
+    shared = (("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"),)
+
+    def __init__(self, model: Any) -> None:
+        self._stack = model.get_submodule(_TOWER)
+        self._end: int = model.config.text_config.eos_token_id
+        layers = enumerate(self._stack.encoder.layers)
+        self.blocks = tuple(Block(f"{_TOWER}.encoder.layers.{i}", layer) for i, layer in layers)
+        names = [name for name, _ in self._stack.named_parameters() if name.startswith("embeddings.")]
+        self.outer = tuple(f"{_TOWER}.{name}" for name in names)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        own = {name.removeprefix(f"{_TOWER}."): tensor for name, tensor in outer.items()}
+        return capture_calls(self._stack, self.blocks, own, **prompts_of(inputs))
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Of the tower, which no file has."""
+        return dict(self._stack.named_buffers())
+
+    def pooled(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
+        """`[batch, width]`: what the library's own tower makes of prompts, with these tensors by name inside it."""
+        made: Tensor = functional_call(self._stack, dict(tensors), (), prompts_of(inputs), strict=True).pooler_output
+        return made
+
+    def weighting(self, index: int, module: str) -> str:
+        """Of the last block nothing but the token that is read reaches the features, except through keys and values."""
+        last = index == len(self.blocks) - 1
+        return "read token" if last and module not in _KEYS else "tokens"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """Padding has weight 0, every other token 1, or `patch_weight` beside the one that is read alone."""
+        attended = as_weights(inputs.get("attention_mask"))
+        if weighting == "tokens":
+            return attended
+        return read_alone(call, self.read(inputs), options.patch_weight, attended)
+
+    def read(self, inputs: Batch) -> Tensor:
+        """`[batch]`: the token whose last state becomes the features: the last one where prompts are not masked
+        (SigLIP), else the first end token. The library takes the largest id for it where the configuration says 2, as
+        that of the first CLIPs does, whose end token is another."""
+        ids = inputs["input_ids"]
+        if "attention_mask" not in inputs:
+            return torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        return ids.argmax(1) if self._end == 2 else ids.eq(self._end).int().argmax(1)
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        return masked(call.hidden, inputs.get("attention_mask"))
+
+
+class TwoTowers(Adapter):
+    """What comes to the adapter of a tower for pictures, of which a subclass is one too."""
+
+    reads_prompts = True
+    whole_class: str
+    """Class of transformers that has both towers."""
+    whole_prompts = False
+    """Whether prompts are padded to the model's full length, without a mask, as it was trained."""
+    _visual: tuple[Stage, ...]
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        if "text_config" not in config:
+            raise InputError(f"a '{config.get('model_type')}' has no text tower; leave 'text_tower' out")
+        self._seeing.__init__(config, names, device)
+        kind = getattr(transformers, self.whole_class)
+        with torch.device("meta"):
+            self._whole = kind(kind.config_class(**config))
+        with device:
+            fill_buffers(self._whole)
+        choose_attention(self._whole)
+        check_buffers(self._whole)
+        self._text = TextStage(self._whole)
+        for stage in self.stages:
+            stage.name = "vision"
+        self.stages = (self._text, *self.stages)
+        kept = tuple(f"{one}." for one in (_TOWER, _PROJECTION))
+        own = {name: tuple(p.shape) for name, p in self._whole.named_parameters() if name.startswith(kept)}
+        self._text_shapes, self.scoring = own, tuple(own)
+        self._both = {**self._seeing.shapes(), **own}
+        self.tower = (*self.tower, *own)
+        options = self._whole.config.text_config
+        self.settings = {**self.settings, **{f"text {name}": getattr(options, name, None) for name in _SETTINGS}}
+        self._longest: int = options.max_position_embeddings
+        self.vocabulary = (*self.vocabulary, f"{_TOWER}.embeddings.token_embedding.weight")
+
+    @property
+    def _seeing(self) -> Any:
+        """This model as the adapter of its tower for pictures has it."""
+        return super()
+
+    def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
+        folder = base.folder
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+        try:
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"base: {folder} has no usable tokenizer, which class prompts need ({error})") from error
+        padding = "max_length" if self.whole_prompts else True
+        encoded = tokenizer(
+            list(texts), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"
+        )
+        return {name: encoded[name] for name in (["input_ids"] if self.whole_prompts else _READ)}
+
+    def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
+        """Prompts through the model's own tower, in float32; the factor of the scores is the base's."""
+        tensors = {name: tensor.float().cpu() for name, tensor in model.read(self._text_shapes).items()}
+        scale = base.open(self.canonical, self.aliases).read(["logit_scale"])["logit_scale"]
+
+        def encode(texts: list[str]) -> Tensor:
+            inputs = self.prompt_inputs(base, texts)
+            with self.in_use:
+                return self._features(tensors, inputs)
+
+        return encode, float(scale.float().exp())
+
+    def _features(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
+        """Features `[batch, k]` of prompts, as the library's own text tower computes them."""
+        own, projection = dict(self._text.buffers()), f"{_PROJECTION}.weight"
+        for name in self._text_shapes:
+            if name.startswith(f"{_TOWER}."):
+                own[name.removeprefix(f"{_TOWER}.")] = tensors[name]
+        pooled = self._text.pooled(own, inputs)
+        return torch.nn.functional.linear(pooled, tensors[projection]) if projection in tensors else pooled
+
+    def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """Final features of pictures, and beside them those of the probe's prompts."""
+        prompts = {name: tensor.to(features.device) for name, tensor in self.probe().items()}
+        return torch.cat([features, self._features(tensors, prompts)], dim=1)
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        seen = self._seeing.reference(folder, {"pixel_values": inputs["pixel_values"]})
+        loaded = load_complete(getattr(transformers, self.whole_class), folder)
+        with torch.no_grad():
+            read = loaded.get_submodule(_TOWER)(**prompts_of(inputs)).pooler_output
+            found: Tensor = loaded.text_projection(read) if hasattr(loaded, _PROJECTION) else read
+        return torch.cat([seen, found], dim=1)
+
+    def probe(self) -> Batch:
+        """Pictures, and prompts of random tokens that end with an end token."""
+        rows = self._text_shapes[f"{_TOWER}.embeddings.token_embedding.weight"][0]
+        if self.whole_prompts:
+            return {**self._seeing.probe(), "input_ids": random_tokens(rows, tokens=self._longest)}
+        ids, end = random_tokens(rows, tokens=min(7, self._longest)), self._whole.config.text_config.eos_token_id
+        ids[ids == end] = (end + 1) % rows
+        ids[:, -3] = ids.max() if end == 2 else end
+        return {**self._seeing.probe(), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def tokens(self, inputs: Batch) -> int:
+        pictured: int = self._seeing.tokens(inputs)
+        return pictured + inputs["input_ids"].numel()
+
+    def misfit(self, inputs: Batch) -> str | None:
+        rows = self._text_shapes[f"{_TOWER}.embeddings.token_embedding.weight"][0]
+        return self._seeing.misfit(inputs) or unreadable(inputs, rows)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._both
+
+
+class ClipTowers(TwoTowers, ClipVision):
+    """Both towers of transformers' CLIP."""
+
+    whole_class = "CLIPModel"
+    classes = ("CLIPModel",)
+
+
+class SiglipTowers(TwoTowers, Encoder):
+    """Both towers of transformers' SigLIP."""
+
+    whole_class = "SiglipModel"
+    whole_prompts = True
+
+
+_READ = ("input_ids", "attention_mask")
+
+
+def prompts_of(inputs: Batch) -> dict[str, Tensor]:
+    """Of a batch, what the text tower reads."""
+    return {name: inputs[name] for name in _READ if name in inputs}
+
+
+def siglip_towers() -> type[Adapter]:
+    """Both towers of the row of SigLIP (`encoder_facts`)."""
+    (facts,) = (one for one in ENCODERS if one.model_type == "siglip")
+    return class_of(facts, SiglipTowers, "Towers", modality=facts.modality, scores_with="prompts")

@@ -1,0 +1,96 @@
+"""Vision transformers of timm with a classifier, in folders as timm writes them for the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.models.adapter import Batch, check_buffers
+from featcal.models.families.decoder_facts import DecoderPart
+from featcal.models.families.encoder import Encoder
+from featcal.models.families.encoder_facts import VISION_DEFAULTS, EncoderFacts
+from featcal.system.errors import InputError, NumericalError
+
+
+class TimmVit(Encoder):
+    """timm's `VisionTransformer` whose head reads the class token.
+
+    Query, key and value are one linear map (`qkv`): rows of a ridge regression do not depend on each other, so this is
+    the same as apart. Its keys and values reach the class token, so in the last block all of it counts every token.
+    """
+
+    library = "timm"
+    family = "timm"
+    modality = "pixels"
+    scores_with = "own"
+    defaults = VISION_DEFAULTS
+    facts = EncoderFacts(
+        model_type="timm",
+        config="",
+        model="",
+        modality="pixels",
+        stack="",
+        blocks="blocks",
+        norm="norm",
+        reads="x",
+        parts=(DecoderPart("attention", "attn", "norm1", "ls1"), DecoderPart("mlp", "mlp", "norm2", "ls2")),
+        shared=(),
+        keys=("attn.qkv",),
+        classifier=("head",),
+        heads=("head.",),
+        settings=("architecture", "model_args"),
+    )
+
+    def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
+        """timm's own model by the names in `config.json`.
+
+        Raises:
+            InputError: no vision transformer, or one with another head than a classifier of the class token.
+        """
+        import timm
+        from timm.models.vision_transformer import VisionTransformer
+
+        named = str(config.get("architecture"))
+        arguments = dict(config.get("model_args") or {})
+        try:
+            with torch.device("meta"):
+                model: Any = timm.create_model(named, num_classes=int(config.get("num_classes", 1000)), **arguments)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"timm cannot make a model '{named}' ({error})") from error
+        kind = type(model)
+        if kind is not VisionTransformer:
+            raise InputError(f"'{named}' is timm's {kind.__name__}; of timm featcal reads VisionTransformer")
+        plain = model.attn_pool is None and isinstance(model.fc_norm, torch.nn.Identity)
+        if model.global_pool != "token" or model.num_prefix_tokens != 1 or not plain:
+            raise InputError(
+                f"'{named}': its head does not read the class token alone (global_pool '{model.global_pool}', "
+                f"{model.num_prefix_tokens} tokens in front of the patches); featcal reads no other of timm's"
+            )
+        for block in model.blocks:
+            block.attn.fused_attn = False  # which has no forward-mode derivative
+        side, patch = model.patch_embed.img_size, model.patch_embed.patch_size
+        if side[0] != side[1] or patch[0] != patch[1]:
+            raise InputError(f"'{named}': pictures of {list(side)} in patches of {list(patch)}, which are not square")
+        own = {"num_channels": model.patch_embed.proj.in_channels, "image_size": side[0], "patch_size": patch[0]}
+        heads, eps = model.blocks[0].attn.num_heads, model.norm.eps
+        options = {"architecture": named, "model_args": arguments, "num_attention_heads": heads, "layer_norm_eps": eps}
+        return check_buffers(model), SimpleNamespace(**own, **options)
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        import timm
+
+        try:
+            loaded: Any = timm.create_model(f"local-dir:{folder.as_posix()}", pretrained=True).eval()
+        except RuntimeError as error:
+            raise NumericalError(f"{folder}: timm cannot load it: {error}") from error
+        with torch.no_grad():
+            features: Tensor = loaded.forward_head(loaded.forward_features(inputs["pixel_values"]), pre_logits=True)
+        return features
+
+    def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
+        return f'import timm\n\nmodel = timm.create_model("local-dir:{folder.as_posix()}", pretrained=True)'

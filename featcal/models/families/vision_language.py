@@ -1,0 +1,339 @@
+"""Language models that read pictures: a stage for the vision tower, then one for the language model, told by a row of
+facts (`vision_language_facts`).
+
+Every text comes with one picture. The tower has the patches of all pictures of a batch in one row, without padding, so
+its states are `[patches, width]`; what drift sees of them has a row per picture (`Pictures`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Sublayer, TokenOptions, check_buffers
+from featcal.models.attention import choose_attention
+from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers
+from featcal.models.families.decoder_facts import SETTINGS
+from featcal.models.families.facts import class_of
+from featcal.models.families.language import library_logits, random_tokens, without_cache
+from featcal.models.families.renamed_block import NamedBlock
+from featcal.models.families.sublayers import PartedStage
+from featcal.models.families.vision_language_facts import VisionLanguageFacts
+from featcal.models.generation import Generator
+from featcal.models.standing_in import capture_calls, standing_in
+
+_PICTURES = "pictures"
+"""Under this name a call of the tower carries the numbers of its pictures' patches (`Call.apart`)."""
+
+
+class PackedBlock(NamedBlock):
+    """A block of the tower, which cuts its row into windows or pictures by numbers that are data."""
+
+    def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
+        """On meta, where there are no data, a state of the same form."""
+        return call.hidden if call.hidden.is_meta else super().run(local, call)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How the rows of one batch's pictures lie, one picture after the other."""
+
+    counts: Tensor
+    """`[batch]` rows of every picture."""
+    longest: int
+    """Rows that any picture may have, in this batch or another."""
+
+    @classmethod
+    def of(cls, inputs: Batch) -> Pictures:
+        """Those of a batch's patches."""
+        return cls(inputs["image_grid_thw"].prod(1), inputs["pixel_values"].shape[1])
+
+    @classmethod
+    def behind(cls, call: Call, merged: int) -> Pictures:
+        """Those of a state of the tower, before or behind the merger, which makes one patch of `merged`."""
+        ((counts, longest), _) = call.apart[_PICTURES]
+        shared = 1 if len(call.hidden) == int(counts.sum()) else merged
+        return cls(counts // shared, longest // shared)
+
+    def apart(self, rows: Tensor) -> Tensor:
+        """Rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more of them."""
+        kept = self._kept
+        places = torch.full(kept.shape, len(rows), device=rows.device)
+        places[kept] = torch.arange(len(rows), device=rows.device)
+        return torch.nn.functional.pad(rows, (0, 0, 0, 1))[places]
+
+    def packed(self, padded: Tensor) -> Tensor:
+        """The inverse of `apart`."""
+        return padded[self._kept.nonzero(as_tuple=True)]
+
+    @property
+    def _kept(self) -> Tensor:
+        """`[batch, longest]`: where there is a row."""
+        return torch.arange(self.longest, device=self.counts.device) < self.counts[:, None]
+
+
+class _ByRow(TorchFunctionMode):
+    """Inside the `with`, this thread puts pictures' rows among those of the text in a way that has derivatives side by
+    side: torch's own `masked_scatter` is taken through them one by one, with a warning."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        called = _placed if func is Tensor.masked_scatter else func
+        return called(*args, **(kwargs or {}))
+
+
+def _placed(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """States `[batch, tokens, width]` with `rows` `[n, width]`, in order, where `mask` marks a token."""
+    tokens = mask[..., 0]
+    places = (tokens.flatten().cumsum(0) - 1).clamp(min=0).view(tokens.shape)
+    return torch.where(mask, rows[places], states)
+
+
+class VisionStage(PartedStage):
+    """Patches → embeddings → blocks of the tower → merger, its last block."""
+
+    name = "vision"
+    spent = ("pixel_values",)
+
+    def __init__(self, model: Any, facts: VisionLanguageFacts, merged: int) -> None:
+        self._merged, self.parts, self.shared = merged, facts.vision_parts, facts.vision_shared
+        path = f"{facts.whole}.{facts.vision}"
+        self._tower = model.get_submodule(path)
+        stored, blocks = in_files(facts, path), self._tower.get_submodule(facts.vision_blocks)
+        inside = ((f"{facts.vision_blocks}.{i}", block) for i, block in enumerate(blocks))
+        merger = self._tower.get_submodule(facts.merger)
+        self.blocks = (
+            *(PackedBlock(f"{stored}.{name}", block, f"{path}.{name}", {}) for name, block in inside),
+            NamedBlock(f"{stored}.{facts.merger}", merger, f"{path}.{facts.merger}", {}),
+        )
+        behind = tuple(f"{one}." for one in (facts.vision_blocks, facts.merger))
+        names = (name for name, _ in self._tower.named_parameters() if not name.startswith(behind))
+        self._outer = {f"{stored}.{name}": name for name in names}
+        self.outer = tuple(self._outer)
+        kind = type(blocks[0].get_submodule(facts.vision_parts[0].norm))
+        self.norm = None if issubclass(kind, nn.LayerNorm) else kind
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        own = {name: outer[stored] for stored, name in self._outer.items()}
+        pictures = Pictures.of(inputs)
+        patches = pictures.packed(inputs["pixel_values"]).to(next(iter(own.values())).dtype)
+        call = capture_calls(self._tower, self.blocks, own, hidden_states=patches, grid_thw=inputs["image_grid_thw"])
+        return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
+
+    def weighting(self, index: int, module: str) -> str:
+        """Behind the merger's norm there is one row for several patches."""
+        norm = module in self.blocks[index].modules_of(self.norm or nn.LayerNorm)
+        return "merged patches" if index == len(self.blocks) - 1 and not norm else "patches"
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """All count alike; there is no padding."""
+        rows = len(call.hidden) // (self._merged if weighting == "merged patches" else 1)
+        return torch.ones(1, rows, dtype=torch.float64, device=call.hidden.device)
+
+    def by_token(self, given: Tensor) -> Tensor:
+        return given[None] if given.ndim == 2 else given
+
+    def state(self, call: Call, inputs: Batch) -> Tensor:
+        """A picture's own patches, in the order in which the tower has them."""
+        return Pictures.behind(call, self._merged).apart(call.hidden)
+
+    def with_state(self, call: Call, state: Tensor) -> Call:
+        return call.on(Pictures.behind(call, self._merged).packed(state))
+
+    def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
+        """As the facts have them; the merger is one part."""
+        if block is self.blocks[-1]:
+            return {"mlp": lambda call: call.on(block.run(tensors, call))}
+        return super().sublayers(block, tensors)
+
+
+class LanguageStage(DecoderStage):
+    """Token ids and what the tower made of their pictures → decoder blocks.
+
+    Where pictures stand among the tokens, masks and positions are the library's own: its whole forward runs, with the
+    tower standing in for itself.
+    """
+
+    def __init__(self, model: Any, facts: VisionLanguageFacts, vision: VisionStage, image_token: int) -> None:
+        super().__init__(model, facts)
+        self._vision, self._image_token = vision, image_token
+        self._whole = model.get_submodule(facts.whole)
+        self._patches = Block("", self._whole.get_submodule(f"{facts.vision}.{facts.patches}"))
+        path = f"{facts.stack}.{facts.blocks}"
+        stored = in_files(facts, path)
+        self.blocks = tuple(
+            NamedBlock(f"{stored}.{i}", block.module, f"{path}.{i}", {}) for i, block in enumerate(self.blocks)
+        )
+        self._outer = {in_files(facts, name): name[len(facts.whole) + 1 :] for name in self.outer}
+        self.outer = tuple(self._outer)
+
+    def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
+        assert upstream is not None
+        own = {name: outer[stored] for stored, name in self._outer.items()}
+        ids, mask, grid = inputs["input_ids"], inputs.get("attention_mask"), inputs["image_grid_thw"]
+        *blocks, merger = self._vision.blocks
+        unread = upstream.hidden.new_zeros(int(grid.prod(1).sum()), 1)
+        with _ByRow(), standing_in([self._patches, *blocks]), standing_in([merger], upstream.hidden):
+            call = capture_calls(
+                self._whole,
+                self.blocks,
+                own,
+                input_ids=ids,
+                attention_mask=mask,
+                pixel_values=unread,
+                image_grid_thw=grid,
+                mm_token_type_ids=(ids == self._image_token).int(),
+                use_cache=False,
+            )
+        return without_cache(call)
+
+    def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
+        """As in any decoder, and tokens of a picture times `image_weight`."""
+        weights = super().token_weights(weighting, call, inputs, options)
+        ids = inputs["input_ids"]
+        seen = torch.where(ids == self._image_token, options.image_weight, 1.0).double()
+        return seen if weights is None else weights * seen
+
+
+class VisionLanguage(Decoder):
+    """A model of pictures and text; a subclass for every row of facts (`vision_language_of`)."""
+
+    facts: VisionLanguageFacts
+    image_processor = "Qwen2VLImageProcessor"
+    image_token: int
+
+    def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
+        facts = self.facts
+        self._all = self.config_class(**config)
+        self._config, vision = self._all.get_text_config(), self._all.vision_config
+        self._device, self._tied = device, bool(self._all.tie_word_embeddings)
+        self._embedded = f"{facts.stack}.{facts.embedding}.weight"
+        self._head, self._embedding = f"{facts.head}.weight", in_files(facts, self._embedded)
+        self.model = self.fresh()
+        choose_attention(self.model)
+        check_buffers(self.model)
+        self.settings = {name: getattr(self._config, name, None) for name in (*SETTINGS, *facts.settings)}
+        self.settings |= {f"vision {name}": getattr(vision, name) for name in facts.vision_settings}
+        self.image_token, self._merged = self._all.image_token_id, vision.spatial_merge_size**2
+        self._video_token = self._all.video_token_id
+        self._channels = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        seeing = VisionStage(self.model, facts, self._merged)
+        self.stages = (seeing, LanguageStage(self.model, facts, seeing, self.image_token))
+        self.tower = tuple(self.shapes())
+        self.aliases = {self._head: self._embedding} if self._tied else {}
+        self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
+        self.scoring = (self._embedding if self._tied else self._head,)
+        self._norm = f"{facts.stack}.{facts.norm}"
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{in_files(facts, self._norm)}."))
+
+    def fresh(self) -> Any:
+        with torch.device("meta"):
+            model = self.model_class(copy.deepcopy(self._all))
+        if self._tied:
+            model.get_submodule(self.facts.head).weight = model.get_parameter(self._embedded)
+        with self._device:
+            fill_buffers(model)
+        return model
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        found = self.model.named_parameters()
+        return {in_files(self.facts, name): tuple(parameter.shape) for name, parameter in found}
+
+    def canonical(self, stored: str) -> str | None:
+        """Files that the library wrote for a while have the names of its classes."""
+        if stored in self.aliases or stored.endswith(self.facts.dropped):
+            return None
+        return in_files(self.facts, stored)
+
+    def tokens(self, inputs: Batch) -> int:
+        return super().tokens(inputs) + int(inputs["image_grid_thw"].prod(1).sum())
+
+    def probe(self) -> Batch:
+        """Two texts with a picture each, of two by four and four by two merged patches."""
+        side = int(self._merged**0.5)
+        grid = torch.tensor([[1, 2 * side, 4 * side], [1, 4 * side, 2 * side]])
+        ids = self._readable(random_tokens(self.shapes()[self._embedding][0], tokens=13))
+        ids[:, 1:9] = self.image_token
+        patches = torch.randn(2, 8 * self._merged, self._channels, generator=torch.Generator().manual_seed(0))
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "pixel_values": patches,
+            "image_grid_thw": grid,
+        }
+
+    def _readable(self, ids: Tensor) -> Tensor:
+        """Without tokens that stand for pictures and films."""
+        taken = {self.image_token, self._video_token}
+        free = next(token for token in range(len(taken) + 1) if token not in taken)
+        return ids.masked_fill(torch.isin(ids, torch.tensor([*taken])), free)
+
+    def reference(self, folder: Path, inputs: Batch) -> Tensor:
+        ids = inputs["input_ids"]
+        given = {"input_ids": ids, "attention_mask": inputs["attention_mask"], **self.seen(inputs, ids)}
+        return library_logits(self.model_class, folder, **given)[:, -1]
+
+    def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
+        unsaid = (self.image_token, self._video_token)
+        return replace(super().generating(tensors, folder), seen=self.seen, unsaid=unsaid)
+
+    def seen(self, inputs: Batch, ids: Tensor) -> dict[str, Tensor]:
+        """What the library's own model is given of the pictures of some texts, whose tokens are `ids`."""
+        return {
+            "pixel_values": Pictures.of(inputs).packed(inputs["pixel_values"]),
+            "image_grid_thw": inputs["image_grid_thw"],
+            "mm_token_type_ids": (ids == self.image_token).int(),
+        }
+
+    def misfit(self, inputs: Batch) -> str | None:
+        return super().misfit(inputs) or self._misfit_of_pictures(inputs)
+
+    def _misfit_of_pictures(self, inputs: Batch) -> str | None:
+        ids, patches, grid = inputs["input_ids"], inputs.get("pixel_values"), inputs.get("image_grid_thw")
+        if patches is None or grid is None:
+            return "no pictures; a model of pictures and text takes one with every text ('image' beside 'input')"
+        if patches.shape[-1] != self._channels:
+            return f"patches have {patches.shape[-1]} values, the model takes {self._channels}"
+        if bool((ids == self._video_token).any()):
+            return "a text has tokens of a film; featcal takes pictures alone"
+        if bool((ids[:, 0] == self.image_token).any()):
+            return "a text begins with its picture; put a token in front of it, such as '<|vision_start|>'"
+        wrong = ((ids == self.image_token).sum(1) != grid.prod(1) // self._merged).nonzero()
+        if len(wrong):
+            return f"sample {int(wrong[0])}: its text has not as many tokens for the picture as the picture has"
+        return None
+
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """As in any decoder, of the language model's part, where there is one; version 4 looks for the sections of
+        positions along time, height and width in `rope_scaling`, whatever the kind."""
+        inner = config.get("text_config")
+        if not isinstance(inner, Mapping):
+            return super().portable(config, model)
+        said, notes = super().portable(inner, model)
+        if said.get("rope_scaling") is None and "mrope_section" in (inner.get("rope_parameters") or {}):
+            said["rope_scaling"] = {name: one for name, one in inner["rope_parameters"].items() if name != "rope_theta"}
+        return {**config, "text_config": said}, notes
+
+
+def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
+    """The adapter for one row.
+
+    Raises:
+        AttributeError: the installed transformers has no class of that name.
+    """
+    return class_of(facts, VisionLanguage, "Model of pictures and text")
+
+
+def in_files(facts: VisionLanguageFacts, name: str) -> str:
+    """What files call a module or a tensor of the library's class."""
+    for place, stored in facts.stored.items():
+        if name == place or name.startswith(f"{place}."):
+            return f"{stored}{name[len(place) :]}"
+    return name

@@ -1,0 +1,64 @@
+"""What featcal must be told of a language model that reads pictures: a row of facts each, and the rows it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionLanguageFacts(DecoderFacts):
+    """A decoder-only model that reads pictures as tokens among those of the text, in the manner of Qwen2-VL: patches of
+    all pictures of a batch follow each other in one row, and a merger makes one token of several neighbours."""
+
+    whole: str
+    """Module that makes states of text and pictures; the stack is inside it."""
+    vision: str
+    """The vision tower inside `whole`."""
+    vision_parts: tuple[DecoderPart, ...]
+    """The residual parts of a block of the tower, in order."""
+    vision_shared: tuple[tuple[str, ...], ...] = ()
+    """Linear maps of such a block that are given the same input, by name inside it."""
+    vision_blocks: str = "blocks"
+    """The list of blocks inside the tower."""
+    patches: str = "patch_embed"
+    """Module of the tower that makes a state of every patch."""
+    merger: str = "merger"
+    """Module of the tower behind its blocks; it is calibrated as the tower's last block."""
+    stored: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What files call modules of the whole model, where that is not their name in the class."""
+    vision_settings: tuple[str, ...] = ()
+    """Options of the tower's configuration that change the forward without changing a shape."""
+
+
+_PARTS = (DecoderPart("attention", "attn", "norm1"), DecoderPart("mlp", "mlp", "norm2"))
+_QWEN_NAMES = {"model.language_model": "model", "model.visual": "visual"}
+
+VISION_LANGUAGE = (
+    VisionLanguageFacts(
+        model_type="qwen2_vl",
+        config="Qwen2VLConfig",
+        model="Qwen2VLForConditionalGeneration",
+        stack="model.language_model",
+        whole="model",
+        vision="visual",
+        vision_parts=_PARTS,
+        stored=_QWEN_NAMES,
+        vision_settings=("num_heads", "hidden_act", "spatial_merge_size"),
+    ),
+    VisionLanguageFacts(
+        model_type="qwen2_5_vl",
+        config="Qwen2_5_VLConfig",
+        model="Qwen2_5_VLForConditionalGeneration",
+        stack="model.language_model",
+        whole="model",
+        vision="visual",
+        vision_parts=_PARTS,
+        vision_shared=(("mlp.gate_proj", "mlp.up_proj"),),
+        stored=_QWEN_NAMES,
+        vision_settings=("num_heads", "hidden_act", "spatial_merge_size", "window_size", "fullatt_block_indexes"),
+    ),
+)
+"""The models of pictures and text that featcal comes with, each tested (docs/architectures.md)."""

@@ -1,0 +1,285 @@
+"""Every problem of a suite at once, what is worth knowing, and what a calibration will take; nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.calibration.config import CalibrationConfig, config_of
+from featcal.family.ancestry import Lineages, judge, measure_lineage
+from featcal.family.opening import Family
+from featcal.family.outside_tower import left_out
+from featcal.formats.weights import TensorInfo, Weights
+from featcal.mergers.engine import RecipeWeights
+from featcal.models.adapter import Adapter
+from featcal.preflight.estimates import Estimates, cache_free_bytes, estimate, probe_seconds
+from featcal.preflight.models import Opened, Report, add_notes, open_models, usable_family
+from featcal.preflight.places import Places
+from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
+from featcal.preflight.remote import Download
+from featcal.preflight.samples import Drawn, check_samples
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite, expert_role
+from featcal.system.errors import FeatcalError, InputError
+from featcal.system.formatting import readable
+
+ASSUMED_TOKENS = 128.0
+"""Tokens of a text sample whose data set was not fetched yet."""
+PROBE_LIMIT = 15.0
+"""Seconds that looking for swapped experts may take without being asked for."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a check found: problems, notes, and what a calibration would take."""
+
+    suite: str
+    problems: tuple[str, ...]
+    """What must be put right, by model and then by task: what is wrong, where, and what to do."""
+    family: Family | None
+    """The opened suite; None where something is wrong or still on the Hub."""
+    notes: tuple[str, ...] = ()
+    """What may be meant so, but should be known."""
+    downloads: tuple[Download, ...] = ()
+    """What a run would fetch first."""
+    estimates: Estimates | None = None
+    lineage: Lineages | None = None
+    """How far every model is from the base, layer by layer."""
+    diagonal: Diagonal | None = None
+    """Every expert on every task, where that was asked for or cheap."""
+    description: Mapping[str, Any] | None = None
+
+    @property
+    def download_bytes(self) -> int:
+        return sum(one.bytes for one in self.downloads)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `featcal check --json`."""
+        document: dict[str, Any] = {
+            "suite": self.suite,
+            "ok": not self.problems,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "downloads": [one.to_json() for one in self.downloads],
+            "estimates": None if self.estimates is None else self.estimates.to_json(),
+            "lineage": None if self.lineage is None else self.lineage.to_json(),
+            "diagonal": None if self.diagonal is None else dict(self.diagonal.accuracy),
+            "probe": None if self.diagonal is None else self.diagonal.to_json(),
+        }
+        return document | dict(self.description or {})
+
+
+def check(suite: Suite, probe: bool | None = None) -> Preflight:
+    """Compare all models, open all sources, and estimate what a calibration takes; collect everything there is to say.
+
+    Models and data sets that are only on the Hub are judged by what the Hub says of them (shapes, dtypes, sizes); no
+    weights are fetched. Of local models weights are read for the distance to the base, one layer at a time.
+
+    Args:
+        probe: score every expert on every task, which finds swapped ones; None does it where that takes less than
+            `PROBE_LIMIT` seconds.
+    """
+    places = Places(suite.root)
+    opened = open_models(suite, places)
+    add_notes(suite, opened)
+    family = usable_family(suite, opened, places)
+    config, general = _config(suite, opened.adapter)
+    lineage = _lineage(family, opened)
+    _note_left_out(suite, family, opened)
+    if isinstance(suite.merged, MergeRecipe):
+        general.notes += suite.merged.notes
+    tasks, drawn = check_samples(suite, family, places, config)
+    estimates = None
+    if opened.adapter is not None and "base" in opened.weights:
+        sizes = {task: drawn.get(task) or _assumed(opened.adapter, config) for task in suite.tasks}
+        merged = opened.weights.get("merged", opened.weights["base"]).info
+        estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
+        general.notes += _scarce(estimates, places)
+    diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
+    if diagonal is None:
+        general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))
+    general.problems += _out_of_reach(places)
+    if suite.unpinned():
+        general.notes.append(
+            f"data sets without a revision may change under the suite: {', '.join(suite.unpinned())}; set 'revision'"
+        )
+    reports = [*opened.reports.values(), *tasks.values(), general]
+    problems = tuple(problem for report in reports for problem in report.problems)
+    whole = family is not None and not problems and not places.downloads
+    return Preflight(
+        suite.name,
+        problems,
+        family if whole else None,
+        tuple(note for report in reports for note in report.notes),
+        tuple(places.downloads.values()),
+        estimates,
+        lineage,
+        diagonal,
+        None if problems else _description(suite, opened),
+    )
+
+
+def _description(suite: Suite, opened: Opened) -> dict[str, Any] | None:
+    merged = opened.weights.get("merged", opened.weights.get("base"))
+    if opened.adapter is None or merged is None:
+        return None
+    return _sizes(opened.adapter, merged.info, len(suite.tasks))
+
+
+def _sizes(adapter: Adapter, info: Mapping[str, TensorInfo], tasks: int) -> dict[str, Any]:
+    """Size of the models and what a calibration will hold in memory and write, from headers alone."""
+    tower = [info[name] for name in adapter.tower]
+    blocks = adapter.blocks()
+    largest = max(sum(_count(info[name].shape) for name in block.names) for block in blocks)
+    return {
+        "family": adapter.family,
+        "blocks": len(blocks),
+        "parameters": sum(_count(one.shape) for one in tower),
+        "dtypes": sorted({str(one.dtype).removeprefix("torch.") for one in tower}),
+        "tasks": tasks,
+        "bytes_written": sum(_count(one.shape) * one.dtype.itemsize for one in info.values()),
+        "bytes_of_weights_in_memory": 3 * 4 * largest,
+    }
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
+    """The options of a calibration; the paper's where the suite's are out of range, which is a problem."""
+    defaults = {} if adapter is None else adapter.defaults
+    asked = suite.calibration.given()
+    try:
+        return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked), Report()
+    except InputError as error:
+        problems = [f"calibration options of the suite: {problem}" for problem in error.problems]
+        return CalibrationConfig(**defaults), Report(problems)
+
+
+def _lineage(family: Family | None, opened: Opened) -> Lineages | None:
+    """Distances to the base; what they say is added to the reports."""
+    if family is None:
+        return None
+    models: dict[str, Weights] = {expert_role(task): weights for task, weights in family.experts.items()}
+    if "merged" in opened.weights and not isinstance(family.merged, RecipeWeights):
+        models = {"merged": family.merged, **models}
+    try:
+        lineage, damaged = measure_lineage(family, models)
+    except InputError as error:  # the base itself
+        opened.reports["base"].problems += error.problems
+        return None
+    problems, notes = judge(lineage)
+    for role in models:
+        opened.reports[role].problems += [*damaged.get(role, ()), *problems.get(role, ())]
+        opened.reports[role].notes += notes.get(role, ())
+    return lineage
+
+
+def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
+    """What a recipe leaves out of experts whose values can be read is added to their reports."""
+    sound = _sound(family, opened)
+    if sound is not None and isinstance(suite.merged, MergeRecipe):
+        for task, note in left_out(sound).items():
+            opened.reports[expert_role(task)].notes.append(note)
+
+
+def _sound(family: Family | None, opened: Opened) -> Family | None:
+    """The family without experts whose values are damaged or not the base's."""
+    if family is None:
+        return None
+    sound = {task: one for task, one in family.experts.items() if not opened.reports[expert_role(task)].problems}
+    return replace(family, experts=sound)
+
+
+def _probe(
+    family: Family | None, drawn: Mapping[str, Drawn], seed: int, wanted: bool | None, general: Report
+) -> Diagonal | None:
+    """Every expert on every task, where that is wanted or cheap; what it shows is added to the report."""
+    if family is None or len(family.experts) < 2 or wanted is False:
+        return None
+    seconds = probe_seconds(family.adapter, drawn, PROBE_SAMPLES)
+    if wanted is None and seconds > PROBE_LIMIT:
+        general.notes.append(
+            f"swapped experts were not looked for: scoring every expert on every task takes about {seconds / 60:.0f} "
+            "min; ask for it with --probe"
+        )
+        return None
+    try:
+        diagonal = measure_diagonal(family, seed)
+    except FeatcalError as error:
+        general.notes.append(f"swapped experts were not looked for: {error}")
+        return None
+    if diagonal is not None:
+        problems, notes = diagonal.findings()
+        general.problems += problems
+        general.notes += notes
+    return diagonal
+
+
+_HOW_TO_READ = " (--probe runs every expert)"
+
+
+def _unread(lineage: Lineages | None) -> str:
+    """Say which weights nothing has read, so that a check that found no problem is not taken for more than it is."""
+    if lineage is None:
+        return "no weights were read; values that are NaN or infinite do not show here"
+    what = "the matrices of blocks and embeddings were" if lineage.whole else "one matrix of each layer was"
+    return f"of weights, only {what} read; values elsewhere that are NaN or infinite do not show here"
+
+
+def _assumed(adapter: Adapter, config: CalibrationConfig) -> Drawn:
+    """What a task draws whose samples are not here: pictures have a known size, text is taken to be of usual length."""
+    inputs = adapter.probe()
+    count = len(next(iter(inputs.values())))
+    if adapter.modality != "pixels":
+        return Drawn(config.samples, ASSUMED_TOKENS, 16.0 * ASSUMED_TOKENS)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
+    return Drawn(config.samples, adapter.tokens(inputs) / count, size / count)
+
+
+def _scarce(estimates: Estimates, places: Places) -> list[str]:
+    """Notes where this machine has less than a run is estimated to need."""
+    notes = []
+    available = estimates.memory_available_bytes
+    if available is not None and estimates.memory_bytes > available:
+        notes.append(
+            f"about {readable(estimates.memory_bytes)} of memory are needed, {readable(available)} are free; "
+            "--max-memory keeps token states in files, fewer samples make them smaller"
+        )
+    if estimates.disk_bytes > estimates.disk_free_bytes:
+        notes.append(
+            f"about {readable(estimates.disk_bytes)} will be written, {readable(estimates.disk_free_bytes)} are free "
+            "on the disk of the working folder"
+        )
+    wanted = sum(one.bytes for one in places.downloads.values())
+    if wanted and wanted > (free := cache_free_bytes()):
+        notes.append(
+            f"{readable(wanted)} would be fetched from the Hub, {readable(free)} are free on the disk of its local "
+            "cache"
+        )
+    return notes
+
+
+def _out_of_reach(places: Places) -> list[str]:
+    """What keeps models and data sets from being looked at, one problem each."""
+    problems = []
+    if places.unreachable:
+        ids = "; ".join(f"'{ref}' ({_who(labels)})" for ref, labels in places.unreachable.items())
+        problems.append(
+            f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset "
+            "HF_HUB_OFFLINE), or give local folders"
+        )
+    if places.without_package:
+        names = ", ".join(f"'{name}'" for name in sorted(places.without_package))
+        problems.append(f"data sets are read with the package 'datasets' ({names}): pip install 'featcal[hub]'")
+    return problems
+
+
+def _who(labels: Sequence[str]) -> str:
+    own = list(dict.fromkeys(labels))
+    return own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"

@@ -1,0 +1,119 @@
+"""Columns on disk: parquet files, and the arrow tables of Hub data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featcal.samples.table import Row
+from featcal.system.errors import InputError
+from featcal.system.paths import require_plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class ArrowTable:
+    """Columns on disk in chunks of rows, of which only the wanted ones are read."""
+
+    where: str
+    schema: pa.Schema
+    sizes: Sequence[int]
+    """Rows of every chunk."""
+    read: Callable[[int, list[str]], pa.Table]
+    """Chunk, columns → those columns of that chunk."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.schema.names)
+
+    def __len__(self) -> int:
+        return int(sum(self.sizes))
+
+    def column(self, name: str) -> list[Any]:
+        return [value for chunk in range(len(self.sizes)) for value in self.read(chunk, [name])[name].to_pylist()]
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        ends = np.cumsum(self.sizes)
+        chunks = np.searchsorted(ends, wanted, side="right")
+        found: dict[int, Row] = {}
+        for chunk in np.unique(chunks):
+            here = np.flatnonzero(chunks == chunk)
+            local = np.asarray(wanted)[here] - (ends[chunk] - self.sizes[chunk])
+            part = self.read(int(chunk), list(columns)).take(local)
+            found.update(zip(here.tolist(), part.to_pylist(), strict=True))
+        return [found[position] for position in range(len(wanted))]
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        described = (self.schema.metadata or {}).get(b"huggingface")
+        if described is None:
+            return None
+        try:
+            names = json.loads(described)["info"]["features"][column]["names"]
+        except (ValueError, KeyError, TypeError):
+            return None  # described in another way, or no column of classes
+        return tuple(map(str, names))
+
+    def place(self, row: int) -> str:
+        return f"{self.where}, row {row}"
+
+    @property
+    def folder(self) -> Path:
+        return Path()
+
+
+def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
+    """A parquet file or a folder of them, and whether the files themselves are those of `split`.
+
+    In a folder the Hub's names decide: the files of split "test" are `test.parquet`, `test-*.parquet` or lie in
+    `test/`. Where none has such a name, all files are taken.
+
+    Raises:
+        InputError: no parquet files, unreadable ones, or files with different columns.
+    """
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} has no .parquet files")
+    named = [file for file in files if path.is_dir() and split is not None and _belongs(file.relative_to(path), split)]
+    return _parquet_table(path, named or files), bool(named)
+
+
+def _belongs(file: Path, split: str) -> bool:
+    return file.stem == split or file.stem.startswith(f"{split}-") or split in file.parts[:-1]
+
+
+def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    places: list[tuple[Path, int]] = []
+    sizes: list[int] = []
+    schema: pa.Schema | None = None
+    for file in files:
+        require_plain(file)
+        try:
+            with pq.ParquetFile(file) as opened:
+                own = opened.schema_arrow
+                sizes += [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+                places += [(file, group) for group in range(opened.num_row_groups)]
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(f"{file} is not a whole parquet file ({error})") from error
+        schema = schema or own
+        if own.names != schema.names:
+            raise InputError(f"{file} has columns {', '.join(own.names)}, {files[0]} has {', '.join(schema.names)}")
+
+    def read(chunk: int, columns: list[str]) -> pa.Table:
+        file, group = places[chunk]
+        try:
+            with pq.ParquetFile(file) as opened:
+                return opened.read_row_group(group, columns=columns)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(f"{file} is not a whole parquet file ({error})") from error
+
+    return ArrowTable(str(path), schema, sizes, read)

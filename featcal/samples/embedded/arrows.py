@@ -1,0 +1,29 @@
+"""Road signs with an arrow in one of eight directions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featcal.samples.embedded.kit import Floats, Order, fill, frame, near, over, sheet, two_colours
+
+
+def _arrow(u: Floats, v: Floats) -> Floats:
+    """Signed distance to an arrow that points to the right."""
+    shaft = np.maximum(abs(v) - 0.2, np.maximum(u - 0.2, -0.85 - u))
+    head = np.maximum(-u, 0.75 * u + abs(v) - 0.68)
+    arrow: Floats = np.minimum(shaft, head)
+    return arrow
+
+
+def arrows(order: Order) -> Floats:
+    """White arrows on a round blue road sign before a sky."""
+    u, v = frame(order, 0.75, 0.2, 0.15)
+    angle = (order.labels * (np.pi / 4)).astype(np.float32)[:, None, None]
+    cos, sin = np.cos(angle), np.sin(angle)
+    cover = fill(_arrow(cos * u + sin * v, cos * v - sin * u))
+    if order.plain:
+        return two_colours(order, cover)
+    sky = sheet(order, (0.62, 0.72, 0.62), 0.1)
+    sky = over(sky, near(order, (0.25, 0.35, 0.2), 0.1), fill(-v + 0.5, 0.4))
+    sign = over(sky, near(order, (0.1, 0.3, 0.8), 0.1), fill(np.hypot(u, v) - 1.1))
+    return over(sign, (0.95, 0.95, 0.95), cover)

@@ -1,0 +1,73 @@
+"""Data sets on the Hub, or in local folders of the same layout, through the package `datasets`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from featcal.samples.arrow import ArrowTable
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import FileStamp, stamps
+from featcal.system.paths import local_path
+from featcal.system.sandbox import require_links_inside, require_no_hub
+
+_SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""What `save_to_disk` leaves: the first of several splits, the others of one."""
+
+
+def read_hub(name: str, root: Path, config: str | None, split: str, revision: str | None) -> ArrowTable:
+    """A split of the data set `name`: a folder below `root` if there is one, else an id on the Hub.
+
+    Rows stay on disk, mapped into memory. Opened once, a folder for as long as its files stay the same.
+
+    Raises:
+        InputError: a folder of `save_to_disk`; `datasets` is not installed; no such data set, configuration, split or
+            revision; or the Hub cannot be reached and its cache does not have it.
+    """
+    folder = local_path(name, root, "hub").resolve()
+    if folder.is_dir():
+        require_links_inside(folder, "hub")
+    else:
+        require_no_hub("hub")
+    return _opened(name, folder, tuple(stamps(folder)), config, split, revision)
+
+
+@lru_cache(maxsize=64)
+def _opened(
+    name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
+) -> ArrowTable:
+    refuse_saved_to_disk(folder)
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"data set '{name}' is read with the package 'datasets': pip install 'featcal[hub]'"
+        ) from error
+    place = str(folder) if folder.is_dir() else name
+    where = f"data set '{name}'" + (f", configuration '{config}'" if config else "")
+    try:
+        opened = datasets.load_dataset(place, name=config, split=split, revision=revision)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), "no reason given")
+        raise InputError(f"{where}, split '{split}' cannot be loaded ({type(error).__name__}: {reason})") from error
+    table = opened.with_format("arrow")[:]
+    batches = table.to_batches()
+
+    def read(chunk: int, columns: list[str]) -> Any:
+        import pyarrow as pa
+
+        return pa.Table.from_batches([batches[chunk]]).select(columns)
+
+    return ArrowTable(f"{where}, split '{split}'", table.schema, [len(batch) for batch in batches], read)
+
+
+def refuse_saved_to_disk(folder: Path) -> None:
+    """Raise an InputError that says what to do if a folder was written by the `save_to_disk` of `datasets`."""
+    files = {name for name in _SAVED_TO_DISK if (folder / name).is_file()}
+    if "dataset_dict.json" in files or len(files) == 2:
+        raise InputError(
+            f"{folder} was written by save_to_disk, the cache format of `datasets`; write every split as a file, "
+            "load_from_disk(...)['train'].to_parquet('FOLDER/train.parquet') and so on, and give the source "
+            "{parquet: FOLDER, split: train}"
+        )

@@ -1,0 +1,58 @@
+"""Texts that come with a picture each → inputs of a language model that reads both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from featcal.samples.pool import Image, TextExample
+from featcal.samples.prepare import Preparation, Prepared, prepare_causal, tokenizer_of
+from featcal.system.errors import InputError
+
+_AT_ONCE = 64  # decoded pictures in memory
+
+
+def prepare_pictured(
+    examples: Sequence[TextExample], images: Sequence[Image], preparation: Preparation, max_length: int
+) -> Prepared:
+    """What `prepare_causal` makes of the texts, whose token for a picture stands there once for every merged patch of
+    it; `pixel_values` `[n, patches, values]`, zero behind a picture's own, and `image_grid_thw` `[n, 3]`.
+
+    Args:
+        images: decoded when they are taken.
+
+    Raises:
+        InputError: a text without a place for its picture or with several, one that would have to be cut, or as
+            `Preparation.pixels`.
+    """
+    mark = tokenizer_of(preparation.folder).convert_ids_to_tokens(preparation.image_token)
+    patches: list[Tensor] = []
+    grids: list[Tensor] = []
+    for start in range(0, len(images), _AT_ONCE):
+        own, grid, merged = preparation.patches(images[start : start + _AT_ONCE])
+        patches, grids = [*patches, *own], [*grids, grid]
+    grid = torch.cat(grids)
+    counts = (grid.prod(1) // merged).tolist()
+    placed = [_placed(example, mark, count) for example, count in zip(examples, counts, strict=True)]
+    made = prepare_causal(placed, preparation.folder, max_length)
+    if made.truncated:
+        raise InputError(
+            f"{made.truncated} of {len(examples)} texts have more than {max_length} tokens with their pictures (the "
+            f"largest has {max(counts)}), and none is cut; raise 'max_length' or lower 'max_pixels' of the "
+            "base's image processor"
+        )
+    return Prepared({**made.inputs, "pixel_values": pad_sequence(patches, True), "image_grid_thw": grid})
+
+
+def _placed(example: TextExample, mark: str, count: int) -> TextExample:
+    """The text with as many tokens as its picture has."""
+    if example.input.count(mark) != 1:
+        raise InputError(
+            f"a text has {example.input.count(mark)} places for its picture, expected one: write {mark} into 'input' "
+            f"where the picture stands ({example.input[:60]!r})"
+        )
+    return replace(example, input=example.input.replace(mark, mark * count))

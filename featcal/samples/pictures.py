@@ -1,0 +1,184 @@
+"""Pools of pictures in files: `.npz` arrays and folders of images."""
+
+from __future__ import annotations
+
+import csv
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcal.samples.arrow import read_parquet
+from featcal.samples.pool import Image, Pool
+from featcal.samples.records import numbered, read_image
+from featcal.samples.table import read_jsonl
+from featcal.suite.schema import SPLITS
+from featcal.system.errors import InputError
+from featcal.system.formatting import readable, shortened
+from featcal.system.paths import require_plain
+
+_VALIDATION_EVERY = 10
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, TypeError, MemoryError, RecursionError, OverflowError, SyntaxError),
+    *(NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What numpy raises for files that are damaged or no `.npz` at all."""
+_IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_MOST_METADATA = 1 << 28
+"""Bytes of a metadata file, which is read whole."""
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+def _array(member: object, what: str) -> NDArray[Any]:
+    """A member of a `.npz` file; what is no `.npy` comes as its bytes."""
+    if not isinstance(member, np.ndarray):
+        raise InputError(f"{what} is no array; write the file with numpy.savez")
+    return member
+
+
+def arrays(file: Path, split: str) -> Pool:
+    """Pictures and labels of an `.npz` file: `SPLIT_x`, uint8 `[n, H, W, 3]`, and `SPLIT_y`, `[n]`.
+
+    Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others are
+    "calibration".
+
+    Raises:
+        InputError: no such split, a file that cannot be read or unpacks to far more than it has, or other arrays.
+    """
+    if split not in ("train", *SPLITS):
+        raise InputError(f"arrays have no split '{split}', only train, {', '.join(SPLITS)}")
+    part = "test" if split == "test" else "train"
+    _require_proportion(file)
+    try:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as content:
+            missing = [name for name in (f"{part}_x", f"{part}_y") if name not in content]
+            if missing:
+                raise InputError(f"{file} has no {' and '.join(missing)} (found {', '.join(content)})")
+            images, labels = (_array(content[f"{part}_{of}"], f"{file}: {part}_{of}") for of in "xy")
+            names = tuple(map(str, np.atleast_1d(content["class_names"]))) if "class_names" in content else None
+    except _UNREADABLE as error:
+        raise InputError(f"{file} is not a readable .npz file ({error})") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
+        raise InputError(f"{file}: {part}_x is {images.dtype} {list(images.shape)}, expected uint8 [n, H, W, 3]")
+    if labels.shape != images.shape[:1]:
+        raise InputError(f"{file}: {part}_x has {len(images)} samples, {part}_y has shape {list(labels.shape)}")
+    if split in ("calibration", "validation"):
+        held_out = np.arange(len(images)) % _VALIDATION_EVERY == 0
+        chosen = held_out if split == "validation" else ~held_out
+        images, labels = images[chosen], labels[chosen]
+    return Pool(len(images), labels, names, lambda wanted: [images[i] for i in wanted])
+
+
+_PACKED, _SMALL = 100, 1 << 30
+"""How many times its own size an `.npz` file may unpack to, and the bytes from which on that is asked: pictures of one
+colour pack a thousandfold, and a thousand of those are no data set."""
+
+
+def _require_proportion(file: Path) -> None:
+    """Raise InputError for a file that is none, or that unpacks to far more than it has."""
+    require_plain(file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except _UNREADABLE as error:
+        raise InputError(f"{file} is not a readable .npz file ({error})") from error
+    if unpacked > max(_SMALL, _PACKED * file.stat().st_size):
+        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it anew")
+
+
+def imagefolder(folder: Path, label: str | None) -> Pool:
+    """One class per sub-folder, or the labels of a metadata file where there is one with the column `label`.
+
+    Raises:
+        InputError: no folder, no sub-folders, or a metadata file that cannot be read or does not fit them.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, an imagefolder is a folder")
+    described = _described(folder, label)
+    files, labels, names = described if described is not None else _by_subfolder(folder)
+
+    def images(wanted: Sequence[int]) -> list[Image]:
+        return [read_image(files[i], str(files[i])) for i in wanted]
+
+    return Pool(len(files), labels, names, images, counted_names=names is not None)
+
+
+_Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None]
+
+
+def _by_subfolder(folder: Path) -> _Files:
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not classes:
+        raise InputError(f"{folder} has no sub-folders; make one per class")
+    files = [
+        (path, index)
+        for index, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in _IMAGE_FILES and not path.name.startswith(".")
+    ]
+    return [file for file, _ in files], np.array([index for _, index in files], dtype=np.int64), tuple(classes)
+
+
+def _described(folder: Path, label: str | None) -> _Files | None:
+    """Files and labels of a metadata file; None where there is none, or none with labels and none are asked for."""
+    present = [name for name in _METADATA if (folder / name).is_file()]
+    if len(present) > 1:
+        raise InputError(f"{folder} has {' and '.join(present)}; keep one of them")
+    if not present:
+        if label is not None:
+            raise InputError(f"{folder} has no {', '.join(_METADATA)} with the column '{label}'")
+        return None
+    columns, rows = _metadata(folder / present[0])
+    wanted = label or "label"
+    if label is None and wanted not in columns:
+        return None
+    missing = [name for name in ("file_name", wanted) if name not in columns]
+    if missing:
+        raise InputError(f"{folder / present[0]} has no column '{missing[0]}' (columns: {', '.join(columns)})")
+    given = [str(row["file_name"]) for row in rows]
+    files = [folder / name for name in given]
+    lost = [name for name, file in zip(given, files, strict=True) if not _inside(name, file)]
+    if lost:
+        raise InputError(
+            f"{folder / present[0]} names {len(lost)} files that are not there, such as {shortened(lost[0])}; "
+            "names lie below its folder"
+        )
+    labels, names = numbered([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
+    return files, labels, names
+
+
+def _inside(name: str, file: Path) -> bool:
+    """Whether a name in a folder's metadata is that of a file in it."""
+    try:
+        return not Path(name).is_absolute() and ".." not in Path(name).parts and file.is_file()
+    except (OSError, ValueError):  # too long, a null character
+        return False
+
+
+def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
+    """Columns and rows of a metadata file; the numbers in a CSV file are numbers."""
+    require_plain(file, most=_MOST_METADATA)
+    if file.suffix != ".csv":
+        table = read_jsonl(file) if file.suffix == ".jsonl" else read_parquet(file, None)[0]
+        return table.columns, table.rows(range(len(table)), table.columns)
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            columns, rows = list(reader.fieldnames or ()), list[dict[str, Any]](reader)
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{file} is not a readable CSV file ({error})") from error
+    uneven = next((number for number, row in enumerate(rows, start=1) if None in row), None)
+    if uneven is not None:
+        raise InputError(f"{file}, row {uneven} has more cells than the {len(columns)} of the first line")
+    for name in columns:
+        values = [row[name] for row in rows]
+        if name != "file_name" and all(value is not None and value.isdecimal() for value in values):
+            for row in rows:
+                row[name] = int(row[name])
+    return columns, rows

@@ -1,0 +1,366 @@
+"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders, decoders and encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from featcal.formats.checkpoint import read_config
+from featcal.formats.hub import HUB_FILES
+from featcal.formats.located import Pictures
+from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
+from featcal.models.families.language import IGNORED
+from featcal.samples.pool import Image, Pool, TextExample
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import FileStamp, stamps
+
+Modality = Literal["pixels", "seq2seq", "causal", "text"]
+"""What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
+Written = Callable[[str], Pool]
+"""Task → the text that its expert writes."""
+BACKEND = "torchvision"
+"""What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
+PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
+"""Image processors of transformers that a base's settings may name."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Keyword inputs of a model, and how many examples had to be cut for it."""
+
+    inputs: Mapping[str, Tensor]
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What makes a model's inputs of samples."""
+
+    folder: Path
+    """The base's, which has its image processor or tokenizer."""
+    modality: Modality
+    image_processor: str = ""
+    """Class of transformers that makes pixels of pictures by the settings in `folder`; empty for the one they name."""
+    pictures: Pictures | None = None
+    """What makes pixels of pictures in its place."""
+    written: Written | None = None
+    """What the experts write, for sources that ask for it."""
+    embeds: bool = False
+    """Whether texts become embeddings that are compared in pairs."""
+    image_token: int | None = None
+    """What stands for a part of a picture among the tokens of a text, where a model reads both."""
+    copies: int = 0
+    """How many varied copies of every picture (`tasks.vary`) are drawn behind all pictures."""
+
+    def pixels(self, images: Sequence[Image]) -> Tensor:
+        """Pictures → `pixel_values` `[n, 3, H, W]` float32.
+
+        Raises:
+            InputError: no usable processor, or pictures that it cannot make one batch of.
+        """
+        if self.pictures is not None:
+            return self.pictures.prepare(images)
+        pixels: Tensor = self._processed(images)["pixel_values"]
+        return pixels.float()
+
+    def patches(self, images: Sequence[Image]) -> tuple[list[Tensor], Tensor, int]:
+        """Pictures → the patches of each `[n, values]` float32, their numbers along time, height and width
+        `[pictures, 3]`, and how many of them are one token.
+
+        Raises:
+            InputError: as `pixels`.
+        """
+        made = self._processed(images)
+        grid = made["image_grid_thw"].long()
+        merged = int(self._processor().merge_size) ** 2
+        return list(torch.split(made["pixel_values"].float(), grid.prod(1).tolist())), grid, merged
+
+    def _processed(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
+        writable = [image.copy() for image in images]  # the processor wraps them as tensors
+        options = {
+            "return_tensors": "pt",
+            "input_data_format": "channels_last",
+        }  # else it guesses, wrongly at 1, 3 or 4 rows
+        try:
+            made: Mapping[str, Tensor] = self._processor()(images=writable, **options)
+        except ValueError as error:
+            raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
+        return made
+
+    def made_by(self) -> dict[str, str]:
+        """Class and backend of image processor or tokenizer, for the record of a run.
+
+        Raises:
+            InputError: as `pixels` and `tokenizer_of`.
+        """
+        if self.modality != "pixels":
+            text = {"text": _class(tokenizer_of(self.folder))}
+            return text if self.image_token is None else text | self._made_pictures()
+        if self.pictures is not None:
+            return dict(self.pictures.made_by)
+        return self._made_pictures()
+
+    def _made_pictures(self) -> dict[str, str]:
+        return {"pictures": _class(self._processor()), "backend": BACKEND}
+
+    def _processor(self) -> Any:
+        """The image processor; read once for as long as the folder's files stay the same."""
+        return _read_processor(self.folder, self.image_processor, _settings(self.folder))
+
+
+def _class(one: object) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def prepare_seq2seq(
+    examples: Sequence[TextExample], folder: Path, max_length: int = 512, max_target_length: int = 32
+) -> Prepared:
+    """Texts → inputs of an encoder-decoder, by the tokenizer in `folder`.
+
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest; `labels` `[n, U]`, -100 on padding,
+    each ending with the end token. Longer inputs and targets keep their beginning and their end token.
+
+    Raises:
+        InputError: examples without target, or no usable tokenizer.
+    """
+    if any(example.target is None for example in examples):
+        raise InputError("an encoder-decoder needs answers; give the source 'target' or 'targets'")
+    tokenizer = tokenizer_of(folder)
+    end = tokenizer.eos_token_id
+    inputs = _token_ids(tokenizer, [example.input for example in examples])
+    targets = [_ended(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
+    cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
+    inputs = [_beginning(ids, max_length, end) for ids in inputs]
+    targets = [_beginning(ids, max_target_length, end) for ids in targets]
+    prepared = {**_padded(inputs, tokenizer), "labels": stacked(targets, IGNORED)}
+    return Prepared(prepared, sum(cut))
+
+
+def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
+    """Texts → inputs of a decoder, by the tokenizer in `folder`: prompt, target and the end token if there is one.
+
+    `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest;
+    `completion_mask` is 1 on the target's tokens, or wherever `attention_mask` is if there is no target. Where both
+    together are too long the prompt loses its beginning, except for the start token, down to a quarter of the limit;
+    only then does the target lose its end. Either way the example is counted.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    end = tokenizer.eos_token_id
+    prompts = _token_ids(tokenizer, [example.input for example in examples])
+    answers = _token_ids(tokenizer, [example.target or "" for example in examples], special=False)
+    rows, completions, truncated = [], [], 0
+    for example, prompt, answer in zip(examples, prompts, answers, strict=True):
+        if example.target is not None:
+            prompt = _going_on(prompt, end)
+            answer = _ended(answer, end)
+        truncated += len(prompt) + len(answer) > max_length
+        prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
+        answer = answer[: max_length - len(prompt)]
+        rows.append(prompt + answer)
+        completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
+    prepared = {**_padded(rows, tokenizer), "completion_mask": stacked(completions, 0)}
+    return Prepared(prepared, truncated)
+
+
+def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
+    """Texts, or pairs of texts, → inputs of a classifier, by the tokenizer in `folder` as it encodes and cuts them.
+
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` where the
+    tokenizer tells the texts of a pair. Of a pair the longer text loses its end.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    texts = [example.input for example in examples]
+    pairs = [example.pair for example in examples if example.pair is not None] or None
+    options = {"padding": False, "verbose": False}
+    encoded = tokenizer(texts, pairs, truncation=False, **options)
+    truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
+    if truncated:
+        encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
+    prepared = _padded([list(ids) for ids in encoded["input_ids"]], tokenizer)
+    if "token_type_ids" in encoded:
+        prepared["token_type_ids"] = stacked([list(types) for types in encoded["token_type_ids"]], 0)
+    return Prepared(prepared, truncated)
+
+
+def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
+    """Token ids of what a model is to answer: for an encoder-decoder a whole text, for a decoder one that goes on.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    tokenizer = tokenizer_of(folder)
+    rows = _token_ids(tokenizer, prompts)
+    return rows if modality == "seq2seq" else [_going_on(ids, tokenizer.eos_token_id) for ids in rows]
+
+
+def start_token(folder: Path) -> int | None:
+    """What the texts of a model begin with: as its tokenizer has it, else its settings; None where nobody says.
+
+    Raises:
+        InputError: no usable tokenizer.
+    """
+    named = tokenizer_of(folder).bos_token_id
+    return read_config(folder, "base").get("bos_token_id") if named is None else named
+
+
+def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
+    """Token ids from a file → the inputs that `prepare_seq2seq`, `prepare_causal` or `prepare_text` make.
+
+    Args:
+        tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 if left out) and `labels`: for an
+            encoder-decoder `[n, U]`; for a decoder `[n, T]`, the ids themselves with -100 on the prompt.
+
+    Raises:
+        InputError: labels or mask that do not fit, or padding that is not masked or not on the right.
+    """
+    ids, labels = tokens["input_ids"], tokens.get("labels")
+    mask = tokens.get("attention_mask")
+    padding = read_config(folder, "base").get("pad_token_id")
+    if mask is None:
+        if padding is not None and bool((ids[:, -1] == padding).any()):
+            raise InputError(f"rows end with the padding id {padding}; give 'mask', the tensor that is 0 there")
+        mask = torch.ones_like(ids)
+    if bool(((mask != 0) & (mask != 1)).any()) or bool((mask.diff(dim=1) > 0).any()) or bool((mask[:, 0] == 0).any()):
+        raise InputError("the mask of every row must be ones and then zeros: padding belongs on the right")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if modality == "seq2seq":
+        inputs["labels"] = _checked_targets(labels)
+    elif modality == "text":
+        if labels is not None:
+            raise InputError(f"'labels' of a classifier are one class per text [n], not {list(labels.shape)}")
+    else:
+        inputs["completion_mask"] = mask if labels is None else _completion(ids, mask, labels)
+    return Prepared(inputs)
+
+
+def _checked_targets(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise InputError("an encoder-decoder needs answers; give 'labels', target ids [n, U] with -100 as padding")
+    given = labels != IGNORED
+    if not bool(given[:, 0].all()) or bool((given.int().diff(dim=1) > 0).any()) or bool((labels[given] < 0).any()):
+        raise InputError(f"every row of labels must be target ids and then {IGNORED}")
+    return labels
+
+
+def _completion(ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    given = labels != IGNORED
+    if labels.shape != ids.shape or not labels[given].equal(ids[given]) or bool((given & (mask == 0)).any()):
+        raise InputError(f"labels of a decoder are its token ids with {IGNORED} on prompt and padding")
+    if not bool(given.any(dim=1).all()):
+        raise InputError(f"a row of labels is {IGNORED} throughout: nothing would be learnt from it")
+    return given.long()
+
+
+def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+    encoded = tokenizer(list(texts), add_special_tokens=special, truncation=False, padding=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _ended(ids: list[int], end: int | None) -> list[int]:
+    return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
+
+
+def _going_on(ids: list[int], end: int | None) -> list[int]:
+    """Without the end token that some tokenizers add."""
+    return ids[:-1] if ids and ids[-1] == end else ids
+
+
+def _beginning(ids: list[int], limit: int, end: int | None) -> list[int]:
+    """At most `limit` ids from the beginning, and the end token if there was one."""
+    if len(ids) <= limit:
+        return ids
+    return [*ids[: limit - 1], ids[-1]] if ids[-1] == end else ids[:limit]
+
+
+def _ending(ids: list[int], limit: int, start: int | None) -> list[int]:
+    """At most `limit` ids from the end, and the start token if there was one."""
+    if len(ids) <= limit:
+        return ids
+    return [ids[0], *ids[len(ids) - limit + 1 :]] if ids[0] == start else ids[len(ids) - limit :]
+
+
+def _padded(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
+    padding = tokenizer.pad_token_id or 0  # masked: its value changes nothing
+    return {"input_ids": stacked(rows, padding), "attention_mask": stacked([[1] * len(ids) for ids in rows], 0)}
+
+
+def stacked(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    """Rows of whole numbers as one tensor `[n, longest]` int64, padded on the right."""
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
+
+
+def _settings(folder: Path) -> tuple[FileStamp, ...]:
+    """The state of what lies beside a checkpoint's weights."""
+    files = (file for pattern in HUB_FILES if pattern != "*.safetensors" for file in sorted(folder.glob(pattern)))
+    return tuple(one for file in files for one in stamps(file))
+
+
+def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
+    """The class that settings name, one of `PROCESSORS`; older names of it are understood."""
+    named = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "nothing")
+    kind = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    if kind not in PROCESSORS:
+        raise InputError(f"base: {file} names the image processor '{named}'; featcal takes {', '.join(PROCESSORS)}")
+    return kind
+
+
+@lru_cache(maxsize=8)
+def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) -> Any:
+    import transformers
+
+    found, timm = image_processor_settings(folder), timm_settings(folder)
+    if found is None and timm is not None:
+        return transformers.CLIPImageProcessor(**timm)
+    if found is None:
+        raise InputError(
+            f"base: {folder} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a 'tensors' "
+            "source"
+        )
+    try:
+        processor = getattr(transformers, kind or _named_processor(*found)).from_pretrained(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"base: {found[0]} is not a usable image processor ({error})") from error
+    backend = getattr(processor, "backend", "unknown")
+    if backend != BACKEND:
+        raise InputError(
+            f"transformers prepares pictures with the backend '{backend}' here, featcal's pixels are those of "
+            f"'{BACKEND}': upgrade transformers, and install torchvision"
+        )
+    return processor
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a checkpoint folder; read once for as long as its files stay the same.
+
+    Raises:
+        InputError: there is none, or its files are damaged.
+    """
+    return _read_tokenizer(folder, _settings(folder))
+
+
+@lru_cache(maxsize=8)
+def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise InputError(
+            f"base: {folder} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a damaged file makes the tokenizer's own reader say
+        raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error

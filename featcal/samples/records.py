@@ -1,0 +1,245 @@
+"""Pools out of rows with named columns: text through templates, pictures with their labels."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcal.samples.pool import Image, Pool, TextExample
+from featcal.samples.table import Table
+from featcal.suite.source import Source
+from featcal.suite.template import fill, template_fields
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+from featcal.system.paths import require_plain
+from featcal.system.sandbox import require_inside
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+Rows = NDArray[np.int64]
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MOST_LABEL = 2**31 - 1
+"""The largest class index."""
+MOST_PIXELS = 64_000_000
+"""Of one picture: it takes some bytes for each while it is read, however small its file is."""
+
+
+def table_pool(table: Table, source: Source, split: str | None) -> Pool:
+    """The rows of a table whose column "split" is `split`, all with None.
+
+    Raises:
+        InputError: a column that is not there, a split that no row has, labels that are none.
+    """
+    rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
+    return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
+
+
+def _rows_of_split(table: Table, split: str) -> Rows:
+    if "split" not in table.columns:
+        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_there(table)})")
+    values = table.column("split")
+    rows = np.array([row for row, value in enumerate(values) if value == split], dtype=np.int64)
+    if not len(rows):
+        known = sorted({str(value) for value in values})
+        raise InputError(f"no row has split '{split}', only {', '.join(known[:10])}.{did_you_mean(split, known)}")
+    return rows
+
+
+def _require(table: Table, columns: Sequence[str], what: str) -> None:
+    for name in columns:
+        if name not in table.columns:
+            hint = did_you_mean(name, table.columns)
+            raise InputError(f"{what} needs the column '{name}', which is not there ({_there(table)}).{hint}")
+
+
+def _there(table: Table) -> str:
+    return f"columns: {', '.join(table.columns) or 'none'}"
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def _texts(table: Table, source: Source, rows: Rows) -> Pool:
+    template, target, pair = str(source.input), source.target, source.pair
+    answers = _answers(source)
+    label = source.label or "label"
+    needed = {"'input'": template_fields(template), "'target'": template_fields(target or "")}
+    needed["'pair'"] = template_fields(pair or "")
+    needed["'targets'"] = (label,) if answers else ()
+    for option, fields in needed.items():
+        _require(table, fields, option)
+    columns = tuple(dict.fromkeys(field for fields in needed.values() for field in fields))
+
+    def example(row: Mapping[str, Any]) -> TextExample:
+        if answers is None:
+            return TextExample(
+                fill(template, row),
+                None if target is None else fill(target, row),
+                None if pair is None else fill(pair, row),
+            )
+        if isinstance(row[label], dict | list) or row[label] not in answers:
+            known = ", ".join(map(repr, answers))
+            raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
+        return TextExample(fill(template, row), answers[row[label]])  # a pair is of a classifier, which has none
+
+    def texts(wanted: Sequence[int]) -> list[TextExample]:
+        chosen = [int(rows[index]) for index in wanted]
+        examples = []
+        for place, row in zip(chosen, table.rows(chosen, columns), strict=True):
+            try:
+                examples.append(_not_empty(example(row)))
+            except ValueError as error:
+                raise InputError(f"{table.place(place)}: {error}") from error
+        return examples
+
+    labels, names, counted = (None, None, False) if answers or source.label is None else _labels(table, label, rows)
+    images = None if source.image is None else _images(table, source.image, rows)
+    return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
+
+
+def _answers(source: Source) -> Mapping[Any, str] | None:
+    if source.targets is None or isinstance(source.targets, dict):
+        return source.targets
+    return dict(enumerate(source.targets))
+
+
+def _not_empty(example: TextExample) -> TextExample:
+    if not example.input.strip():
+        raise ValueError("the input is empty")
+    for text in (example.input, example.target, example.pair):
+        if text is not None and _SURROGATE.search(text):
+            raise ValueError("the text holds half of a surrogate pair, which is no character")
+    if example.target is not None and not example.target.strip():
+        raise ValueError("the target is empty")
+    return example
+
+
+# --------------------------------------------------------------------------------------------------- pictures
+
+
+def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
+    images = _images(table, source.image or "image", rows)
+    labels, names, counted = None, None, False
+    if source.label is not None or "label" in table.columns:
+        labels, names, counted = _labels(table, source.label or "label", rows)
+    return Pool(len(rows), labels, names, images, counted_names=counted)
+
+
+def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
+    """The pictures of a column by index."""
+    _require(table, [column], "a source of pictures")
+
+    def images(wanted: Sequence[int]) -> list[Image]:
+        chosen = [int(rows[index]) for index in wanted]
+        cells = table.rows(chosen, [column])
+        return [
+            _decoded(row[column], table.place(place), table.folder) for place, row in zip(chosen, cells, strict=True)
+        ]
+
+    return images
+
+
+def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
+    """Class indices of some rows, the names of the classes, and whether the names alone are what was counted."""
+    _require(table, [column], "'label'")
+    values = table.column(column)
+    labels, names = numbered([values[row] for row in rows], f"column '{column}'")
+    return labels, table.class_names(column) or names, names is not None
+
+
+def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+    """Class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
+
+    Raises:
+        InputError: labels of another type, or of several.
+    """
+    kinds = {type(value) for value in values}
+    if kinds <= {int, bool}:
+        if any(abs(value) > MOST_LABEL for value in values):
+            raise InputError(f"{what} holds a number beyond {MOST_LABEL}; labels count classes from 0")
+        return np.array(values, dtype=np.int64), None
+    if kinds == {str}:
+        names, indices = np.unique(np.array(values), return_inverse=True)
+        return indices.astype(np.int64), tuple(names.tolist())
+    found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
+
+
+def _decoded(cell: Any, place: str, folder: Path) -> Image:
+    """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves; a file's name starts from the
+    folder."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if isinstance(cell, bytes):
+        return read_image(io.BytesIO(cell), place)
+    if isinstance(cell, str):
+        require_inside(folder / cell, place)
+        return read_image(folder / cell, f"{place}: {cell}")
+    raise InputError(f"{place}: holds a {type(cell).__name__}, expected a picture")
+
+
+def read_image(file: Path | io.BytesIO, place: str) -> Image:
+    """Any picture that Pillow opens, upright and as RGB: turned as its EXIF data say, what is transparent over white.
+
+    So `datasets` and transformers' image processors have it; `load_image` of transformers turns it too, but shows the
+    colours under transparency.
+
+    Raises:
+        InputError: it is damaged, or no picture.
+    """
+    from PIL import Image as Pillow
+
+    if isinstance(file, Path):
+        require_plain(file)
+    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Pillow.DecompressionBombError)
+    try:
+        with Pillow.open(file) as picture:
+            if math.prod(picture.size) > MOST_PIXELS:
+                raise InputError(
+                    f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that "
+                    "featcal reads; make it smaller"
+                )
+            return np.asarray(_over_white(_upright(picture)))
+    except unreadable as error:
+        raise InputError(f"{place} is not a readable picture") from error
+
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of how a camera was held, 1 to 8."""
+
+
+def _upright(picture: PillowImage) -> PillowImage:
+    """Turned and mirrored as its EXIF data say; Pillow's `exif_transpose` writes them anew, which fails on damage."""
+    from PIL.Image import Transpose
+
+    picture.load()  # some formats turn the picture and take the tag away here
+    steps = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    step = steps.get(picture.getexif().get(_ORIENTATION, 1))
+    return picture if step is None else picture.transpose(step)
+
+
+def _over_white(picture: PillowImage) -> PillowImage:
+    """As RGB."""
+    from PIL import Image as Pillow
+
+    if "A" not in picture.getbands() and picture.info.get("transparency") is None:
+        return picture.convert("RGB")
+    layer = picture.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", layer.size, "white"), layer).convert("RGB")

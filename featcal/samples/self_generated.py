@@ -1,0 +1,111 @@
+"""Text that a task's expert writes itself, to calibrate on where there is no data.
+
+A decoder writes from its start token alone or goes on from prompts; an encoder-decoder answers prompts. Draws are the
+model's own distribution (temperature 1), decided by the task's name alone, and all texts of a task are written at once:
+which of them a calibration picks depends on its seed and its number of samples, what they say on neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from featcal.models.families.language import IGNORED
+from featcal.models.generation import Generator
+from featcal.samples.pool import Pool, TextExample
+from featcal.samples.prepare import Preparation, prompt_tokens, stacked, start_token, tokenizer_of
+from featcal.suite.schema import Task
+from featcal.suite.source import SelfGenerated
+from featcal.system.errors import InputError
+
+TOGETHER = 32
+"""Prompts in one batch."""
+
+
+def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> list[list[int]]:
+    """Token ids of everything that is gone on from.
+
+    Raises:
+        InputError: a model that writes no text, an encoder-decoder without prompts, a decoder without a start token,
+            or prompts and new tokens beyond the task's limits.
+    """
+    folder, modality = preparation.folder, preparation.modality
+    if modality in ("pixels", "text"):
+        raise InputError(
+            "'self_generated' is text that an expert writes, and models of pictures and classifiers of text write none"
+        )
+    if modality == "seq2seq" and source.tokens > spec.max_target_length:
+        raise InputError(
+            f"answers of {source.tokens} tokens, 'max_target_length' is {spec.max_target_length}; lower 'tokens' or "
+            "raise the limit"
+        )
+    if not isinstance(source.prompts, int):
+        rows = prompt_tokens(source.prompts, folder, modality)
+    elif modality == "seq2seq":
+        raise InputError("an encoder-decoder answers what it reads; give 'prompts' as a list of texts")
+    elif (start := start_token(folder)) is None:
+        raise InputError("the base names no start token; give 'prompts' as a list of texts")
+    else:
+        rows = [[start]] * source.prompts
+    new = 0 if modality == "seq2seq" else source.tokens
+    for place, row in enumerate(rows):
+        if not row:
+            raise InputError(f"prompt {place} is no token of the base's tokenizer")
+        if len(row) + new > spec.max_length:
+            raise InputError(
+                f"prompt {place} has {len(row)} tokens, with {new} new ones more than 'max_length' {spec.max_length}; "
+                "shorten it, lower 'tokens' or raise the limit"
+            )
+    return rows
+
+
+def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: Preparation, task: str) -> Pool:
+    """All texts of a source, written by the expert of the task.
+
+    What begins with the start token alone is a text as a whole, without the token that ends it; what goes on from a
+    prompt has an answer, which ends where the expert ends it.
+
+    Raises:
+        InputError: as `prompts_of`.
+    """
+    prompts = prompts_of(source, spec, preparation)
+    said = _continued(generator, prompts, source.tokens, task)
+    if isinstance(source.prompts, int):
+        said = [answer[:-1] if answer[-1] in generator.ends else answer for answer in said]
+        rows, labels = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)], None
+    elif generator.encodes:
+        rows, labels = prompts, said
+    else:
+        rows = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)]
+        labels = [[IGNORED] * len(prompt) + answer for prompt, answer in zip(prompts, said, strict=True)]
+    tokenizer = tokenizer_of(preparation.folder)
+
+    def tokens(wanted: Sequence[int]) -> dict[str, Tensor]:
+        own = [rows[index] for index in wanted]
+        found = {"input_ids": stacked(own, 0), "attention_mask": stacked([[1] * len(row) for row in own], 0)}
+        return found if labels is None else found | {"labels": stacked([labels[i] for i in wanted], IGNORED)}
+
+    def texts(wanted: Sequence[int]) -> list[TextExample]:
+        words = [tokenizer.batch_decode([one[i] for i in wanted], skip_special_tokens=True) for one in (prompts, said)]
+        if labels is None:
+            return [TextExample(answer, None) for answer in words[1]]
+        return [TextExample(*both) for both in zip(*words, strict=True)]
+
+    return Pool(len(rows), None, None, texts=texts, tokens=tokens)
+
+
+def _continued(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
+    """What a model draws after every prompt; the same on one kind of device, whatever was drawn before."""
+    device = generator.model.device
+    found: list[list[int]] = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "little") >> 1)
+        for start in range(0, len(prompts), TOGETHER):
+            some = prompts[start : start + TOGETHER]
+            batch = {"input_ids": stacked(some, 0), "attention_mask": stacked([[1] * len(row) for row in some], 0)}
+            drawn = generator.sampled({name: one.to(device) for name, one in batch.items()}, tokens)
+            found += [one.tolist() for one in drawn]
+    return found

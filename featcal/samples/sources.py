@@ -1,0 +1,363 @@
+"""Samples of a task from wherever the suite file says they are.
+
+A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and makes the
+model's inputs of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featcal.formats.weights import check_finite
+from featcal.samples.arrow import read_parquet
+from featcal.samples.corruptions import corrupted
+from featcal.samples.hub import read_hub, refuse_saved_to_disk
+from featcal.samples.pictured import prepare_pictured
+from featcal.samples.pictures import arrays, imagefolder
+from featcal.samples.pool import Image, Pool, TextExample
+from featcal.samples.prepare import (
+    Preparation,
+    Prepared,
+    Written,
+    prepare_causal,
+    prepare_seq2seq,
+    prepare_text,
+    prepare_tokens,
+)
+from featcal.samples.records import MOST_LABEL, table_pool
+from featcal.samples.table import read_jsonl
+from featcal.samples.tensors import tensors
+from featcal.samples.vary import with_copies
+from featcal.suite.schema import Suite, Task
+from featcal.suite.source import Source
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, some
+from featcal.system.paths import local_path
+from featcal.system.sandbox import require_links_inside
+
+__all__ = ["Image", "Pool", "Samples", "TextExample", "draw", "look", "open_pool", "pick"]
+
+_AT_ONCE = 256  # decoded pictures in memory
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of one task, ready for the model."""
+
+    task: str
+    split: str
+    inputs: Mapping[str, Tensor]
+    """Keyword inputs of the model. Pictures: `pixel_values` `[n, 3, H, W]` float32; of text with pictures `[n, patches,
+    values]`, and `image_grid_thw` `[n, 3]`. Text: `input_ids`,
+    `attention_mask` `[n, T]` and, where they apply, `labels` `[n, U]`, `completion_mask` or `token_type_ids` `[n, T]`,
+    int64."""
+    labels: Tensor | None
+    """`[n]` int64 class indices, or None where the source has none."""
+    indices: tuple[int, ...]
+    """Position of every sample among all samples of the split; of a varied copy that of its picture."""
+    class_names: tuple[str, ...] | None
+    images: Sequence[Image] | None
+    """The pictures as they were before preprocessing, where there are any; read again when asked for."""
+    texts: tuple[str, ...] | None = None
+    """What the model reads, before tokens are made of it."""
+    targets: tuple[str, ...] | None = None
+    """The right answers."""
+    second: Mapping[str, Tensor] | None = None
+    """Of pairs that are compared, the inputs of the second texts; `inputs` are those of the first."""
+    truncated: int = 0
+    """Samples whose text was cut at the task's limits."""
+    total: int = 0
+    """Samples in the whole draw, of which these may be a part."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def draw(
+    suite: Suite,
+    task: str,
+    split: str,
+    count: int | None,
+    seed: int,
+    preparation: Preparation,
+    part: slice = slice(None),
+) -> Samples:
+    """`count` samples of a split, or all of them (None, or more than there are).
+
+    Args:
+        part: which of the drawn samples to make; the draw itself does not depend on it.
+
+    Raises:
+        InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
+            are not finite, or copies are asked for of what is no picture any more.
+    """
+    spec, pool, available, label = _opened(suite, task, split, preparation.written)
+    copies = preparation.copies
+    picked = [available[i] for i in pick(len(available), count, seed, task)]
+    places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
+    indices, total = places[part], len(places)
+    with _named(label):
+        pool = with_copies(pool, copies, seed, task) if copies else pool
+        if pool.is_text != (preparation.modality != "pixels"):
+            has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
+            raise InputError(f"the source holds {has}, the base takes {takes}; see the kinds of sources")
+        if pool.is_text:
+            drawn = _draw_text(spec, pool, indices, preparation, (task, split))
+            return replace(drawn, total=total)
+        drawn = _draw_pictures(spec, pool, indices, preparation, (task, split))
+    check_finite(drawn.inputs["pixel_values"], label, "leave out the sample, or prepare it again")
+    return replace(drawn, indices=tuple(place % pool.size for place in indices), total=total)
+
+
+def look(suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None) -> Samples:
+    """The same samples as people see them, without inputs of a model; pictures are read when they are asked for.
+
+    Args:
+        written: gives the text that an expert writes, for a source that asks for it.
+
+    Raises:
+        InputError: the task has no such split, or the source cannot be read or is empty.
+    """
+    spec, pool, available, label = _opened(suite, task, split, written)
+    indices = tuple(available[i] for i in pick(len(available), count, seed, task))
+    with _named(label):
+        if pool.is_text:
+            texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
+            labels, names = _classes(pool, indices, spec.classes)
+            return Samples(task, split, {}, labels, indices, names, None, texts, targets, total=len(indices))
+        labels, names = _classes(pool, indices, spec.classes)
+    images = None if pool.images is None else _Pictures(pool.images, indices)
+    return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
+
+
+def _opened(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
+    """A task, the pool of its split, which of its samples may be drawn, and what messages call it."""
+    spec = suite.task(task)
+    source = spec.source(split)
+    label = f"task '{task}', {split} samples"
+    if source is None:
+        raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
+    if source.self_generated is not None and written is not None:
+        with _named(label):
+            pool = written(task)
+    else:
+        pool = open_pool(source, split, suite.root, label)
+    available = _limited(pool.size, source.limit)
+    if not available:
+        raise InputError(f"{label}: the source is empty")
+    return spec, pool, available, label
+
+
+def _draw_pictures(
+    spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
+) -> Samples:
+    if pool.tensors is not None:
+        images, pixels = None, pool.tensors(indices).float()
+    else:
+        assert pool.images is not None
+        images = _Pictures(pool.images, indices)
+        pixels = torch.cat([preparation.pixels(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
+    labels, names = _classes(pool, indices, spec.classes)
+    return Samples(*name, {"pixel_values": pixels}, labels, indices, names, images)
+
+
+def _draw_text(
+    spec: Task, pool: Pool, indices: tuple[int, ...], preparation: Preparation, name: tuple[str, str]
+) -> Samples:
+    folder, modality = preparation.folder, preparation.modality
+    labels, names = _classes(pool, indices, spec.classes)
+    examples = None if pool.texts is None else pool.texts(indices)
+    texts, targets = _words(examples) if examples is not None else (None, None)
+    if pool.tokens is not None:
+        inputs = prepare_tokens(pool.tokens(indices), folder, modality).inputs
+        return Samples(*name, inputs, labels, indices, names, None, texts, targets)
+    assert examples is not None
+    if (pool.images is None) != (preparation.image_token is None):
+        has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
+        raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
+    examples, apart = _compared(examples, preparation)
+    made: Prepared
+    if pool.images is not None:
+        made = prepare_pictured(examples, _Pictures(pool.images, indices), preparation, spec.max_length)
+    elif modality == "seq2seq":
+        made = prepare_seq2seq(examples, folder, spec.max_length, spec.max_target_length)
+    elif modality == "text":
+        made = prepare_text(examples, folder, spec.max_length)
+    else:
+        made = prepare_causal(examples, folder, spec.max_length)
+    if apart is not None:
+        second = prepare_text(apart, folder, spec.max_length)
+        cut = made.truncated + second.truncated
+        return Samples(*name, made.inputs, None, indices, None, None, texts, targets, second.inputs, cut)
+    return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, truncated=made.truncated)
+
+
+def _compared(
+    examples: list[TextExample], preparation: Preparation
+) -> tuple[list[TextExample], list[TextExample] | None]:
+    """The first texts and the second ones, of pairs that are compared; None for other samples.
+
+    Raises:
+        InputError: such pairs, of a model that has no embeddings.
+    """
+    if not any(example.pair is not None and example.target is not None for example in examples):
+        return examples, None
+    if not preparation.embeds:
+        raise InputError(
+            "pairs with a number ('pair' and 'target') are compared by embeddings, for which the base must be a folder "
+            "of sentence-transformers"
+        )
+    first = [replace(example, pair=None) for example in examples]
+    return first, [replace(example, input=str(example.pair), pair=None) for example in examples]
+
+
+def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """What the model reads, and the right answers where there are any."""
+    targets = tuple(example.target for example in examples if example.target is not None)
+    read = (example.input if example.pair is None else f"{example.input}\n{example.pair}" for example in examples)
+    return tuple(read), targets or None
+
+
+def _classes(
+    pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None
+) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Labels of the drawn samples and the class names that they count.
+
+    Where the source only has names, sorted, and the suite lists classes in an order of its own, it is the names
+    that decide; names that differ altogether (prompts for folder names) are matched by position.
+    """
+    names = wanted or pool.class_names
+    if pool.labels is None:
+        return None, names
+    named = pool.class_names if not pool.counted_names else None
+    if wanted and named and wanted != named and set(wanted) == set(named):
+        raise InputError(
+            f"'classes' has the source's names in another order; labels count {some(named)}: use that order, or leave "
+            "'classes' out"
+        )
+    labels = torch.from_numpy(pool.labels[list(indices)].astype(np.int64))
+    if wanted and pool.counted_names and pool.class_names:
+        if set(pool.class_names) <= set(wanted):
+            labels = torch.tensor([wanted.index(name) for name in pool.class_names])[labels]
+        elif len(pool.class_names) != len(wanted):
+            raise InputError(
+                f"the source has {len(pool.class_names)} classes ({some(pool.class_names)}) and 'classes' names "
+                f"{len(wanted)} ({some(wanted)}); which belongs to which?"
+            )
+    if names is not None and int(labels.max()) >= len(names):
+        raise InputError(f"label {int(labels.max())} has no name, there are {len(names)} classes")
+    return labels, names
+
+
+class _Pictures(Sequence[Image]):
+    """Drawn pictures, fetched from their pool whenever they are asked for."""
+
+    def __init__(self, fetch: Callable[[Sequence[int]], list[Image]], indices: Sequence[int]) -> None:
+        self._fetch = fetch
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Image]: ...
+    def __getitem__(self, index: int | slice) -> Image | list[Image]:
+        if isinstance(index, slice):
+            return self._fetch(self._indices[index])
+        return self._fetch([self._indices[index]])[0]
+
+
+def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
+    """Indices of `count` out of `size` samples, rising; all of them for None or where there are no more. They are the
+    same for the same (seed, task), whatever other tasks do. InputError for a count below 1."""
+    if count is not None and count < 1:
+        raise InputError(f"{count} samples asked for; at least one is needed")
+    if count is None or count >= size:
+        return tuple(range(size))
+    digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
+
+
+def _limited(size: int, limit: int | None) -> list[int]:
+    """Positions of at most `limit` samples, evenly spread: sources are often sorted by class."""
+    return [round(position) for position in np.linspace(0, size - 1, min(limit or size, size))]
+
+
+def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
+    """The samples behind a source; `label` names it in errors.
+
+    Raises:
+        InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
+    """
+    with _named(label):
+        pool = _open_pool(source, split, root)
+        if source.corruption is not None and pool.images is not None:
+            pool = replace(pool, images=corrupted(pool.images, source.corruption))
+        labels = pool.labels
+        if labels is not None:
+            if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":
+                raise InputError(
+                    f"labels are {labels.dtype} {list(labels.shape)}, expected one integer for each of {pool.size}"
+                )
+            if pool.size and labels.min() < 0:
+                raise InputError(f"label {labels.min()} is negative; labels count from 0")
+            if pool.size and labels.max() > MOST_LABEL:
+                raise InputError(f"label {labels.max()} is beyond {MOST_LABEL}; labels count classes from 0")
+    return pool
+
+
+def _open_pool(source: Source, split: str, root: Path) -> Pool:
+    if source.self_generated is not None:
+        raise InputError("text that the task's expert writes is there with its model alone")
+    if source.embedded is not None:
+        return _embedded(source.embedded, source.split or split)
+    if source.hub is not None:
+        table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
+        return table_pool(table, source, None)
+    path = local_path(str(getattr(source, source.kind)), root, source.kind)
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    require_links_inside(path, source.kind)
+    refuse_saved_to_disk(path)
+    if source.tensors is not None:
+        return tensors(path, source)
+    if source.arrays is not None:
+        return arrays(path, source.split or split)
+    if source.imagefolder is not None:
+        return imagefolder(path, source.label)
+    if source.jsonl is not None:
+        return table_pool(read_jsonl(path), source, source.split)
+    rows, by_file = read_parquet(path, source.split)
+    return table_pool(rows, source, None if by_file else source.split)
+
+
+def _embedded(task: str, split: str) -> Pool:
+    from featcal.samples import embedded
+
+    if task not in embedded.CLASSES:
+        raise InputError(f"no embedded task '{task}'.{did_you_mean(task, embedded.CLASSES)}")
+    if split not in embedded.SPLITS:
+        raise InputError(f"embedded tasks have no split '{split}', only {', '.join(embedded.SPLITS)}")
+    images, labels = embedded.render(task, split)
+    return Pool(len(images), labels, embedded.CLASSES[task], lambda wanted: [images[i] for i in wanted])
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Put what the samples are called before every problem with them."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(*(f"{label}: {problem}" for problem in error.problems)) from error

@@ -1,0 +1,125 @@
+"""Rows with named columns, as every data set has them, and JSON Lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from featcal.system.errors import InputError
+from featcal.system.fingerprints import FileStamp, stamps
+from featcal.system.formatting import readable
+from featcal.system.paths import require_plain
+
+Row = dict[str, Any]
+MOST_LINE = 16 << 20
+"""Bytes of one line of JSON Lines."""
+
+
+class Table(Protocol):
+    """A data set that is read by column or by row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def column(self, name: str) -> list[Any]:
+        """Every value of one of the columns."""
+        ...
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        """The given columns of the given rows, in their order."""
+        ...
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Names that a column of class indices stands for, where the data set has them."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Where a row is, for messages."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Where the names of files start from that stand in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonTable:
+    """JSON Lines in memory."""
+
+    file: Path
+    columns: tuple[str, ...]
+    content: Sequence[Row]
+    lines: Sequence[int]
+    """Line of every row; blank lines are no rows."""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def column(self, name: str) -> list[Any]:
+        self._require(range(len(self)), name)
+        return [row[name] for row in self.content]
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        for name in columns:
+            self._require(wanted, name)
+        return [self.content[index] for index in wanted]
+
+    def _require(self, wanted: Sequence[int], name: str) -> None:
+        missing = next((index for index in wanted if name not in self.content[index]), None)
+        if missing is not None:
+            raise InputError(f"{self.place(missing)} has no field '{name}'")
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        return None
+
+    def place(self, row: int) -> str:
+        return f"{self.file}, line {self.lines[row]}"
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+
+def read_jsonl(file: Path) -> JsonTable:
+    """Every row of a `.jsonl` or `.jsonl.gz` file; parsed once for as long as the file stays the same.
+
+    Raises:
+        InputError: unreadable, damaged, or a line that is no JSON object; the message has its number.
+    """
+    require_plain(file)
+    try:
+        return _parsed(file, tuple(stamps(file)))
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{file} cannot be read to its end ({error}); fetch it again") from error
+
+
+@lru_cache(maxsize=16)
+def _parsed(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
+    content, lines = [], []
+    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE + 1), b""), start=1):
+            if len(line) > MOST_LINE:
+                raise InputError(
+                    f"{file}, line {number} has more than {readable(MOST_LINE)}; give each row its own line"
+                )
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{file}, line {number} is not valid JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{file}, line {number} holds a {type(row).__name__}, expected an object {{...}}")
+            content.append(row)
+            lines.append(number)
+    columns = tuple(dict.fromkeys(name for row in content for name in row))
+    return JsonTable(file, columns, content, lines)

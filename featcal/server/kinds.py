@@ -1,0 +1,218 @@
+"""What a job can do: kinds by name, each a function that runs in the worker and gives a document.
+
+Whatever needs torch is imported where it runs: pages and the manager read this table too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress
+
+if TYPE_CHECKING:
+    from featcal.calibration.calibrate import CalibrationResult
+    from featcal.calibration.config import CalibrationConfig, Options
+    from featcal.evaluation.evaluate import Scores
+    from featcal.family.opening import Family
+
+CHECKPOINT = "checkpoint"
+"""What a calibrated folder is called in the folder of its job."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kind gets."""
+
+    suite: str
+    args: Mapping[str, Any]
+    folder: Path
+    """The job's own: what is written there is kept with its document."""
+    progress: Progress
+
+
+def calibrate(work: Work) -> dict[str, Any]:
+    """Calibrate to a folder, going on from the blocks that a process which died had finished.
+
+    `args`: `options`, fields of `CalibrationConfig` (what is not given is the suite's, else the paper's), and `out`,
+    a folder to write; without it the checkpoint stays with the job.
+
+    Returns:
+        The document of `featcal calibrate --json`.
+    """
+    from featcal.calibration.calibrate import calibrate_to_folder
+    from featcal.family.opening import open_family
+    from featcal.suite.schema import load_suite
+
+    family = open_family(load_suite(work.suite))
+    config = _config(family, work.args.get("options", {}))
+    kept = work.folder / CHECKPOINT
+    out = Path(work.args["out"]).expanduser().absolute() if "out" in work.args else kept
+    if out == kept:
+        shutil.rmtree(kept, ignore_errors=True)  # without a document it is not known to be whole
+    partial = out.with_name(f"{out.name}.partial")
+    begun = partial.exists()
+    try:
+        return calibrate_to_folder(family, config, out, resume=begun, progress=work.progress)
+    except BaseException:  # cancelled too
+        if out == kept or not begun:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def options_of(config: CalibrationConfig) -> dict[str, Any]:
+    """The options of a calibration as a job takes them: all of them, so that none is left to the suite; every part is
+    an empty list."""
+    return {name: [] if value is None else value for name, value in asdict(config).items()}
+
+
+def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
+    from featcal.calibration.calibrate import all_parts, config_for
+    from featcal.calibration.config import idle_options
+
+    idle = idle_options(family.adapter)  # an order names them too, as they are
+    named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
+    return config_for(family, **cast("Options", named))
+
+
+def scores(work: Work) -> dict[str, Any]:
+    """Score a model on a split.
+
+    `args`: `model` (a name, a folder or a Hub id), `split`, `samples` per task (None: all), `seed`.
+
+    Returns:
+        The document of `featcal evaluate --json`, with the model's and the right answer to every sample.
+    """
+    from featcal.family.opening import open_family
+    from featcal.session.session import Session
+    from featcal.suite.schema import load_suite
+    from featcal.suite.views import View
+
+    session = Session(open_family(load_suite(work.suite)), one_shot=True)
+    view = View(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
+    found = session.scores(session.named(work.args["model"]), view, work.progress)
+    answers = {
+        task: {"predictions": list(_listed(one.predictions)), "labels": list(_listed(one.labels))}
+        for task, one in found.tasks.items()
+    }
+    return {**found.to_json(), "answers": answers}
+
+
+def sweep(work: Work) -> dict[str, Any]:
+    """Calibrate with every combination of values and measure each; what the history has is not computed again, so a
+    sweep that was cancelled or died goes on where it stopped.
+
+    `args`: `lam`, `rho`, `alpha`, lists of values; `options`, the other fields of `CalibrationConfig`; `n`, samples
+    per task to measure on.
+
+    Returns:
+        The document of `featcal sweep --json`.
+    """
+    from featcal.family.opening import open_family
+    from featcal.session.session import Session
+    from featcal.studies.sweep import Grid, run_sweep, sweep_json
+    from featcal.suite.schema import load_suite
+    from featcal.suite.views import View
+
+    session, on = Session(open_family(load_suite(work.suite)).resident()), View(work.args["n"])
+    values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
+    grid = Grid(**values, options=_config(session.family, work.args["options"]))
+    return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
+
+
+def report(work: Work) -> dict[str, Any]:
+    """Write a report as one HTML file in the job's folder.
+
+    `args`: `models`, their names, and the view that drift is measured on: `samples`, `split`, `seed`.
+
+    Returns:
+        The document of `featcal report --json`.
+    """
+    from featcal.family.opening import open_family
+    from featcal.figures.report.write import write_report
+    from featcal.session.session import Session
+    from featcal.suite.schema import load_suite
+    from featcal.suite.views import View
+
+    session, out = Session(open_family(load_suite(work.suite))), work.folder / "report.html"
+    out.unlink(missing_ok=True)  # of a process that died before its document was kept
+    on = View(work.args["samples"], work.args["split"], work.args["seed"])
+    return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
+
+
+def compare(work: Work) -> dict[str, Any]:
+    """Measure methods side by side; finished rows are kept, so one that was cancelled or died goes on where it stopped.
+
+    `args`: `methods`, their names; `seeds`; `samples`, calibration samples per task.
+
+    Returns:
+        The document of `featcal compare --methods --json`, which the page of studies finds as well.
+    """
+    from featcal.family.opening import open_family
+    from featcal.session.session import Session
+    from featcal.studies.compare import compare_methods
+    from featcal.studies.library import keep
+    from featcal.studies.plan import Plan
+    from featcal.suite.schema import load_suite
+
+    methods, seeds, samples = (work.args[name] for name in ("methods", "seeds", "samples"))
+    session = Session(open_family(load_suite(work.suite)))
+    study = compare_methods(session, Plan(tuple(methods), tuple(seeds), samples, progress=work.progress))
+    problem = keep(study)
+    if problem:
+        raise InputError(problem)
+    return study.to_json()
+
+
+KINDS: Mapping[str, Callable[[Work], dict[str, Any]]] = {
+    "calibrate": calibrate,
+    "scores": scores,
+    "sweep": sweep,
+    "report": report,
+    "compare": compare,
+}
+"""Name → what the worker calls."""
+
+
+def calibration_from(family: Family, config: CalibrationConfig, document: Mapping[str, Any]) -> CalibrationResult:
+    """What a "calibrate" job has left, as `calibrate` gives it; its blocks stay in the job's folder, and each is read
+    from there whenever it is asked for.
+
+    Raises:
+        InputError: the folder is not there any more, or not of this suite.
+    """
+    from featcal.calibration.calibrate import CalibrationResult
+    from featcal.formats.weights import OnDemand, Overlay
+
+    written = family.model(str(document["out"]))
+    blocks = OnDemand(written, (name for block in family.adapter.blocks() for name in block.names))
+    return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks), dict(document))
+
+
+def is_gone(result: CalibrationResult) -> bool:
+    """Whether the folder that a result of `calibration_from` reads from was removed; of other results False."""
+    return "out" in result.record and not Path(result.record["out"]).is_dir()
+
+
+def scores_from(document: Mapping[str, Any]) -> Scores:
+    """What a "scores" job has left, as `Session.scores` gives it."""
+    import torch
+
+    from featcal.evaluation.evaluate import Scores, TaskScore
+
+    def read(values: list[Any]) -> Any:
+        return tuple(values) if values and isinstance(values[0], str) else torch.tensor(values)
+
+    tasks = {}
+    for task, one in document["tasks"].items():
+        said = document["answers"][task]
+        tasks[task] = TaskScore(one["metric"], one["value"], read(said["predictions"]), read(said["labels"]))
+    return Scores(document["suite"], document["model"], document["split"], tasks)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, tuple) else list(values.tolist())

@@ -1,0 +1,80 @@
+"""Start the Streamlit app; what it may and may not do is in `app/.streamlit/config.toml`.
+
+The server runs in this process, so that the libraries which the first page needs are imported while the
+server starts and the browser opens, not after.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from featcal.system.sandbox import Shared
+
+FIRST_NEEDED = ("plotly.graph_objects", "pandas", "featcal.figures.charts", "featcal.models.families.clip")
+# Threads spin for some microseconds between two small products, then sleep: sleeping at once costs half of a slider's
+# time, spinning on costs the browser its core.
+ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "HF_HUB_DISABLE_TELEMETRY": "1"}
+SHARED_OPTIONS = ("--server.address=0.0.0.0", "--server.maxMessageSize=32")
+"""Of streamlit, where others use the server too: who may reach it, and the most MB of one message either way."""
+_warming: list[threading.Thread] = []
+
+
+def start_app(main: Path, port: int, extra: Sequence[str] = (), rules: Shared | None = None) -> int:
+    """Run the app until it is stopped; returns the exit status.
+
+    Args:
+        extra: further options of `streamlit run`.
+        rules: of a server that others use too, which listens on every address and works in its first folder.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    address = "127.0.0.1"
+    if rules is not None:
+        rules.to_environment()
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.chdir(rules.roots[0])
+        address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
+    from streamlit.web import cli
+
+    sys.path.insert(0, str(main.parents[1]))
+    _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
+    _warming[0].start()
+    print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
+    arguments = ["run", str(main), f"--server.port={port}", "--server.headless=true", *extra]
+    try:
+        return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
+    finally:
+        gc.unfreeze()  # what is never collected is told as leaked by libraries, a screenful at every Ctrl-C
+
+
+def wait_until_warm() -> None:
+    """Return when the imports that `start_app` began are done: two threads must not import torch at once."""
+    for thread in _warming:
+        thread.join()
+
+
+def is_warm() -> bool:
+    """Whether the libraries are loaded: a page can be drawn at once."""
+    return "torch" in sys.modules and not any(thread.is_alive() for thread in _warming)
+
+
+def _warm_up(app: str) -> None:
+    """Everything that the first chart needs; its module `opening` prepares what the app opens on.
+
+    The imports run with the garbage collector off: it would walk a million new objects, all of
+    them here to stay.
+    """
+    gc.disable()
+    try:
+        for name in (*FIRST_NEEDED, f"{app}.opening"):
+            import_module(name)
+    finally:
+        gc.freeze()  # nor does a later collection, in the middle of a slider's move
+        gc.enable()
+    import_module(f"{app}.opening").prepare()

@@ -1,0 +1,82 @@
+"""What is worth a process of its own: by the estimates of the preflight and the size of the models."""
+
+from __future__ import annotations
+
+import torch
+
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import PARTIAL, CalibrationConfig
+from featcal.calibration.linear_group import FLOAT64_BELOW
+from featcal.evaluation.evaluate import BATCH_SIZE
+from featcal.preflight.estimates import calibration_seconds, scoring_seconds
+from featcal.preflight.samples import Drawn
+from featcal.session.session import Session
+from featcal.suite.views import View
+
+LONG = 2.0
+"""Seconds of work that a page does itself."""
+SMALL = 64 * 2**20
+"""Bytes of a model that is read in a moment."""
+LONG_IF_SMALL = 60.0
+"""The same of small models: estimates of them are mostly of how busy the machine is, and a process of its own takes
+some ten seconds to begin."""
+LOOKED_AT = 2
+"""Samples of a task that tell how many tokens one has; of text, which is cheap and varies, more."""
+LOOKED_AT_OF_TEXT = 16
+
+
+def is_long(session: Session, seconds: float) -> bool:
+    """Whether work on a session's suite that takes so long belongs into a process of its own."""
+    info = session.family.merged.info
+    stored = sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in info.values())
+    return seconds > (LONG if stored > SMALL else LONG_IF_SMALL)
+
+
+def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
+    """Of the processor of this machine; estimated once for all options that cost the same.
+
+    Raises:
+        InputError: samples that cannot be drawn.
+    """
+
+    def make() -> float:
+        sizes = drawn(session, View(config.samples, "calibration", config.seed), config.augment)
+        return calibration_seconds(session.family.adapter, sizes, config)
+
+    parts = tuple(getattr(config, name) for name in PARTIAL)
+    alike = config.samples, config.augment, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
+    return session.once("seconds to calibrate", alike, make)
+
+
+def seconds_to_score(session: Session, view: View) -> float:
+    """Of scoring one model.
+
+    Raises:
+        InputError: samples that cannot be drawn.
+    """
+
+    def make() -> float:
+        family = session.family
+        answers = {task: spec.max_target_length for task, spec in family.suite.tasks.items()} if session.is_text else {}
+        return scoring_seconds(family.adapter, drawn(session, view), BATCH_SIZE, answers)
+
+    return session.once("seconds to score", (view.samples, view.split, view.seed), make)
+
+
+def seconds_to_report(session: Session, models: int, on: View) -> float:
+    """Of a report: every model scored on the test split, and its drift booked to layers, which takes as long as a
+    calibration on the same samples does."""
+    measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
+    return models * (seconds_to_score(session, View(None, "test")) + measured)
+
+
+def drawn(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
+    """The size of what a view draws of every task, told by its first samples; with so many varied copies of each."""
+    family, split = session.family, view.split or session.split
+    first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)
+    found = {}
+    for task in session.tasks:
+        few = family.samples(task, split, view.samples, view.seed, first)
+        size = sum(one.numel() * one.element_size() for one in few.inputs.values())
+        found[task] = Drawn(few.total * (1 + copies), family.adapter.tokens(few.inputs) / len(few), size / len(few))
+    return found

@@ -1,0 +1,134 @@
+"""The manager: a small process that takes jobs in turn, one at a time, and runs each in a process of its own.
+
+Nobody starts it but who sees work and no manager (`ensure_manager`); it ends when nothing is left to do. It outlives
+the server that started it. A lock that the system takes back when a process ends says whether there is one, so
+no number of a process has to be believed. Nothing in here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from featcal.server.queue import CANCELLED, DIED, FAILED, Job, Queue
+from featcal.system.locks import locked
+from featcal.system.resources import bundle_root
+
+POLL = 0.1
+"""Seconds between two looks at a worker and at whether its job is to be cancelled."""
+GRACE = 5.0
+"""Seconds that a worker has to tidy up when its job is cancelled, before it is killed."""
+AGAIN = 3.0
+"""Seconds before a second manager is started where the first has not come up."""
+WORKER = ("-m", "featcal.server.worker")
+"""What Python is told to run for a job, before the queue's folder and the job's number."""
+_LOCK = "manager.lock"
+_TURN = 2.0
+"""Seconds that a new manager waits for the lock, which others hold for a moment to see whether it is free."""
+_started: dict[Path, tuple[float, subprocess.Popen[bytes]]] = {}
+
+
+def ensure_manager(queue: Queue) -> None:
+    """Where there is work and no manager, start one. To be called whenever somebody looks at a job."""
+    moment, last = _started.get(queue.folder, (-AGAIN, None))
+    if last is not None:
+        last.poll()  # else one that has ended stays in the table of processes
+    if time.monotonic() - moment < AGAIN or not queue.busy():
+        return
+    with locked(queue.folder / _LOCK, 0.0) as free:
+        pass
+    if free:
+        with (queue.folder / "manager.txt").open("ab") as said:
+            command = [sys.executable, "-P", "-m", "featcal.server.manager", str(queue.folder)]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(), **_detached()
+            )
+        _started[queue.folder] = time.monotonic(), process
+
+
+def manage(queue: Queue) -> None:
+    """Run all jobs of the queue, unless another manager does."""
+    while True:
+        with locked(queue.folder / _LOCK, _TURN) as mine:
+            if not mine:
+                return
+            queue.end_all("the computer or the manager of jobs was stopped while it ran; start it again")
+            while (job := queue.claim()) is not None:
+                _run(queue, job)
+                queue.tidy()
+        if not queue.busy():  # after the lock was given back: who put a job in line just now saw it taken
+            return
+
+
+def _run(queue: Queue, job: Job) -> None:
+    """One job in its process, to its end."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / "result.json").unlink(missing_ok=True)
+    with job.log.open("wb") as said:
+        command = [sys.executable, "-P", *WORKER, str(queue.folder), str(job.id)]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=job.order.cwd, env=_environment()
+            )
+        except OSError as error:
+            queue.end(job.id, FAILED, f"no process can be started in {job.order.cwd}: {error.strerror}")
+            return
+    queue.runs_as(job.id, process.pid)
+    told: float | None = None
+    while process.poll() is None:
+        if told is None and queue.to_cancel(job.id):
+            process.terminate()
+            told = time.monotonic()
+        elif told is not None and time.monotonic() - told > GRACE:
+            process.kill()
+        time.sleep(POLL)
+    if told is not None and (ended := queue.get(job.id)) is not None and not ended.over:  # it may have been done first
+        _leave_the_log(job.folder)
+        queue.end(job.id, CANCELLED)
+    queue.end(job.id, DIED, _why(process.returncode))
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _why(status: int) -> str:
+    """What the exit status of a process that did not say how its job ended tells."""
+    if status >= 0:
+        return f"its process ended with status {status} and no result; see the log"
+    with suppress(ValueError):
+        name = signal.Signals(-status).name
+        hint = " (the system does that where memory runs out)" if name == "SIGKILL" else ""
+        return f"its process was ended by {name}{hint}; start it again, with fewer samples where memory is short"
+    return f"its process was ended by signal {-status}; start it again"
+
+
+def _leave_the_log(folder: Path) -> None:
+    """Nothing of a cancelled job stays but what it said."""
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left.name != "log.txt":
+            left.unlink(missing_ok=True)
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; featcal is found by its children wherever they are started."""
+    found = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(bundle_root())]))
+    return {**os.environ, "PYTHONPATH": found}
+
+
+def _detached() -> dict[str, Any]:
+    """What keeps a process alive when the one that started it is stopped with Ctrl-C."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
+    return {"start_new_session": True}
+
+
+if __name__ == "__main__":
+    manage(Queue(Path(sys.argv[1])))

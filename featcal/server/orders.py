@@ -1,0 +1,67 @@
+"""What a visitor of a suite wants done, as an order that tells it from everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featcal.server.kinds import KINDS
+from featcal.server.queue import Order
+from featcal.session.fingerprint import Stamp, model_stamp, suite_stamp
+from featcal.studies.history import made_by
+from featcal.suite.name_grammar import reference_in
+from featcal.suite.schema import load_suite
+from featcal.system.errors import InputError
+from featcal.system.resources import code_digest, embedded_suites, ready_suites
+
+
+def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = None) -> Order:
+    """The order of some work on a suite.
+
+    Its key has the suite's text, all its files as they are now, those of the models that `args` names and featcal's
+    code in it: where any of these changes, an earlier result is not taken for this one's.
+
+    Args:
+        suite: the name of an embedded or ready suite, or the path of a suite file.
+        args: as `KINDS` has them for the kind.
+        stamp: of the suite, where it is known.
+
+    Raises:
+        InputError: no such kind, or what `load_suite` says of the suite.
+    """
+    if kind not in KINDS:
+        raise InputError(f"no kind of job is called '{kind}'; there are {', '.join(KINDS)}")
+    known = {**ready_suites(), **embedded_suites()}
+    place = suite if suite in known else str(Path(suite).expanduser().absolute())
+    files = suite_stamp(load_suite(place)) if stamp is None else stamp
+    here = Path.cwd()
+    references = filter(None, map(reference_in, _models(args)))
+    read = [one for reference in references for one in model_stamp(reference, here)]
+    told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
+    key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
+    return Order(kind, place, args, str(here), key)
+
+
+def _models(args: Mapping[str, Any]) -> list[str]:
+    """Return the names of all models that the arguments of any kind of job name."""
+    several = (*args.get("models", ()), *args.get("methods", ()))
+    return [str(name) for name in (args.get("model", "merged"), *several)]
+
+
+def require_current(asked: Order, when: str) -> None:
+    """Nothing that the result of an order depends on may have changed since it was asked for.
+
+    Args:
+        when: it would have changed, for the message.
+
+    Raises:
+        InputError: it has, or what `load_suite` says of the suite.
+    """
+    if order(asked.kind, asked.suite, asked.args).key != asked.key:
+        raise InputError(
+            f"{when}, the suite, a file that it reads or featcal itself was changed: the result would be filed under "
+            "what they were; ask for it anew"
+        )

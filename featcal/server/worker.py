@@ -1,0 +1,113 @@
+"""The worker: the process of one job. It takes what nobody else wants of the processor, and ends with its manager."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from featcal.server.kinds import KINDS, Work
+from featcal.server.orders import require_current
+from featcal.server.queue import DONE, FAILED, Job, Queue
+from featcal.system.atomic_files import put
+from featcal.system.errors import FeatcalError
+from featcal.system.progress import Progress, keep_memory
+
+OFTEN = 0.25
+"""Seconds between two reports of progress."""
+NICE = 10
+"""A tenth of a core, where somebody else wants it; all that nobody wants."""
+FIRST_NEEDED = ("featcal.session.session", "featcal.models.families.clip", "transformers.models.clip.modeling_clip")
+CANCELLED = 143
+"""Exit status of a worker that was told to end: 128 and the number of the signal, as shells have it."""
+
+
+def work(queue: Queue, identity: int) -> int:
+    """Do a job; returns the exit status. Its document is complete or not there, and of the files that were there when
+    it was asked for."""
+    job = queue.get(identity)
+    if job is None:
+        return 1
+    order, file = job.order, job.folder / "result.json"
+    job.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        require_current(order, "while this was in line")
+        document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
+        require_current(order, "while this ran")
+        put(file, json.dumps(document, allow_nan=False))
+    except FeatcalError as error:
+        print(f"featcal: {error}", file=sys.stderr)
+        queue.end(identity, FAILED, str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        queue.end(identity, FAILED, f"{type(error).__name__}, which featcal did not expect; the log says where")
+        return 1
+    queue.end(identity, DONE)
+    return 0
+
+
+def _reporting(queue: Queue, job: Job) -> Progress:
+    """Tells the queue, every now and then, and the log, step by step."""
+    told, moment = "", 0.0
+
+    def report(label: str, done: int, total: int) -> None:
+        nonlocal told, moment
+        now = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {label}: {done} of {total}", file=sys.stderr, flush=True)
+        if label != told or now - moment > OFTEN or done == total:
+            queue.report(job.id, label, done, total)
+            told, moment = label, now
+
+    return report
+
+
+def leave_a_core() -> None:
+    """One thread less than there are cores, unless the environment says how many; torch reads it when it is loaded."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def be_modest() -> None:
+    """From now on let whoever looks at a page go first. To be called before torch has threads: they inherit it."""
+    with suppress(OSError):  # a courtesy that some systems refuse
+        if hasattr(os, "nice"):
+            os.nice(NICE)
+    with suppress(OSError):  # Linux may weigh sessions, and not the processes of different ones, against each other
+        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
+
+
+def _end_with_manager() -> None:
+    """End at once when the manager does: another one would take the next job beside this one."""
+    os.read(0, 1)  # the other end is the manager's, who never writes; not sys.stdin, whose lock outlives this thread
+    os._exit(1)
+
+
+def _end_politely(number: int, frame: FrameType | None) -> None:
+    """Leave every `with` on the way out."""
+    sys.exit(CANCELLED)
+
+
+def main(folder: str, identity: str) -> int:
+    """Raises SystemExit in the middle of the job when the process is told to end."""
+    threading.Thread(target=_end_with_manager, daemon=True).start()
+    signal.signal(signal.SIGTERM, _end_politely)
+    leave_a_core()
+    keep_memory()
+    for name in FIRST_NEEDED:  # a few seconds of one core, at once and not for minutes where the machine is busy
+        import_module(name)
+    be_modest()
+    return work(Queue(Path(folder)), int(identity))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

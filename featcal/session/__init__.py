@@ -1,0 +1,1 @@
+"""Keep everything that is computed of one suite, and name its models."""

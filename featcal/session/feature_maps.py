@@ -1,0 +1,218 @@
+"""Features of the experts and of models side by side: behind every layer how far apart they are, and where they lie on
+a map."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from featcal.models.adapter import LAST_LAYER
+from featcal.session import projection
+from featcal.session.model_names import ModelId, model_key
+from featcal.session.projection import Points, drawn, pca_map
+from featcal.session.session import Session
+from featcal.suite.views import View
+from featcal.system.errors import InputError, NumericalError
+from featcal.system.formatting import did_you_mean
+from featcal.system.progress import Progress, silent
+
+EXPERT = "expert"
+Values = NDArray[np.float64]
+_VIEW = View()
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """Features of the experts and of models on the same samples of every task.
+
+    All layers but the head share one map, in which positions behind different layers can be compared; the head has a
+    map of its own, since its features are of another width.
+
+    Args:
+        models: by what charts and tables call them, the expert first and at least one other.
+    """
+
+    session: Session
+    models: Mapping[str, ModelId]
+    on: View
+
+    @staticmethod
+    def named(session: Session, names: Sequence[str], on: View = _VIEW) -> Clouds:
+        """Of the expert and the models with these names.
+
+        Raises:
+            InputError: no model beside the expert, or a name that stands for nothing.
+        """
+        others = [name for name in names if name != EXPERT]
+        if not others:
+            raise InputError("features: name at least one model beside the expert")
+        return Clouds(session, {EXPERT: EXPERT, **{name: session.named(name) for name in others}}, on)
+
+    def on_map(self, layer: str) -> list[str]:
+        """The layers that share a map with this one, in forward order."""
+        return [LAST_LAYER] if layer == LAST_LAYER else offered(self.session)[:-1]
+
+    def key(self, *more: Hashable) -> Hashable:
+        """Tells features of these models from others of the session."""
+        return (*map(model_key, self.models.values()), self.on, *more)
+
+    def features(self, task: str, layer: str, progress: Progress = silent) -> dict[str, dict[str, Tensor]]:
+        """Features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
+
+        Raises:
+            InputError: as `Session.layer_features`.
+            NumericalError: a feature that is zero or not finite.
+        """
+        if layer != LAST_LAYER:
+            found = {n: self.session.layer_features(one, task, self.on, progress) for n, one in self.models.items()}
+            by_layer = {behind: {name: one[behind] for name, one in found.items()} for behind in self.on_map(layer)}
+            return _sound(by_layer, task)
+        others = {name: model for name, model in self.models.items() if model != EXPERT}
+        last = {name: self.session.features(model, self.on, progress).tasks[task] for name, model in others.items()}
+        expert = next(iter(last.values())).expert_features
+        return _sound({LAST_LAYER: {n: last[n].model_features if n in last else expert for n in self.models}}, task)
+
+    def cloud(self, task: str, layer: str, alone: bool = False) -> tuple[list[int], Points]:
+        """Ids of the samples that are on a layer's map, and its features of unit norm: layer by layer, model by model,
+        sample by sample; zeros behind those of layers that are narrower than others.
+
+        Args:
+            alone: the map is of this layer alone, one of many small ones, a task each.
+        """
+
+        def make() -> tuple[list[int], Points]:
+            layers = [layer] if alone else self.on_map(layer)
+            together = (len(self.session.tasks) if alone else len(layers)) * len(self.models)
+            ids = drawn(len(self.session.seen(task, self.on)), together)
+            found = self.features(task, layer)
+            parts = [projection.pooled({name: one[ids] for name, one in found[behind].items()}) for behind in layers]
+            width = max(part.shape[1] for part in parts)  # a vision tower's states are narrower than the decoder's
+            return ids, np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
+
+        return self.session.once("cloud", self._key_of_map(task, layer, alone), make)
+
+    def pca(self, task: str, layer: str, alone: bool = False) -> Points:
+        """`[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
+        key = self._key_of_map(task, layer, alone)
+        return self.session.once("pca", key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
+
+    def to_frame(
+        self,
+        tasks: Sequence[str] = (),
+        layers: Sequence[str] = (),
+        *,
+        alone: bool = False,
+        pooled: bool = False,
+        progress: Progress = silent,
+    ) -> pd.DataFrame:
+        """One row per task, layer, model and sample, in the order in which a map takes them: `task`, `layer`, `model`,
+        `sample`, place on the PCA map (`x`, `y`; missing where the sample is not on it), `cosine` to the expert's
+        feature, and `distance` of the two when each has unit norm.
+
+        Args:
+            tasks, layers: by name; none are all of them (`offered`).
+            alone: every layer has a map of its own.
+            pooled: a last column `feature`: the feature itself, of unit norm.
+
+        Raises:
+            InputError: no such task or layer, or as `Session.layer_features`.
+            NumericalError: a feature that is zero or not finite.
+        """
+        chosen = _known("layer", layers, offered(self.session))
+        frames = [
+            self._behind(task, layer, found, alone, pooled)
+            for task in _known("task", tasks, self.session.tasks)
+            for first in dict.fromkeys(self.on_map(layer)[0] for layer in chosen)
+            for layer, found in self.features(task, first, progress).items()
+            if layer in chosen
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    def _behind(self, task: str, layer: str, features: Mapping[str, Tensor], alone: bool, pooled: bool) -> pd.DataFrame:
+        """The rows of one task behind one layer."""
+        layers = [layer] if alone else self.on_map(layer)
+        ids, _ = self.cloud(task, layer, alone)
+        flat = self.pca(task, layer, alone).reshape(len(layers), len(self.models), -1, 2)[layers.index(layer)]
+        cosines, distances = to_expert(features)
+        frames = []
+        for name, places in zip(self.models, flat, strict=True):
+            at = np.full((len(cosines[name]), 2), np.nan)
+            at[ids] = places
+            numbers = {"x": at[:, 0], "y": at[:, 1], "cosine": cosines[name], "distance": distances[name]}
+            frame = pd.DataFrame({"task": task, "layer": layer, "model": name, "sample": range(len(at)), **numbers})
+            frames.append(frame.assign(feature=list(projection.pooled({name: features[name]}))) if pooled else frame)
+        return pd.concat(frames)
+
+    def _key_of_map(self, task: str, layer: str, alone: bool) -> Hashable:
+        return self.key(task, (layer,) if alone else tuple(self.on_map(layer)), alone)
+
+
+def offered(session: Session) -> list[str]:
+    """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
+    adapter = session.family.adapter
+    same = adapter.class_token_layers()
+    return [layer for layer in adapter.layers() if layer not in same]
+
+
+def to_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:
+    """Per model `[n]`: cosine to the expert's feature, and distance of the two when each has unit norm; in float64."""
+    unit = {name: normalize(own.double(), dim=1) for name, own in features.items()}
+    expert = unit[EXPERT]
+    return (
+        {name: cosine_similarity(own, expert).numpy() for name, own in unit.items()},
+        {name: (own - expert).norm(dim=1).numpy() for name, own in unit.items()},
+    )
+
+
+def clouds_json(clouds: Clouds, frame: pd.DataFrame) -> dict[str, Any]:
+    """The public document of `featcal features --json`: rows of `Clouds.to_frame`, by task and layer."""
+    tasks: dict[str, Any] = {}
+    for (task, layer), rows in frame.groupby(["task", "layer"], sort=False):
+        entry = tasks.setdefault(str(task), {"samples": int(rows["sample"].max()) + 1, "layers": []})
+        points = [_point(row) for row in rows.drop(columns=["task", "layer"]).to_dict("records")]
+        entry["layers"].append({"layer": layer, "points": points})
+    session = clouds.session
+    asked = {"split": clouds.on.split or session.split, "seed": clouds.on.seed, "models": list(clouds.models)}
+    return {"suite": session.family.suite.name, **asked, "tasks": tasks}
+
+
+def _point(row: Mapping[Hashable, Any]) -> dict[str, Any]:
+    """A sample as the document has it; without a place on the map where it has none."""
+    here = {str(name): None if name in ("x", "y") and np.isnan(value) else value for name, value in row.items()}
+    return here | {"feature": row["feature"].tolist()} if "feature" in row else here
+
+
+def _known(what: str, asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Those of the known names that were asked for, in their own order; all where none were.
+
+    Raises:
+        InputError: another name.
+    """
+    for name in asked:
+        if name not in known:
+            raise InputError(f"{what} '{name}': only {', '.join(known)} can be shown.{did_you_mean(name, known)}")
+    return [name for name in known if name in asked or not asked]
+
+
+def _sound(found: dict[str, dict[str, Tensor]], task: str) -> dict[str, dict[str, Tensor]]:
+    """The features, if every one has a direction.
+
+    Raises:
+        NumericalError: one is zero or not finite.
+    """
+    for layer, models in found.items():
+        for name, one in models.items():
+            norms = one.norm(dim=1)
+            if not bool((norms.isfinite() & (norms > 0)).all()):
+                raise NumericalError(
+                    f"task '{task}', {layer}: a feature of model '{name}' is zero or not finite, so it has no "
+                    "direction; look at the model's tensors, or leave the model out"
+                )
+    return found

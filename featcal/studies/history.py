@@ -1,0 +1,392 @@
+"""The history: every model that was measured, in a folder of records that sessions, processes and restarts share.
+
+Nothing is ever rewritten, so nobody waits for a lock: a run is one file, every measurement of it is another, and so is
+every mark that a person sets (name, notes, pinned). A file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from uuid import uuid4
+
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+
+from featcal.system.atomic_files import put, put_new
+from featcal.system.errors import InputError
+from featcal.system.formatting import shortened
+from featcal.system.resources import cache_folder
+from featcal.system.versions import TELLING, versions
+
+if TYPE_CHECKING:  # a list of runs needs no torch
+    from featcal.suite.schema import Suite
+
+T = TypeVar("T")
+How = Literal["features", "answers"]
+"""Scores off final features, together with the drift; or whole answers (of pictures the class)."""
+Mark = Literal["name", "notes", "pinned"]
+WHOLE = 2**26
+"""Bytes of a suite's files up to which its hash covers their content."""
+LONGEST = 2000
+"""Characters of a name or a note."""
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class TaskValue:
+    """A score in 0-1 on so many samples."""
+
+    metric: str
+    value: FiniteFloat
+    n: Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a run on some samples; the same of the same run whenever it is measured again."""
+
+    how: How
+    split: str
+    samples: int | None
+    """Per task, as asked for; None is the whole split."""
+    seed: int
+    scores: Mapping[str, TaskValue]
+    """By task; empty where the samples have no labels."""
+    drift: Mapping[str, FiniteFloat]
+    """By task: mean norm of the final drift over that of the expert's features. Empty where it was not measured."""
+    seconds: FiniteFloat | None = None
+    """What the calibration took, where it was made for this measurement."""
+
+    @property
+    def on(self) -> tuple[str, str, int | None, int]:
+        """Equal for measurements that can be compared."""
+        return self.how, self.split, self.samples, self.seed
+
+    @property
+    def mean(self) -> float:
+        """Unweighted mean score over tasks, 0-1; NaN without scores."""
+        return _mean([one.value for one in self.scores.values()])
+
+    @property
+    def worst(self) -> float:
+        """Score of the task with the lowest one; NaN without scores."""
+        return min((one.value for one in self.scores.values()), default=float("nan"))
+
+    @property
+    def worst_task(self) -> str:
+        """The first of the tasks with the lowest score; "" without scores."""
+        return min(self.scores, key=lambda task: self.scores[task].value, default="")
+
+    @property
+    def mean_drift(self) -> float:
+        """Mean over tasks of the relative final drift; NaN where it was not measured."""
+        return _mean(list(self.drift.values()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model of a suite: what it is, what was measured of it, and what a person said of it."""
+
+    id: str
+    """16 hexadecimal digits; the same for the same model of the same suite, made by the same versions."""
+    suite: str
+    suite_hash: str
+    model: str
+    """Its name, as `--model` takes it."""
+    options: Mapping[str, Any]
+    """Of its calibration; empty for a model that is not calibrated."""
+    made_by: Mapping[str, str]
+    """Versions of featcal, torch and transformers, and the kind of device."""
+    time: str
+    """When it was first recorded: UTC, ISO 8601."""
+    measured: tuple[Measured, ...] = ()
+    name: str = ""
+    notes: str = ""
+    pinned: bool = False
+
+    def on(self, how: How, split: str, samples: int | None, seed: int) -> Measured | None:
+        """What was measured on these samples, if it was."""
+        return next((one for one in self.measured if one.on == (how, split, samples, seed)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `featcal runs --json`."""
+        return asdict(self)
+
+
+class Looks(NamedTuple):
+    """How often scores on a suite's test split were computed, and of how many different models."""
+
+    times: int
+    models: int
+
+
+@dataclass(frozen=True)
+class _Look:
+    model: str
+    time: str
+    place: str
+
+
+class History:
+    """Runs in a folder. Several processes may write at once.
+
+    A history that cannot be written or read is no failure of the work that it records: `problems` then says what is
+    wrong, and nothing else happens. Files that hold no record are named there, passed over, and never touched.
+
+    Args:
+        folder: left out, `runs` in the user's cache folder. It is made when something is recorded.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = cache_folder() / "runs" if folder is None else folder
+        self.problems: list[str] = []
+
+    def add(self, run: Run, measured: Measured | None = None) -> bool:
+        """Record a run, and a measurement of it; what is recorded already stays as it is. False if it is not kept."""
+        place = self.folder / run.suite_hash
+        kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
+        files = {f"{run.id}.json": kept}
+        if measured is not None:
+            how, split, samples, seed = measured.on
+            files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
+        return all(self._write(place / name, _text(content)) for name, content in files.items())
+
+    def runs(self, suite_hash: str | None = None) -> list[Run]:
+        """Runs of a suite, or of all, the newest first."""
+        found: list[Run] = []
+        for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
+            found += self._read(str(place), "")
+        return sorted(found, key=lambda run: run.time, reverse=True)
+
+    def get(self, run_id: str) -> Run:
+        """One run.
+
+        Raises:
+            InputError: there is none.
+        """
+        place = self._home(run_id)
+        for run in self._read(str(place), run_id):
+            return run
+        raise InputError(f"run {run_id} in {place} cannot be read; see `featcal runs`")
+
+    def mark(self, run_id: str, mark: Mark, value: str | bool) -> None:
+        """Name a run, note something about it, or pin it; "" and False take the mark away.
+
+        Raises:
+            InputError: no such run, a name or note that is too long or holds control characters, or a folder that
+                cannot be written.
+        """
+        file = self._home(run_id) / f"{run_id}.{mark}"
+        said = value if isinstance(value, str) else "yes" if value else ""
+        if len(said) > LONGEST or not said.replace("\n", "").isprintable():
+            raise InputError(f"{mark}: at most {LONGEST} printable characters")
+        try:
+            if said:
+                put(file, said)
+            else:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{file} cannot be written: {error.strerror}") from error
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run and everything measured of it.
+
+        Raises:
+            InputError: no such run, one that is pinned, or a folder that cannot be written.
+        """
+        place = self._home(run_id)
+        if (place / f"{run_id}.pinned").exists():
+            raise InputError(f"run {run_id} is pinned; unpin it first")
+        try:
+            for file in sorted(place.glob(f"{run_id}.*"), key=lambda file: file.name == f"{run_id}.json"):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{place} cannot be written: {error.strerror}") from error
+
+    def look(self, suite_hash: str, model: str, place: str) -> bool:
+        """Record that scores of a model on the test split were computed; False if it is not kept.
+
+        Args:
+            place: where they are shown, such as "featcal evaluate".
+        """
+        look = asdict(_Look(model, _now(), place))
+        return self._write(self.folder / suite_hash / f"look-{uuid4().hex}.json", _text(look))
+
+    def looks(self, suite_hash: str) -> Looks:
+        """Looks at the test split of a suite so far."""
+        place = str(self.folder / suite_hash)
+        files = (f"{place}/{name}" for name in self._names(place) if name.startswith("look-"))
+        found = [look for file in files if (look := self._load(file, _Look)) is not None]
+        return Looks(len(found), len({look.model for look in found}))
+
+    def _places(self) -> list[Path]:
+        return [place for name in self._names(str(self.folder)) if (place := self.folder / name).is_dir()]
+
+    def _names(self, place: str) -> list[str]:
+        """What lies in a folder, but for files that are being written."""
+        try:
+            return sorted(name for name in os.listdir(place) if not name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
+            return []
+
+    def _home(self, run_id: str) -> Path:
+        if _ID.fullmatch(run_id):
+            for place in self._places():
+                if (place / f"{run_id}.json").is_file():
+                    return place
+        raise InputError(f"no run {shortened(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
+
+    def _read(self, place: str, prefix: str) -> Iterator[Run]:
+        """The runs of one folder whose ids begin so."""
+        beside: dict[str, list[str]] = {}
+        for name in self._names(place):
+            run_id, _, rest = name.partition(".")
+            if _ID.fullmatch(run_id) and run_id.startswith(prefix):
+                beside.setdefault(run_id, []).append(rest)
+        for run_id, parts in beside.items():
+            run = self._load(f"{place}/{run_id}.json", Run) if "json" in parts else None
+            if run is None:
+                continue
+            if (run.id, run.suite_hash) != (run_id, os.path.basename(place)):
+                self._tell(f"{place}/{run_id}.json is the record of another run; it is left out")
+                continue
+            measured = [self._load(f"{place}/{run_id}.{part}", Measured) for part in parts if part.endswith(".json")]
+            yield replace(
+                run,
+                measured=tuple(one for one in measured if one is not None),
+                name=_said(f"{place}/{run_id}.name") if "name" in parts else "",
+                notes=_said(f"{place}/{run_id}.notes") if "notes" in parts else "",
+                pinned="pinned" in parts,
+            )
+
+    def _load(self, file: str, kind: type[T]) -> T | None:
+        """What a file records, or None and a problem."""
+        try:
+            state = os.stat(file)
+            found: T = _record(kind.__name__, file, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+            return found
+        except FileNotFoundError:  # deleted meanwhile
+            return None
+        except OSError as error:
+            self._tell(f"{file} cannot be read: {error.strerror}; it is left out")
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"])
+            self._tell(f"{file} holds no record{f' (see {shortened(where, 60)})' if where else ''}; it is left out")
+        return None
+
+    def _write(self, file: Path, text: str) -> bool:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # recorded before
+                put_new(file, text)
+        except OSError as error:
+            self._tell(f"the history is not kept in {self.folder}: {error.strerror}; set FEATCAL_CACHE to a folder")
+            return False
+        return True
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> Run:
+    """A run that was not measured yet.
+
+    Args:
+        suite: its name and its hash.
+        model: its text; it tells runs apart only where there are no options.
+    """
+    identity = [suite[1], dict(options) or model, dict(made_by)]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Run(digest[:16], *suite, model, options, made_by, _now())
+
+
+def looks(suite_hash: str) -> Looks:
+    """Looks at the test split of a suite, in the user's history."""
+    return History().looks(suite_hash)
+
+
+def suite_hash(suite: Suite) -> str:
+    """16 hexadecimal digits that tell the state of a suite: what its file says of models, tasks and samples (not its
+    description or the options it recommends), and the files of its models and samples.
+
+    Of files that are `WHOLE` bytes together at most it is the content, so a copy elsewhere has the same history; of
+    larger ones path, size and times, as `suite_stamp` has them. Models and samples on the Hub count by their names, and
+    pictures that featcal draws by the version of featcal in every run.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    from featcal.session.fingerprint import suite_stamp
+
+    stamps = suite_stamp(suite)[2]
+    small = sum(size for _, size, _, _ in stamps) <= WHOLE
+    files = [(_beside(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
+    said = suite.model_dump_json(exclude={"description", "calibration"})
+    return hashlib.sha256(json.dumps([said, files]).encode()).hexdigest()[:16]
+
+
+def _beside(file: Path, root: Path) -> str:
+    """A path as the suite file sees it."""
+    return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
+
+
+@cache
+def _digest(path: str, *stamp: int) -> str:
+    """SHA-256 of a file in this state."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def made_by(device: str) -> dict[str, str]:
+    """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
+    return versions(TELLING) | {"device": device}
+
+
+def _said(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")[:LONGEST]
+    except (OSError, ValueError):
+        return ""
+
+
+_RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
+
+
+_READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (Run, Measured, _Look)}
+
+
+@lru_cache(maxsize=2**16)
+def _record(kind: str, path: str, state: tuple[int, ...]) -> Any:
+    """What a file in this state records: pages list the history anew whenever they are drawn.
+
+    Raises:
+        OSError, ValidationError: it cannot be read, or records nothing of this kind.
+    """
+    return _READ[kind].validate_json(Path(path).read_bytes())
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, allow_nan=False)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,65 @@
+"""Finished studies: those that come with featcal, and the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from featcal.studies.study import Study, read_study
+from featcal.system.atomic_files import put
+from featcal.system.errors import InputError
+from featcal.system.resources import cache_folder, embedded_suites
+
+KINDS: Mapping[str, str] = {
+    "compare": "methods",
+    "budget": "samples per task",
+    "corrupt": "corrupted calibration pictures",
+    "schedule": "forward order against stale and parallel",
+    "ablate": "parts of a calibration",
+    "tasks": "number of tasks",
+}
+"""Studies by their commands, and what each is about. One that comes with featcal lies beside its suite as KIND.json."""
+
+
+def keep(study: Study) -> str:
+    """Put a finished study where pages look for it, in place of an earlier one with the same rows; why it is not
+    kept, or ""."""
+    rows = [[row.point.model, row.point.made, dict(row.point.at)] for row in study.rows]
+    identity = json.dumps([study.kind, study.suite_hash, study.on, rows], sort_keys=True)
+    file = _folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        put(file, study.text())
+    except OSError as error:
+        return f"the study is not kept in {file.parent}: {error.strerror}; set FEATCAL_CACHE to a folder"
+    return ""
+
+
+def shipped() -> list[Study]:
+    """Studies of the embedded suites, as they came with featcal; method tables first."""
+    files = [file.with_name(f"{kind}.json") for kind in KINDS for file in embedded_suites().values()]
+    return [read_study(file) for file in files if file.is_file()]
+
+
+def own() -> tuple[list[Study], list[str]]:
+    """The user's own studies, the newest first, and what is wrong with files that are none."""
+    found, problems = [], []
+    for file in sorted(_folder().glob("[!.]*.json"), key=_age):
+        try:
+            found.append(read_study(file))
+        except InputError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _folder() -> Path:
+    return cache_folder() / "studies" / "finished"
+
+
+def _age(file: Path) -> float:
+    try:
+        return -file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,107 @@
+"""Names of the models that studies measure: lists of them, and their samples and seeds."""
+
+from __future__ import annotations
+
+from featcal.baselines.options import KINDS, Sampled
+from featcal.suite.name_grammar import model_name
+from featcal.suite.recipe import METHODS, OPTIONS
+from featcal.system.errors import InputError
+
+ALL = "all"
+_REFINED, _INFORMED = (f"calibrated:recipe={recipe}" for recipe in ("refined", "informed"))
+_ANCHORS = ("tsv-m", "wudi-optimum")
+"""Models that are calibrated beside the suite's merged one."""
+
+
+def everything(anchor: float) -> list[str]:
+    """Every method that is recommended, at its defaults: experts and base, mergers, what uses samples, then what comes
+    after a merge. Of those whose gradients take a minute of a small suite there is one seed, and AdaMerging takes 200
+    steps in place of 1000.
+
+    Args:
+        anchor: rho of the calibration's anchor, which needs no data.
+    """
+    calibrated = ["calibrated", _REFINED, _INFORMED]
+    polished = [f"polished:steps=30@{one}" for one in ("merged", *calibrated)]
+    behind = ("surgery", "probsurgery", "react")
+    surgery = [f"{kind}@{one}" for kind in behind for one in ("merged", _REFINED, _INFORMED)]
+    trained = ["fisher:seed=42", *(f"{kind}:steps=200,seed=42" for kind in ("adamerging", "adamerging-test"))]
+    fitted = [f"anchor:rho={anchor:g}", "svc", "regmean", "regmean++", "lot", "esm", "coefficients", *trained]
+    anchored = [f"{one}@{model}" for one in calibrated for model in _ANCHORS]
+    return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
+
+
+def listed(text: str) -> list[str]:
+    """The names in a list with commas between, which stand between options as well.
+
+    Raises:
+        InputError: no name at all.
+
+    >>> listed("ties:scale=1,density=0.2, calibrated, polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2")
+    ['ties:scale=1,density=0.2', 'calibrated', 'polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2']
+    """
+    names: list[str] = []
+    for part in (one.strip() for one in text.split(",")):
+        before, equals, _ = part.partition("=")
+        if names and equals and not {":", "@", "/"} & {*before}:
+            names[-1] += f",{part}"
+        elif part:
+            names.append(part)
+    if not names:
+        raise InputError("methods: name at least one model, or all")
+    return list(dict.fromkeys(names))
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """The seeds in a list with commas between, each once.
+
+    Raises:
+        InputError: something else than whole numbers from 0 on.
+
+    >>> seeds("42, 43,42")
+    (42, 43)
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise InputError("seeds: give whole numbers between commas, such as 42,43,44")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def drawn(model: str, samples: int, seed: int) -> str:
+    """The name with these calibration samples and this seed wherever it has an option for them and does not say it,
+    also of the model that it is made of.
+
+    Raises:
+        InputError: a name that cannot be read.
+
+    >>> drawn("polished:steps=5@calibrated:seed=1", 8, 42)
+    'polished:steps=5,samples=8,seed=42@calibrated:seed=1,samples=8'
+    >>> drawn("dare:drop=0.9", 8, 42), drawn("tsv-m", 8, 42)
+    ('dare:drop=0.9,seed=42', 'tsv-m')
+    """
+    name = model_name(model)
+    takes = _draws(name.kind)
+    if not takes and name.of is None:
+        return model
+    values = {"samples": str(samples), "seed": str(seed)}
+    options = {**dict(name.options), **{one: values[one] for one in takes if one not in dict(name.options)}}
+    said = ",".join(f"{option}={value}" for option, value in options.items())
+    below = "" if name.of in (None, "merged") else f"@{drawn(str(name.of), samples, seed)}"
+    return f"{name.kind}{':' if said else ''}{said}{below}"
+
+
+def varied(model: str) -> bool:
+    """Whether `drawn` has its way with the number of samples: false of a name that says its own somewhere.
+
+    >>> varied("calibrated:rho=1"), varied("tsv-m"), varied("polished:steps=5@calibrated:samples=8")
+    (True, True, False)
+    """
+    name = model_name(model)
+    return "samples" not in dict(name.options) and (name.of in (None, "merged") or varied(str(name.of)))
+
+
+def _draws(kind: str) -> tuple[str, ...]:
+    """Which of samples and seed are options of a kind of model."""
+    if kind == "calibrated" or (kind in KINDS and issubclass(KINDS[kind], Sampled)):
+        return "samples", "seed"
+    return ("seed",) if "seed" in OPTIONS.get(kind, ()) else ()

@@ -1,0 +1,96 @@
+"""From a session to the history: which run a model is, and what the session measured of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from featcal.calibration.config import IDLE, CalibrationConfig
+from featcal.session.model_names import ModelId, label_of, spelled
+from featcal.session.session import Session
+from featcal.studies.history import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
+from featcal.suite.views import View
+from featcal.system.errors import NoScores, NumericalError
+
+
+def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:
+    """Keep what the session measured of a calibrated model; measures what it has not measured yet.
+
+    Returns:
+        Why it is not kept, or "".
+
+    Raises:
+        FeatcalError: as `Session.features`. A history that cannot be written says so itself.
+    """
+
+    def make() -> str:
+        kept = history.add(run_of(session, model), measure(session, model, on))
+        return "" if kept else history.problems[-1]
+
+    key = str(history.folder), model, on
+    problem = session.once("recorded", key, make)
+    if problem:  # which may be over when somebody asks again
+        session.forget("recorded", key)
+    return problem
+
+
+@contextmanager
+def looking(session: Session, models: Iterable[ModelId], on: View, place: str, history: History) -> Iterator[None]:
+    """Count a look at the test split for each of the models that the body of the `with` scores on it.
+
+    What the session has scored before is no other look.
+
+    Args:
+        place: where the scores are shown, such as "featcal evaluate".
+    """
+    new = [model for model in models if not session.has_scores(model, on)]
+    try:
+        yield
+    finally:
+        for model in new:
+            if session.has_scores(model, on) and (on.split or session.split) == "test":
+                history.look(hash_of(session), spelled(model, session.family), place)
+
+
+def hash_of(session: Session) -> str:
+    """The suite's hash, as it was when the session first asked."""
+    return session.once("suite hash", None, lambda: suite_hash(session.family.suite))
+
+
+def run_of(session: Session, model: ModelId) -> Run:
+    """The run that a model of the suite is, given by its name or by the options of its calibration."""
+    options = {}
+    if isinstance(model, CalibrationConfig):
+        options = {name: value for name, value in asdict(model).items() if name not in IDLE}
+    suite = session.family.suite.name, hash_of(session)
+    return new_run(suite, spelled(model, session.family), options, made_by(session.family.compute.device.type))
+
+
+def measure(session: Session, model: ModelId, on: View) -> Measured:
+    """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
+
+    Raises:
+        InputError: as `Session.features` and `Session.quick_scores`.
+        NumericalError: a drift that is not finite, whose record would be no number.
+    """
+    try:
+        scores = session.quick_scores(model, on).to_json()["tasks"]
+    except NoScores:
+        scores = {}
+    drift = {}
+    if model != "expert":  # which has none
+        features = session.features(model, on)
+        drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
+    for task, value in drift.items():
+        if not math.isfinite(value):
+            raise NumericalError(
+                f"task '{task}': the relative final drift of {label_of(model)} is {value}: the mean norm of the "
+                "expert's final features is 0 or not finite; see its checkpoint and samples"
+            )
+    seconds = None
+    if isinstance(model, CalibrationConfig):
+        seconds = float(session.calibrated(model).record["seconds"]["total"])
+    values = {task: TaskValue(**one) for task, one in scores.items()}
+    return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

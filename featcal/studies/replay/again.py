@@ -1,0 +1,143 @@
+"""Run a record again and say whether the same came out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featcal.calibration.calibrate import calibrate_to_folder
+from featcal.export.merge import write_merge
+from featcal.export.write import RECORD_FILE
+from featcal.family.opening import open_family
+from featcal.formats.contents import tensor_digests
+from featcal.session.session import Session
+from featcal.studies.replay.compare import (
+    Different,
+    inputs_that_differ,
+    samples_that_differ,
+    surroundings_that_differ,
+    tensors_that_differ,
+)
+from featcal.studies.replay.record import Recorded, read_record, record_file
+from featcal.suite.schema import load_suite
+from featcal.system.errors import InputError
+from featcal.system.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found."""
+
+    record: Path
+    command: str
+    tensors: int
+    """How many were compared."""
+    held_against: str
+    """"files" beside the record, or the record's own "hashes"."""
+    damaged: Sequence[str]
+    """Tensors in the files beside the record that are not as it says they were written."""
+    inputs: Sequence[str]
+    samples: Sequence[str]
+    surroundings: Mapping[str, Sequence[str]]
+    different: Sequence[Different]
+
+    @property
+    def same(self) -> bool:
+        """Every tensor was compared and is the same bit for bit."""
+        return self.tensors > 0 and not self.different and not self.damaged
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `featcal replay --json`."""
+        return {
+            "record": str(self.record),
+            "command": self.command,
+            "same": self.same,
+            "tensors": self.tensors,
+            "held_against": self.held_against,
+            "damaged": list(self.damaged),
+            "inputs": list(self.inputs),
+            "samples": list(self.samples),
+            **{name: list(lines) for name, lines in self.surroundings.items()},
+            "different": [one.to_json() for one in self.different],
+        }
+
+
+def replay(
+    place: str | Path,
+    suite: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    device: str | None = None,
+    progress: Progress = silent,
+) -> Replayed:
+    """Do again what wrote a `featcal.json`, with its options and its number of threads, and compare every tensor.
+
+    The result is held against the weight files beside the record, else against the record's hashes.
+
+    Args:
+        place: the record, or the folder that holds it.
+        suite: the suite, where the record is of one that does not come with featcal.
+        out: keep what was made here; it must not exist.
+        device: None is the kind that the record names.
+
+    Raises:
+        InputError: no record of what can be replayed, or its suite, models or samples are not to be had.
+        NumericalError: as `calibrate`.
+    """
+    file = record_file(Path(place).expanduser())
+    then = read_record(file)
+    named = suite if suite is not None else then.suite_file.shipped
+    if named is None:
+        raise InputError(f"{file}: its suite '{then.suite}' does not come with featcal; name its file with --suite")
+    files = _weights(file.parent, then)
+    kept = tensor_digests(files) if files else then.tensors
+    with tempfile.TemporaryDirectory(prefix="featcal-replay-") as spare:
+        target = Path(spare) / "model" if out is None else Path(out)
+        with _threads(then.threads):
+            _run(then, named, target, device or then.device, progress)
+        now = read_record(target / RECORD_FILE)
+        again = _weights(target, now)
+        made = tensor_digests(again)
+        different = tensors_that_differ(kept, made, files, again)
+    return Replayed(
+        file,
+        then.command,
+        len(made.keys() & kept.keys()),
+        "files" if files else "hashes",
+        sorted(name for name, digest in then.tensors.items() if kept.get(name) != digest),
+        inputs_that_differ(then, now),
+        samples_that_differ(then, now),
+        surroundings_that_differ(then, now),
+        different,
+    )
+
+
+def _run(then: Recorded, suite: str | Path, out: Path, device: str, progress: Progress) -> None:
+    if then.command == "merge":
+        write_merge(open_family(load_suite(suite), "cpu"), then.merge_recipe(), out)
+        return
+    family = Session(open_family(load_suite(suite), device), one_shot=True).on(then.model)
+    calibrate_to_folder(family, then.options(), out, progress=progress)
+
+
+def _weights(folder: Path, record: Recorded) -> list[Path]:
+    """The weight files of a record that lie in a folder; a name that leads elsewhere is none."""
+    names = [name for name in record.written if name.endswith(".safetensors") and Path(name).name == name]
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """So many threads share a product meanwhile: how sums are cut moves their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

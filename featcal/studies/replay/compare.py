@@ -1,0 +1,127 @@
+"""What differs between a record and the run that was made of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.formats.contents import stored_tensor
+from featcal.studies.replay.record import Recorded
+
+BITLESS = ("threads",)
+"""Facts of a machine that a replay sets as they were."""
+
+
+@dataclass(frozen=True)
+class Different:
+    """A tensor that is not the same."""
+
+    tensor: str
+    why: str
+    relative: float | None = None
+    """Largest difference over the largest value as recorded, both absolute; None where values cannot be compared."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tensor": self.tensor, "why": self.why, "relative": self.relative}
+
+
+def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
+    """Files of models whose hash is another, by model; and the model that is calibrated, where it lies in none."""
+    lines = []
+    for model in {**then.inputs, **now.inputs}:
+        lines += _apart(f"{model}: ", then.inputs.get(model, {}), now.inputs.get(model, {}))
+    if then.of != now.of:
+        lines.append(f"model '{then.model}': other tensors than were calibrated")
+    return lines
+
+
+def samples_that_differ(then: Recorded, now: Recorded) -> list[str]:
+    """Tasks whose samples are others, or were made into other inputs."""
+    lines = []
+    for task in {**then.tasks, **now.tasks}:
+        before, after = then.tasks.get(task), now.tasks.get(task)
+        if before is None or after is None:
+            lines.append(f"{task}: only {'in the record' if after is None else 'in the replay'}")
+        elif before.indices != after.indices:
+            lines.append(f"{task}: other samples were drawn")
+        elif before.sha256 != after.sha256:
+            lines.append(f"{task}: the same positions give other inputs")
+    return lines
+
+
+def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[str]]:
+    """What else can move a number, each with a list: parts of the suite file, what prepared the samples, versions and
+    facts of the machine, with the number of processes: several sum in another order. They explain differences and are
+    none themselves."""
+    machines = (
+        {k: str(v) for k, v in one.machine.items() if k not in BITLESS} | {"processes": str(one.processes)}
+        for one in (then, now)
+    )
+    return {
+        "suite file": _apart("", then.suite_file.sha256, now.suite_file.sha256),
+        "preparation": _then_and_now(then.preparation, now.preparation),
+        "versions": _then_and_now(then.versions, now.versions),
+        "machine": _then_and_now(*machines),
+    }
+
+
+def tensors_that_differ(
+    then: Mapping[str, str], now: Mapping[str, str], files: Sequence[Path], again: Sequence[Path]
+) -> list[Different]:
+    """Every tensor whose digest is not the same in both, the largest relative difference first.
+
+    Args:
+        then, now: digests by stored name.
+        files: that hold the tensors of `then`; none where there are digests alone.
+        again: that hold those of `now`.
+    """
+    found = [_only("replay", name) for name in now.keys() - then.keys()]
+    found += [_only("record", name) for name in then.keys() - now.keys()]
+    for name in then.keys() & now.keys():
+        if then[name] == now[name]:
+            continue
+        if files:
+            found.append(_difference(name, stored_tensor(files, name), stored_tensor(again, name)))
+        else:
+            found.append(Different(name, "another hash; the recorded values are not at hand"))
+    return sorted(found, key=lambda one: (-1.0 if one.relative is None else -one.relative, one.tensor))
+
+
+def _only(where: str, name: str) -> Different:
+    return Different(name, f"only in the {where}")
+
+
+def _difference(name: str, then: Tensor, now: Tensor) -> Different:
+    if then.shape != now.shape or then.dtype != now.dtype:
+        kinds = (f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (then, now))
+        return Different(name, "{} then, {} now".format(*kinds))
+    largest = float(then.double().abs().max())
+    apart = float((then.double() - now.double()).abs().max())
+    if not largest or not torch.isfinite(torch.tensor([largest, apart])).all():
+        return Different(name, "values that cannot be set in relation")
+    return Different(name, "other values", apart / largest)
+
+
+def _apart(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Names whose hash is another or that only one side has."""
+    lines = []
+    for name in {**then, **now}:
+        if name not in now or name not in then:
+            lines.append(f"{of}{name} is only {'in the record' if name in then else 'here'}")
+        elif then[name] != now[name]:
+            lines.append(f"{of}{name} is another (sha256 {then[name][:12]}… then, {now[name][:12]}… now)")
+    return lines
+
+
+def _then_and_now(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    names = {**then, **now}
+    return [
+        f"{name} {then.get(name, 'none')} then, {now.get(name, 'none')} now"
+        for name in names
+        if then.get(name) != now.get(name)
+    ]

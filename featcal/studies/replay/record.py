@@ -1,0 +1,146 @@
+"""The part of a `featcal.json` that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.export.write import RECORD_FILE
+from featcal.suite.recipe import MergeRecipe
+from featcal.system.errors import InputError
+from featcal.system.formatting import printable
+from featcal.system.json_files import read_json
+
+COMMANDS = ("calibrate", "merge")
+"""Whose outputs can be replayed."""
+
+
+class SuiteFacts(BaseModel):
+    """As `suite_facts` writes them."""
+
+    shipped: str | None
+    sha256: dict[str, str]
+
+
+class Drawn(BaseModel):
+    """The samples of a task."""
+
+    indices: tuple[int, ...]
+    sha256: str
+
+
+class Recorded(BaseModel):
+    """What a record says of how its model was made; what else it holds is left alone."""
+
+    command: Literal["calibrate", "merge"]
+    suite: str
+    suite_file: SuiteFacts
+    model: str = "merged"
+    """What was calibrated, by its name."""
+    of: tuple[str, ...] = ()
+    """The same with a hash, where it is not the suite's own."""
+    config: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
+    tasks: dict[str, Drawn] = {}
+    inputs: dict[str, dict[str, str]]
+    """SHA-256 of every weight file by model and file name."""
+    preparation: dict[str, str] = {}
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    ranks: tuple[dict[str, Any], ...] = ()
+    """What every process of several did; of one alone nothing."""
+    written: tuple[str, ...]
+    tensors: Annotated[dict[str, str], Field(min_length=1)]
+    """Digest of every written tensor, as `tensor_digests` gives it."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device that it was made on."""
+        return str(self.machine.get("device", "cpu")).split(":")[0]
+
+    @property
+    def threads(self) -> int | None:
+        """How many shared a product, where it says a number that a machine can have."""
+        threads = self.machine.get("threads")
+        return threads if isinstance(threads, int) and 1 <= threads <= 1024 else None
+
+    @property
+    def processes(self) -> int:
+        """How many made it."""
+        return len(self.ranks) or 1
+
+    def options(self) -> CalibrationConfig:
+        """The options of a calibration.
+
+        Raises:
+            InputError: there are others than this version knows, or a value outside its range.
+        """
+        unknown = sorted(self.config.keys() - {one.name for one in fields(CalibrationConfig)})
+        if unknown:
+            raise InputError(f"the record has options that this version of featcal does not know: {', '.join(unknown)}")
+        try:
+            return TypeAdapter(CalibrationConfig).validate_python(self.config)
+        except (ValidationError, InputError) as error:
+            why = _first(error) if isinstance(error, ValidationError) else error
+            raise InputError(f"the record's options are not those of a calibration: {why}") from error
+
+    def merge_recipe(self) -> MergeRecipe:
+        """The recipe of a merge.
+
+        Raises:
+            InputError: it is none that this version of featcal knows.
+        """
+        try:
+            return MergeRecipe.model_validate(self.recipe)
+        except ValidationError as error:
+            raise InputError(f"the record's recipe cannot be merged by: {_first(error)}") from error
+
+
+def record_file(place: Path) -> Path:
+    """The record at a path, or in the folder there."""
+    return place / RECORD_FILE if place.is_dir() else place
+
+
+def read_record(file: Path) -> Recorded:
+    """A record of what can be run again.
+
+    Raises:
+        InputError: no record, one of another command, or one that lacks what a replay needs.
+    """
+    content = read_json(file)
+    _refuse_others(content, file)
+    try:
+        return Recorded.model_validate(content)
+    except ValidationError as error:
+        raise InputError(
+            f"{file} lacks what a replay needs: {_first(error)}; a run of this version of featcal writes all of it"
+        ) from error
+
+
+def _refuse_others(content: Mapping[str, Any], file: Path) -> None:
+    changed = next((f"{word} to another folder" for word in ("converted", "exported") if word in content), None)
+    if changed:
+        raise InputError(f"{file}: its model was {changed}; replay the record of the folder that it was made of")
+    command = content.get("command")
+    if command in COMMANDS:
+        return
+    known = " or ".join(f"featcal {one}" for one in COMMANDS)
+    if command is not None:
+        what = f"a record of '{printable(str(command), 80)}'"
+    elif "options" in content and "model" in content:
+        what = f"a record of the baseline '{printable(str(content['model']), 80)}'"
+    elif "config" in content:
+        what = "a record of a version of featcal that did not write down all that a replay needs"
+    else:
+        what = "no record of a run"
+    raise InputError(f"{file} is {what}; what {known} of this version wrote can be replayed")
+
+
+def _first(error: ValidationError) -> str:
+    one = error.errors()[0]
+    return printable(f"{'.'.join(map(str, one['loc']))}: {one['msg']}", 200)

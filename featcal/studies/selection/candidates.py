@@ -1,0 +1,85 @@
+"""What is tried: the recipes, the prior at some strengths, and models as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.config import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
+from featcal.family.opening import Family
+from featcal.session.model_names import resolved, spelled
+from featcal.suite.name_grammar import REFERENCE, model_name
+from featcal.suite.recipe import METHODS
+from featcal.system.errors import InputError
+
+CHOSEN = ("recipe", *OF_A_RECIPE)
+"""Options that a candidate decides; everything else is the same for all."""
+PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
+"""Values of mu and rho at which "informed" is tried."""
+MERGED = "merged"
+"""The suite's own start."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A model that is tried."""
+
+    start: str
+    """Name of the model that is calibrated: the suite's merged one or another merge."""
+    config: CalibrationConfig | None
+    """None for the start as it is."""
+
+    def name(self, family: Family) -> str:
+        """Return the name that every command knows it by."""
+        if self.config is None:
+            return self.start
+        return spelled(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
+
+
+def options_of(config: CalibrationConfig) -> dict[str, Any]:
+    """Return what a candidate decides, by option."""
+    return {name: getattr(config, name) for name in CHOSEN}
+
+
+def planned(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()) -> list[Tried]:
+    """List the candidates: first the default, which is "informed" at its defaults, then the merged model as it is, the
+    other recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and
+    calibrated by the default.
+
+    Args:
+        asked: its samples, seed, switches and parts are those of all.
+        starts: names of merges beside the suite's own.
+
+    Raises:
+        InputError: a start that is no merge, or that was made of samples: some of them are to be held out.
+    """
+
+    def at_defaults(recipe: str) -> CalibrationConfig:
+        return replace(asked, **options_of(config_for(family, recipe=recipe, samples=asked.samples)))
+
+    default = at_defaults(INFORMED)
+    repairs = [default, at_defaults(PAPER), at_defaults(REFINED)]
+    repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
+    repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
+    first, *others = (Tried(MERGED, config) for config in repairs)
+    more = [Tried(_start(name, family), config) for name in starts for config in (None, default)]
+    return list(dict.fromkeys([first, Tried(MERGED, None), *others, *more]))
+
+
+def _start(name: str, family: Family) -> str:
+    """Return the full name of a merge that sees no samples.
+
+    Raises:
+        InputError: the name of something else, or an option that is unknown or outside its range.
+    """
+    part: str | None = name
+    while part is not None:
+        parsed = model_name(part)
+        if parsed.kind not in (*METHODS, "svc", MERGED, REFERENCE):
+            raise InputError(
+                f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
+            )
+        part = parsed.of
+    return spelled(resolved(name, family), family)

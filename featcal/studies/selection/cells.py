@@ -1,0 +1,150 @@
+"""What was found of every candidate on every fold: a small file each, written when it is done and never again.
+
+A choice that was ended finds its finished cells here and goes on. Processes that make the same choice share its cells:
+of one that is being computed the system knows, by a lock that it takes back when the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+
+from featcal.calibration.config import IDLE
+from featcal.evaluation.heads import CosineHead
+from featcal.formats.weights import Weights, raw_bytes
+from featcal.models.model import brings
+from featcal.samples.sources import Samples
+from featcal.studies.selection.candidates import CHOSEN
+from featcal.studies.selection.held_out import Contest
+from featcal.suite.name_grammar import reference_in
+from featcal.system.atomic_files import put
+from featcal.system.errors import InputError
+from featcal.system.locks import locked
+from featcal.system.resources import cache_folder, code_digest
+from featcal.system.versions import all_versions
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One candidate on one fold."""
+
+    values: Mapping[str, tuple[FiniteFloat, ...]]
+    """As `Judge.values`; empty where the candidate failed."""
+    failure: str
+    """Why it did; else ""."""
+    seconds: FiniteFloat
+
+
+_CELL = TypeAdapter(Cell)
+
+
+class Cells:
+    """The cells of one choice.
+
+    Args:
+        folder: of this choice alone; None keeps them in memory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._known = folder, dict[tuple[str, int], Cell]()
+
+    def get(self, name: str, fold: int) -> Cell | None:
+        """Return what was found of a candidate on a fold; None where nothing was, or its file is damaged."""
+        if (name, fold) not in self._known and self._folder is not None:
+            with suppress(FileNotFoundError, ValidationError), _named(self._folder):
+                self._known[name, fold] = _CELL.validate_json(self._file(name, fold, "json").read_bytes())
+        return self._known.get((name, fold))
+
+    def put(self, name: str, fold: int, cell: Cell, lasting: bool = True) -> None:
+        """Keep what was found; in this process alone where another one may find something else."""
+        self._known[name, fold] = cell
+        if lasting and self._folder is not None:
+            with _named(self._folder):
+                put(self._file(name, fold, "json"), json.dumps({"model": name, "fold": fold, **asdict(cell)}))
+
+    @contextmanager
+    def claimed(self, name: str, fold: int) -> Iterator[bool]:
+        """Say whether a cell is this process's own to compute, as long as the `with` lasts."""
+        if self._folder is None:
+            yield True
+            return
+        claim = self._file(name, fold, "lock")
+        with _named(self._folder):
+            claim.parent.mkdir(parents=True, exist_ok=True)
+        with locked(claim, 0.0) as mine:
+            try:
+                yield mine
+            finally:
+                if mine:
+                    with suppress(OSError):  # a system that keeps open files; it lies there empty then
+                        claim.unlink()
+
+    def _file(self, name: str, fold: int, ending: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}-{fold}.{ending}"
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Make of a refusal of the system an error that names the folder; of a file that is not there nothing is made."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"what was found cannot be kept in {folder}: {error.strerror}; set FEATCAL_CACHE to a folder"
+        ) from error
+
+
+def folder_of(contest: Contest) -> Path | None:
+    """Return where the cells of a choice lie: of the same models, samples, options and code candidates have the same
+    scores. None where a model has maps or heads that are objects, by which it cannot be told from others."""
+    session, drawn, heads = contest.session, contest.drawn, contest.criterion.heads or {}
+    family = session.family
+    models = [family.base, family.merged, *family.experts.values()]
+    if any(brings(one) for one in models):
+        return None
+    adapter = family.adapter
+    own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
+    starts = {tried.start for tried in contest.plan}
+    models += [session.on(name).merged for name in sorted(starts) if reference_in(name) is not None]
+    prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
+    said = {
+        "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},
+        "models": [_digest(model, adapter.tower) for model in models],
+        "shared": _digest(family.base, adapter.head),
+        "classifiers": [_digest(expert, own) for expert in family.experts.values()],
+        "heads": [hashlib.sha256(raw_bytes(one)).hexdigest() for one in prompts],
+        "samples": {task: _inputs(one) for task, one in drawn.items()},
+        "criterion": contest.criterion.name,
+        "versions": all_versions(),
+        "code": code_digest(),
+    }
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "selections" / digest[:32]
+
+
+def _inputs(drawn: Samples) -> str:
+    """Return the SHA-256 of what models read of some samples."""
+    digest = hashlib.sha256()
+    for name in sorted(drawn.inputs):
+        digest.update(name.encode())
+        digest.update(raw_bytes(drawn.inputs[name]))
+    return digest.hexdigest()
+
+
+def _digest(model: Weights, names: Iterable[str]) -> str:
+    """Return the SHA-256 of the tensors of a model that it has of some, wherever they lie."""
+    digest = hashlib.sha256()
+    for name in names:
+        if name in model.info:
+            digest.update(name.encode())
+            digest.update(raw_bytes(model.read([name])[name]))
+    return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""Calibration samples in folds: candidates are fitted on all but one of them and judged on that one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from featcal.calibration.calibrate import calibrate, taking_part
+from featcal.calibration.config import CalibrationConfig
+from featcal.family.opening import as_family
+from featcal.models.lane import ExpertPass, Kept
+from featcal.samples.sources import Samples
+from featcal.session.session import Session
+from featcal.studies.selection.candidates import Tried
+from featcal.studies.selection.judge import Criterion, Judge
+from featcal.suite.views import View
+from featcal.system.progress import Progress, silent
+
+FOLDS = 4
+
+
+def folds(count: int, seed: int, task: str) -> list[list[int]]:
+    """Deal positions out to folds, as many to each as can be, in rising order; seed and task alone decide.
+
+    Whole samples are held out, never tokens.
+
+    >>> [len(one) for one in folds(10, 42, "digits")]
+    [3, 3, 2, 2]
+    """
+    digest = hashlib.sha256(f"{seed}:{task}:folds".encode()).digest()
+    drawn = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    order = torch.randperm(count, generator=drawn).tolist()
+    return [sorted(order[number::FOLDS]) for number in range(FOLDS)]
+
+
+def calibration_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
+    """Draw the calibration samples of every task that takes part, as inputs alone: no labels, no right answers."""
+    drawn = session.samples(View(config.samples, "calibration", config.seed))
+    return {task: _only(one, range(len(one))) for task, one in taking_part(config, drawn).items()}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Which candidates are held against each other, on what."""
+
+    session: Session
+    asked: CalibrationConfig
+    """Samples, seed, switches, batch size, precision and parts of all candidates."""
+    drawn: Mapping[str, Samples]
+    """As `calibration_samples` gives them; a task needs `FOLDS` at least."""
+    plan: Sequence[Tried]
+    """The default first."""
+    criterion: Criterion
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the candidates."""
+        return [tried.name(self.session.family) for tried in self.plan]
+
+
+class Fold:
+    """One fold held out: what experts compute on the others, and their decisions on it, kept from candidate to
+    candidate.
+
+    Args:
+        number: of the fold, from 0 on.
+    """
+
+    def __init__(self, contest: Contest, number: int) -> None:
+        self._session, config = contest.session, contest.asked
+        self._precision, family, drawn = config.precision, contest.session.family, contest.drawn
+        dealt = {task: folds(len(one), config.seed, task) for task, one in drawn.items()}
+        room, fast = Kept.on(family.compute.device), as_family(family, precision=config.precision)
+        self.fitted: dict[str, ExpertPass] = {}
+        for task, own in dealt.items():
+            rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
+            self.fitted[task] = fast.expert_pass(_only(drawn[task], rest), config.batch_size, room)
+        self.held = {task: _only(drawn[task], own[number]) for task, own in dealt.items()}
+        """What is held out, by task."""
+        self._judge = Judge(family, self.held, contest.criterion)
+
+    def values(self, tried: Tried, progress: Progress = silent) -> dict[str, tuple[float, ...]]:
+        """Fit a candidate on the other folds and return how near it is to the experts, by task and held-out sample.
+
+        Raises:
+            InputError, NumericalError: as `calibrate`, or a start that is more than its weights.
+        """
+        family = self._session.on(tried.start)
+        if tried.config is None:
+            return self._judge.values(family.merged)
+        fast = as_family(family, precision=self._precision)
+        return self._judge.values(calibrate(fast, tried.config, experts=self.fitted, progress=progress).weights)
+
+
+def _only(drawn: Samples, positions: range | list[int]) -> Samples:
+    """Take some of the samples, as inputs alone."""
+    chosen = list(positions)
+    inputs = {name: tensor[chosen] for name, tensor in drawn.inputs.items()}
+    indices = tuple(drawn.indices[position] for position in chosen)
+    bare = replace(drawn, labels=None, images=None, texts=None, targets=None, second=None)
+    return replace(bare, inputs=inputs, indices=indices, total=len(indices))

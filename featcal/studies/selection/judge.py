@@ -1,0 +1,223 @@
+"""How often a model gives the experts' decisions on held-out samples, and by how much two models differ in that.
+
+The criterion is the probability that a model gives the expert's decision, averaged over a task's held-out samples and
+then over tasks. A decision is the class with the expert's largest score, or the answer that the expert itself writes:
+its probability is the product over the answer's tokens, each after the right ones (teacher forcing). No label is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.evaluation.generation_check import TOGETHER
+from featcal.evaluation.paired import DRAWS, SEED, drawn_changes, generator, interval
+from featcal.evaluation.scoring_heads import answers_of, pairs_of_heads
+from featcal.family.opening import Family, batches_of
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch
+from featcal.models.features import expert_features
+from featcal.models.generation import Pupil, asked
+from featcal.models.lane import ExpertPass, Kept
+from featcal.models.model import Head, brings
+from featcal.samples.sources import Samples
+from featcal.session.session import BATCH_SIZE
+from featcal.system.errors import InputError, NumericalError
+
+DECISION, DRIFT = CRITERIA = ("decision", "drift")
+"""Probability of the expert's decision, 0-1; or, where heads cannot be had, 1 minus the relative drift of the final
+features, at most 1. Higher is better in both."""
+Heads = Mapping[str, tuple[Head, Head]]
+"""Of the expert and of the model, by task."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How near a model is to the experts; higher is better."""
+
+    criterion: str
+    values: Mapping[str, tuple[float, ...]]
+    """By task, one for each held-out sample, fold after fold."""
+
+    @property
+    def value(self) -> float:
+        """Mean over tasks of a task's mean."""
+        return float(np.mean([np.mean(one) for one in self.values.values()]))
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Score of B minus score of A on the same held-out samples; above 0, B is better."""
+
+    a: float
+    b: float
+    low: float
+    """2.5th percentile of the difference over bootstrap draws, within tasks (`evaluation.paired`)."""
+    high: float
+    """97.5th percentile."""
+    n: int
+    """Samples of all tasks."""
+
+    @property
+    def difference(self) -> float:
+        return self.b - self.a
+
+    @property
+    def within_noise(self) -> bool:
+        return self.low <= 0 <= self.high
+
+
+def margin(a: Score, b: Score, draws: int = DRAWS, seed: int = SEED) -> Margin:
+    """Measure how much better B is than A, with a paired interval: both are scored on the same draws."""
+    spreads = [
+        drawn_changes(np.array(b.values[task]) - np.array(own), draws, generator(seed, task))
+        for task, own in a.values.items()
+    ]
+    low, high = interval(np.mean(spreads, axis=0))
+    return Margin(a.value, b.value, low, high, sum(map(len, a.values.values())))
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What all candidates of a choice are scored by."""
+
+    name: str
+    """One of `CRITERIA`."""
+    heads: Heads | None
+    """Of all models of the family; None where those of a model may differ from another's, or none are needed."""
+    note: str
+    """Why it is not `DECISION`; else ""."""
+
+
+def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
+    """Find out whether the experts' decisions can be had."""
+    try:
+        speaking = _speaking(family, drawn)
+        heads = pairs_of_heads(
+            family, family.merged, {task: one for task, one in drawn.items() if task not in speaking}
+        )
+        for model in (family.merged, *(family.experts[task] for task in speaking)):
+            if brings(model) & speaking:
+                raise InputError(f"{model.label} has maps of its own, with which the library cannot generate")
+    except InputError as error:
+        return Criterion(DRIFT, None, f"scored by drift, not by decisions: {error}")
+    shared = not family.adapter.reads_prompts and not brings(family.merged)
+    return Criterion(DECISION, heads if shared else None, "")
+
+
+def _speaking(family: Family, drawn: Mapping[str, Samples]) -> set[str]:
+    """Tasks whose decisions are generated text."""
+    return {task for task in drawn if answers_of(family, family.merged, task) == "text"}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Prompts of one task with the expert's own answers."""
+
+    batches: list[Batch]
+    answers: list[Tensor]
+    """Token ids `[tokens]`, prompt by prompt."""
+    ends: frozenset[int]
+
+
+class Judge:
+    """The experts' decisions on some samples, against which models are held.
+
+    Args:
+        criterion: of `criterion_of`.
+    """
+
+    def __init__(self, family: Family, samples: Mapping[str, Samples], criterion: Criterion) -> None:
+        self._family, self._criterion = family, criterion
+        speaking = _speaking(family, samples) if criterion.name == DECISION else set()
+        self._samples = {task: one for task, one in samples.items() if task not in speaking}
+        self._passes = {task: family.expert_pass(one, BATCH_SIZE, Kept(0)) for task, one in self._samples.items()}
+        self._experts = self._features(self._passes)
+        self._asked = {task: self._ask(samples[task]) for task in samples if task in speaking}
+
+    def values(self, model: Weights) -> dict[str, tuple[float, ...]]:
+        """Return how near a model is to the experts, by task and sample.
+
+        Raises:
+            NumericalError: features or scores that are not finite.
+        """
+        found = self._by_features(model) | self._by_answers(model)
+        for task, values in found.items():
+            if not bool(torch.isfinite(values).all()):
+                raise NumericalError(f"{model.label}, task '{task}': final features are not finite")
+        return {task: tuple(values.tolist()) for task, values in found.items()}
+
+    def _by_features(self, model: Weights) -> dict[str, Tensor]:
+        passes = {task: replace(one, weights=model) for task, one in self._passes.items()}
+        reached = self._features(passes)
+        if self._criterion.name == DRIFT:
+            return {task: 1 - relative_drift(own, reached[task]) for task, own in self._experts.items()}
+        heads = self._criterion.heads or pairs_of_heads(self._family, model, self._samples)
+        return {
+            task: decision_probability(
+                heads[task][0].scores(own.double().cpu()), heads[task][1].scores(reached[task].double().cpu())
+            )
+            for task, own in self._experts.items()
+        }
+
+    def _features(self, passes: Mapping[str, ExpertPass]) -> dict[str, Tensor]:
+        return expert_features(self._family.run(), passes) if passes else {}
+
+    def _by_answers(self, model: Weights) -> dict[str, Tensor]:
+        if not self._asked:
+            return {}
+        whole, found = self._family.generator(model), {}
+        for task, one in self._asked.items():
+            pupil = Pupil(whole, one.batches, self._longest(task))
+            said = zip(one.answers, pupil.along(one.answers), strict=True)
+            found[task] = torch.stack([answer_probability(answer, along, one.ends) for answer, along in said]).cpu()
+        return found
+
+    def _ask(self, drawn: Samples) -> _Asked:
+        """Let the task's expert answer."""
+        family = self._family
+        batches = [*map(asked, batches_of(drawn, TOGETHER, family.compute.device))]
+        teacher = Pupil(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
+        return _Asked(batches, teacher.answers, teacher.ends)
+
+    def _longest(self, task: str) -> int:
+        """Return the tokens of an answer at most, as where it is scored."""
+        return self._family.suite.task(task).max_target_length
+
+
+def decision_probability(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+    """Return the probability that the softmax of a model's scores gives the class of the expert's largest one.
+
+    >>> decision_probability(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, 0.0]])).tolist()
+    [0.5]
+    """
+    return torch.softmax(model.double(), dim=1).gather(1, expert.argmax(1, keepdim=True)).flatten()
+
+
+def answer_probability(
+    answer: Tensor, along: Float[Tensor, "tokens vocabulary"], ends: frozenset[int]
+) -> Float[Tensor, ""]:
+    """Return the probability of an answer: the product over its tokens, `[tokens]`.
+
+    Of text that was cut off before it ended there is no decision to be given, and the product would say how long it is:
+    it counts with the geometric mean instead.
+
+    Args:
+        along: a model's log-probabilities at every token of the answer.
+        ends: tokens that end an answer.
+    """
+    nats = along.double().gather(1, answer[:, None]).sum()
+    whole = not ends or int(answer[-1]) in ends
+    return (nats if whole else nats / len(answer)).exp()
+
+
+def relative_drift(expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    """Return ||h_model - h_expert|| / ||h_expert||, sample by sample."""
+    expert = expert.double()
+    apart: Tensor = ((model.double() - expert).norm(dim=1) / expert.norm(dim=1)).cpu()
+    return apart

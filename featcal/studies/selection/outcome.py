@@ -1,0 +1,176 @@
+"""What a choice found: candidates, whether any start is better than every repair, and what was chosen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from featcal.calibration.calibrate import CalibrationResult, config_for
+from featcal.calibration.config import CalibrationConfig
+from featcal.family.opening import Family
+from featcal.session.model_names import calibrate_command
+from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_of
+from featcal.studies.selection.held_out import FOLDS
+from featcal.studies.selection.judge import Margin, Score, margin
+from featcal.suite.name_grammar import reference_in
+from featcal.suite.recipe import MergeRecipe
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was tried, and what was found of it on all folds."""
+
+    model: str
+    """Its name, with which every command makes it of all calibration samples."""
+    start: str
+    """Name of what is calibrated; "merged" is the suite's own."""
+    config: CalibrationConfig | None
+    """None for the start as it is."""
+    score: Score | None
+    """None where it failed on a fold."""
+    margin: Margin | None
+    """From the default to this one; None where either has no score."""
+    failure: str
+    """Why it failed; else ""."""
+    seconds: float
+    """What fitting and judging took, all folds together."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the best start is better than the best repair."""
+
+    start: Candidate
+    repair: Candidate
+    margin: Margin
+    """From the repair to the start."""
+
+    @property
+    def start_wins(self) -> bool:
+        """Whether the start is better beyond the interval."""
+        return self.margin.low > 0
+
+    @property
+    def said(self) -> str:
+        """The answer in one sentence."""
+        one, start, repair = self.margin, self.start.model, self.repair.model
+        by = f"({one.difference:+.4f} [{one.low:+.4f}, {one.high:+.4f}])"
+        if self.start_wins:
+            return f"a start is better than any repair: {start} as it is is above the best of them, {repair} {by}"
+        if one.within_noise:
+            return f"start and repair cannot be told apart: {start} as it is against the best repair, {repair} {by}"
+        return f"no start is better than its repair: the best one, {start}, is below {repair} {by}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen, and everything that speaks for it."""
+
+    family: Family
+    default: CalibrationConfig
+    """What the choice is held against: "informed" at its defaults."""
+    start: str
+    """Name of what was chosen to be calibrated, or to be left as it is; "merged" is the suite's own."""
+    config: CalibrationConfig | None
+    """What was chosen: of all calibration samples. None where the start is better as it is."""
+    candidates: tuple[Candidate, ...]
+    """The best first; those that failed last."""
+    margin: Margin | None
+    """From the default to what was chosen; 0 where that is the default. The choice was made on these samples, so it
+    flatters. None where either was not scored."""
+    folds: Mapping[str, tuple[tuple[int, ...], ...]]
+    """By task and fold: positions, in the source of the calibration samples, of what was held out."""
+    samples: Mapping[str, int]
+    """By task: calibration samples that were read."""
+    notes: tuple[str, ...]
+    """What else should be known: that it cannot tell, and why."""
+    seconds: float
+    """Of all candidates, those computed earlier or by other processes too, and of the calibration that was chosen."""
+    calibrated: CalibrationResult | None
+    """The choice calibrated on all samples; None where nothing could be told, or where a start was chosen."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model that was chosen."""
+        return Tried(self.start, self.config).name(self.family)
+
+    @property
+    def criterion(self) -> str | None:
+        """What candidates were scored by, one of `judge.CRITERIA`; None where none was scored."""
+        return next((one.score.criterion for one in self.candidates if one.score is not None), None)
+
+    @property
+    def calibrations(self) -> int:
+        """Calibrations on three quarters of the samples, and the one on all of them."""
+        fitted = sum(one.config is not None for one in self.candidates)
+        return FOLDS * fitted + (self.calibrated is not None)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The best start beside the best repair; None where either was not scored."""
+        scored = [one for one in self.candidates if one.score is not None]
+        start = next((one for one in scored if one.config is None), None)
+        repair = next((one for one in scored if one.config is not None), None)
+        if start is None or repair is None or start.score is None or repair.score is None:
+            return None
+        return Verdict(start, repair, margin(repair.score, start.score))
+
+    def command(self, suite: str | None = None, out: str = "calibrated") -> str:
+        """Return the command that makes the model that was chosen.
+
+        Args:
+            suite: how it is to call the suite; left out, by its name.
+        """
+        said = suite or self.family.suite.name
+        if self.config is not None:
+            return calibrate_command(said, self.config, config_for(self.family), out, self.start)
+        merged = self.family.suite.merged
+        reference = reference_in(self.start)
+        if self.start == MERGED and not isinstance(merged, MergeRecipe):
+            reference = str(self.family.suite.root / merged) if (self.family.suite.root / merged).exists() else merged
+        if reference == self.start or (reference and self.start == MERGED):
+            return shlex.join(["featcal", "export", reference, "--out", out])
+        method = [] if self.start == MERGED else ["--method", self.start]
+        return shlex.join(["featcal", "merge", said, *method, "--out", out])
+
+    def to_json(self, suite: str | None = None) -> dict[str, Any]:
+        """Return the public document of `featcal select --json`; `suite` as in `command`."""
+        verdict = self.verdict
+        return {
+            "suite": self.family.suite.name,
+            "chosen": None if self.config is None else options_of(self.config),
+            "start": self.start,
+            "defaults": options_of(self.default),
+            "model": self.model,
+            "command": self.command(suite),
+            "criterion": self.criterion,
+            "margin": _margin_json(self.margin),
+            "start_wins": verdict and verdict.start_wins,
+            "verdict": verdict and verdict.said,
+            "candidates": [_candidate_json(one) for one in self.candidates],
+            "calibrations": self.calibrations,
+            "seconds": self.seconds,
+            "read": {"split": "calibration", "seed": self.default.seed, "samples": dict(self.samples)},
+            "folds": {task: [list(one) for one in dealt] for task, dealt in self.folds.items()},
+            "labels_used": False,
+            "notes": list(self.notes),
+        }
+
+
+def _margin_json(one: Margin | None) -> dict[str, Any] | None:
+    return None if one is None else {**asdict(one), "difference": one.difference}
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    options = dict.fromkeys(CHOSEN) if candidate.config is None else options_of(candidate.config)
+    return {
+        "model": candidate.model,
+        "start": candidate.start,
+        **options,
+        "score": None if candidate.score is None else candidate.score.value,
+        "margin": _margin_json(candidate.margin),
+        "failure": candidate.failure or None,
+        "seconds": candidate.seconds,
+    }

@@ -1,0 +1,200 @@
+"""Many calibrations of one suite, measured alike, beside what costs no calibration at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from featcal.calibration.config import CalibrationConfig
+from featcal.session.model_names import ModelId
+from featcal.session.session import Session
+from featcal.studies.history import History, Measured, Run
+from featcal.studies.recording import hash_of, measure, run_of
+from featcal.suite.name_grammar import model_name
+from featcal.suite.views import View
+from featcal.system.errors import InputError
+from featcal.system.formatting import exactly
+from featcal.system.progress import Progress, silent
+
+MOST = 500
+"""Calibrations of one sweep."""
+SCALES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+"""Of Task Arithmetic, as baselines."""
+SWEEP = "sweep"
+"""What progress is called."""
+KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
+"""Of the points of a sweep; a merger is another merge of the same experts."""
+_VIEW = View()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of these values, over the other options of one calibration.
+
+    Raises:
+        InputError: no value at all, one outside its range, or more than `MOST` combinations.
+    """
+
+    lam: tuple[float, ...]
+    rho: tuple[float, ...]
+    alpha: tuple[float, ...]
+    options: CalibrationConfig
+    """Samples, seed, switches; its own lam, rho and alpha are not looked at."""
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(set(getattr(self, name))) for name in ("lam", "rho", "alpha")}
+        empty = [name for name, size in sizes.items() if not size]
+        if empty:
+            raise InputError(f"{', '.join(empty)}: a sweep needs at least one value of each")
+        if math.prod(sizes.values()) > MOST:
+            said = " × ".join(f"{size} {name}" for name, size in sizes.items())
+            raise InputError(f"{said} are more than {MOST} calibrations; give fewer values")
+        self.configs()
+
+    def configs(self) -> list[CalibrationConfig]:
+        """One per combination, alpha fastest; a value that stands twice counts once."""
+        values = product(*(dict.fromkeys(one) for one in (self.lam, self.rho, self.alpha)))
+        return [replace(self.options, lam=lam, rho=rho, alpha=alpha) for lam, rho, alpha in values]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A model and what was measured of it on the samples of the sweep."""
+
+    run: Run
+    found: Measured
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        kind = model_name(self.run.model).kind
+        return kind if kind in KINDS else "merger"
+
+
+def numbers(text: str, name: str) -> tuple[float, ...]:
+    """The values of a list such as "0.01, 0.05".
+
+    Raises:
+        InputError: something else than finite numbers between commas.
+
+    >>> numbers("0.01, 0.05,", "lam")
+    (0.01, 0.05)
+    """
+    try:
+        values = tuple(float(word) for word in text.replace(";", ",").split(",") if word.strip())
+    except ValueError:
+        raise InputError(f"{name}: give numbers between commas, such as 0.01, 0.05") from None
+    if not all(map(math.isfinite, values)):
+        raise InputError(f"{name}: every value must be finite")
+    return values
+
+
+def run_sweep(
+    session: Session, grid: Grid, progress: Progress = silent, *, on: View = _VIEW, history: History | None = None
+) -> list[SweepPoint]:
+    """Calibrate with every combination and measure it on the same samples; baselines first.
+
+    What is in the history already, of the same suite, versions and samples, is not computed again; every point goes
+    into it when it is done, so a sweep that was ended goes on where it stopped. Each is what a single calibration with
+    these options is, to the last bit.
+
+    Args:
+        progress: told the points that are done, and within one by every block, so that it may end the work there.
+        on: the samples to measure on; validation where the suite has it. On others the numbers flatter: they are those
+            that calibration saw.
+        history: left out, the user's own.
+
+    Raises:
+        InputError: samples without labels, or as `Session.quick_scores`.
+        NumericalError: as `calibrate`.
+    """
+    history = history or History()
+    models: list[ModelId] = [*baselines(grid), *grid.configs()]
+    known = {run.id: run for run in history.runs(hash_of(session))}
+    points = []
+    for done, model in enumerate(models):
+        progress(SWEEP, done, len(models))
+        run = run_of(session, model)
+        found = _recorded(session, known[run.id], on) if run.id in known else None
+        if found is None:
+            found = _measured(session, model, on, _within(progress, done, len(models)))
+            history.add(run, found)
+        points.append(SweepPoint(known.get(run.id, run), found))
+    progress(SWEEP, len(models), len(models))
+    return points
+
+
+def baselines(grid: Grid) -> list[str]:
+    """What the sweep is held against: base, merged model and experts, the mean of the experts, Task Arithmetic at
+    other scales, and the calibration's anchors without any data."""
+    anchors = [f"anchor:rho={exactly(rho)}" for rho in dict.fromkeys(grid.rho) if rho != 1]  # 1 is the merged model
+    scales = [f"task-arithmetic:scale={exactly(scale)}" for scale in SCALES]
+    return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
+
+
+def sweep_json(session: Session, points: Sequence[SweepPoint], on: View) -> dict[str, Any]:
+    """The public document of `featcal sweep --json`: every point with its run, and the ids of the Pareto front."""
+    return {
+        "suite": session.family.suite.name,
+        "split": on.split or session.split,
+        "samples": on.samples,
+        "points": [{**replace(p.run, measured=(p.found,)).to_json(), "kind": p.kind} for p in points],
+        "front": [point.run.id for point in front(points)],
+    }
+
+
+def missing(session: Session, grid: Grid, on: View, runs: Sequence[Run]) -> int:
+    """How many calibrations of a sweep are not among these runs, measured on these samples."""
+    known = {run.id: run for run in runs}
+    ids = [run_of(session, config).id for config in grid.configs()]
+    return sum(one not in known or _recorded(session, known[one], on) is None for one in ids)
+
+
+def comparable(session: Session, on: View, runs: Sequence[Run]) -> list[SweepPoint]:
+    """Those runs of the suite that have scores on these samples, whoever asked for them."""
+    return [SweepPoint(run, found) for run in runs if (found := _recorded(session, run, on)) is not None]
+
+
+def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """The Pareto front of mean and worst task: those that no other point beats in one and equals in the other.
+
+    Experts are left out: they are a model per task, not one for all. By rising mean; of equal points all.
+    """
+    models = [point for point in points if point.kind != "expert"]
+    best = [one for one in models if not any(_beats(other.found, one.found) for other in models)]
+    return sorted(best, key=lambda point: (point.found.mean, -point.found.worst))
+
+
+def _beats(one: Measured, other: Measured) -> bool:
+    return one.mean >= other.mean and one.worst >= other.worst and (one.mean, one.worst) != (other.mean, other.worst)
+
+
+def _recorded(session: Session, run: Run, on: View) -> Measured | None:
+    """What the history holds of a run on these samples, if it has scores of every task."""
+    found = run.on("features", on.split or session.split, on.samples, on.seed)
+    return found if found is not None and set(found.scores) == set(session.tasks) else None
+
+
+def _measured(session: Session, model: ModelId, on: View, progress: Progress) -> Measured:
+    """Calibrate a model, if it is one to calibrate, and measure it.
+
+    Raises:
+        InputError: it cannot be scored.
+    """
+    if isinstance(model, CalibrationConfig):
+        session.calibrated(model, progress)
+    session.features(model, on, progress)
+    session.quick_scores(model, on)  # says why there are none
+    return measure(session, model, on)
+
+
+def _within(progress: Progress, done: int, total: int) -> Progress:
+    """Tells the points that are done whenever work on the next one gets ahead."""
+
+    def report(label: str, blocks: int, of: int) -> None:
+        progress(SWEEP, done, total)
+
+    return report

@@ -1,0 +1,1 @@
+"""Read the suite file, completely validated, and say what a model may be called."""

@@ -1,0 +1,40 @@
+"""Where a suite comes from, for records that others can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from featcal.suite.schema import Suite, load_suite
+from featcal.system.errors import InputError
+from featcal.system.resources import embedded_suites, ready_suites
+
+
+def suite_facts(suite: Suite) -> dict[str, Any]:
+    """`shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts.
+
+    No path is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
+    not of its layout: comments and the order of options change nothing.
+    """
+    content = suite.model_dump(mode="json")
+    tasks = content.pop("tasks")
+    parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
+    return {"shipped": _shipped(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
+
+
+def _shipped(suite: Suite) -> str | None:
+    for name in (suite.name, *embedded_suites(), *ready_suites()):
+        file = {**ready_suites(), **embedded_suites()}.get(name)
+        if file is None or file.resolve().parent != suite.root:
+            continue
+        try:
+            if load_suite(name).model_dump() == suite.model_dump():
+                return name
+        except InputError:  # another one than this
+            continue
+    return None
+
+
+def _digest(part: object) -> str:
+    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""What a model of a suite may be called: one text for the address of a page, `--model` and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from featcal.suite.recipe import METHODS
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, shortened
+
+PLAIN = ("base", "merged")
+AFTER = ("svc", "polished", "surgery", "probsurgery", "react")
+"""Models that are made of another one, named behind an @: `svc@task-arithmetic:scale=0.6`; left out, of "merged"."""
+FITTED = ("regmean", "regmean++", "lot", "esm", "coefficients", "fisher", "adamerging", "adamerging-test", *AFTER)
+"""Models of baselines, beside the calibrated one."""
+ON_ANOTHER = ("calibrated", *AFTER)
+"""Names that may say of which model they are, behind an @: `calibrated:rho=1@tsv-m`."""
+WITH_OPTIONS = ("calibrated", "anchor", *FITTED, *METHODS)
+_MOST = 8
+"""Models one on another, of which there is use for two or three."""
+_AND, ALL = "+", "all"
+"""Between names of blocks, kinds of maps or tasks in the name of a model, as commas are between its options; and the
+word for all of them, where a suite recommends some."""
+_ESCAPED = {ord(sign): f"%{ord(sign):02X}" for sign in "%+,:=@"}
+"""Signs of the grammar in the name of a part."""
+REFERENCE = "reference"
+"""Kind of every text that is none of the names: a folder or Hub id."""
+GRAMMAR = (
+    "base, merged, expert (every expert on its own task), expert:TASK, "
+    "calibrated[:lam=0.05,rho=2,alpha=0.3,…][@MODEL], anchor:rho=2, a merge method[:scale=0.6,…], "
+    "regmean[:samples=64,reduce=0.9,…], regmean++, lot, esm, coefficients, fisher, adamerging[:steps=1000,…], "
+    "adamerging-test[:…] (sees test inputs), "
+    "svc[:alpha=0.1][@MODEL], polished[:steps=30,…][@MODEL], surgery[:…][@MODEL], probsurgery[:…][@MODEL], "
+    "react[:ridge=0.1,…][@MODEL], "
+    "or a checkpoint (folder or Hub id)"
+)
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A name in its parts. A folder that is called like a name is meant by `./ties`.
+
+    Args:
+        kind: "base", "merged", "expert", "calibrated", "anchor", a merge method, one of `FITTED`, or `REFERENCE`.
+        options: values as they were written.
+        task: of one expert; None for every expert on its own task, and for other kinds.
+    """
+
+    kind: str
+    options: tuple[tuple[str, str], ...] = field(default=())
+    task: str | None = None
+    of: str | None = None
+    """Name of the model that one of the kinds `ON_ANOTHER` is made of; "merged" where it is left out."""
+
+
+def model_name(text: str) -> ModelName:
+    """The parts of a name.
+
+    Raises:
+        InputError: options that are not `name=value`, that are given twice or stand behind a comma alone, a name that
+            breaks off, or one of too many models on one another.
+
+    >>> model_name("task-arithmetic:scale=0.6")
+    ModelName(kind='task-arithmetic', options=(('scale', '0.6'),), task=None, of=None)
+    >>> model_name("calibrated@tsv-m").of, model_name("calibrated").of
+    ('tsv-m', 'merged')
+    >>> model_name("runs/my-model").kind
+    'reference'
+    """
+    word, _, behind = text.partition(",")
+    if word.strip() in WITH_OPTIONS and "=" in behind:
+        raise InputError(
+            f"model '{shortened(text)}': options stand behind a colon, as in {word.strip()}:"
+            f"{shortened(behind.strip())} (write ./{shortened(text)} for a folder that is called so)"
+        )
+    own, at, below = text.partition("@")
+    if own.partition(":")[0] not in ON_ANOTHER:
+        own, at = text, ""
+    if at and not below:
+        raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
+    if at and below.count("@") >= _MOST:
+        raise InputError(f"model '{shortened(text)}' stands on more than {_MOST} others; write one of them first")
+    kind, colon, rest = own.partition(":")
+    if kind == "expert":
+        if colon and not rest:
+            raise InputError(
+                "model 'expert:' names no task; write expert:TASK, or expert for every one on its own task"
+            )
+        return ModelName(kind, task=rest or None)
+    if kind in PLAIN and not colon:
+        return ModelName(kind)
+    if kind not in WITH_OPTIONS:
+        return ModelName(REFERENCE)
+    options: dict[str, str] = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, value = (one.strip() for one in part.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"model '{shortened(text)}': '{shortened(part)}' is not an option such as scale=0.6")
+        if name in options:
+            raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
+        options[name] = value
+    of = (below or "merged") if kind in ON_ANOTHER else None
+    return ModelName(kind, tuple(options.items()), of=of)
+
+
+def reference_in(text: str) -> str | None:
+    """The folder or Hub id that a model is, or is made of; None where it is the suite's own.
+
+    >>> reference_in("svc:alpha=0.1@runs/my-model")
+    'runs/my-model'
+    """
+    name = model_name(text)
+    if name.of is not None:
+        return reference_in(name.of)
+    return text if name.kind == REFERENCE else None
+
+
+def parts_of(text: str) -> tuple[str, ...] | None:
+    """The names of blocks, kinds of maps or tasks in an option's value; None for all of them.
+
+    >>> parts_of("block 0+a%2Bb"), parts_of("all")
+    (('block 0', 'a+b'), None)
+    """
+    return None if text == ALL else tuple(unquote(one) for one in text.split(_AND))
+
+
+def parts_said(parts: Sequence[str] | None) -> str:
+    """The value that `parts_of` reads.
+
+    >>> parts_said(["block 0", "a+b"])
+    'block 0+a%2Bb'
+    """
+    return ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
+
+
+def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
+    """An option's value in the type that it has.
+
+    Raises:
+        InputError: it is none; the message begins with `what`.
+    """
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{what} is true or false, not '{shortened(text)}'")
+        return text.lower() == "true"
+    try:
+        value: int | float | str = kind(text)
+    except ValueError as error:
+        raise InputError(
+            f"{what} is a {'whole number' if kind is int else 'number'}, not '{shortened(text)}'"
+        ) from error
+    return value
+
+
+def known_option(name: str, known: tuple[str, ...], model: str) -> None:
+    """Raise InputError for an option that a kind of model does not have."""
+    if name not in known:
+        raise InputError(
+            f"model '{model}' has no option '{shortened(name)}'; it takes {', '.join(known)}."
+            f"{did_you_mean(name, known)}"
+        )

@@ -1,0 +1,414 @@
+"""A suite: one base, one merged model, the task experts and where their samples come from.
+
+A suite file is YAML; it is validated completely before anything is read or downloaded, unknown keys are
+refused with a suggestion, and no file may name code to run.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    Field,
+    FiniteFloat,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.source import Source
+from featcal.suite.strict import Strict
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean, shortened
+from featcal.system.paths import as_named, local_path, require_plain
+from featcal.system.resources import embedded_suites, ready_suites, task_files
+from featcal.system.sandbox import require_inside
+
+ModelRef = Annotated[str, Field(min_length=1)]
+"""Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
+`REF+ADAPTER` is a model with a LoRA adapter."""
+
+SPLITS = ("calibration", "validation", "test")
+
+
+_LATER = ("image_weight", "mu", "weigh_tokens", "augment")
+"""Options of a calibration that suites could not recommend at first."""
+
+
+class CalibrationDefaults(Strict):
+    """What a suite recommends for its calibration: options of `CalibrationConfig`, which checks their ranges."""
+
+    lam: FiniteFloat | None = None
+    rho: FiniteFloat | None = None
+    alpha: FiniteFloat | None = None
+    samples: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    biases: bool | None = None
+    layernorms: bool | None = None
+    rmsnorms: bool | None = None
+    patch_weight: FiniteFloat | None = None
+    image_weight: FiniteFloat | None = None
+    completion_only: bool | None = None
+    eps: FiniteFloat | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    precision: Literal["exact", "fast"] | None = None
+    recipe: Literal["paper", "refined", "informed"] | None = None
+    beta: FiniteFloat | None = None
+    mu: FiniteFloat | None = None
+    weigh_tokens: bool | None = None
+    augment: Annotated[int, Field(ge=0)] | None = None
+    blocks: tuple[str, ...] | None = None
+    maps: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
+        said: dict[str, Any] = write(self)
+        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
+
+    def given(self) -> dict[str, Any]:
+        """The options that the suite sets, by name."""
+        return self.model_dump(exclude_none=True)
+
+
+class Task(Strict):
+    """One task: its expert, its samples and how its answers are scored."""
+
+    expert: ModelRef
+    calibration: Source | None = None
+    validation: Source | None = None
+    test: Source | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Class names in label order; left out, the source's own names are used."""
+    templates: tuple[str, ...] = ("a photo of a {}.",)
+    metric: Literal["accuracy", "exact_match", "spearman"] = "accuracy"
+    """Left out: `accuracy` for pictures and for texts with classes (`label` without `targets`), `exact_match` for text
+    with answers, `spearman` for pairs of texts with a number."""
+    max_length: Annotated[int, Field(gt=1)] = 512
+    """Most tokens of one input."""
+    max_target_length: Annotated[int, Field(gt=1)] = 32
+    """Most tokens of one answer, its end token counted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_matched_exactly(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "metric" not in content:
+            sources = [source for split in SPLITS if isinstance(source := content.get(split), dict)]
+            classified = any("label" in source and "targets" not in source for source in sources)
+            if any({"pair", "target"} <= source.keys() for source in sources):
+                return {**content, "metric": "spearman"}
+            if any({"input", "self_generated"} & source.keys() for source in sources) and not classified:
+                return {**content, "metric": "exact_match"}
+        return content
+
+    @model_validator(mode="after")
+    def _models_are_measured_on_what_others_wrote(self) -> Task:
+        if any(source is not None and source.self_generated is not None for source in (self.validation, self.test)):
+            raise ValueError("'self_generated' text is to calibrate on; give validation and test a source of data")
+        return self
+
+    @model_validator(mode="after")
+    def _templates_have_a_place(self) -> Task:
+        without = [template for template in self.templates if "{}" not in template]
+        if without or not self.templates:
+            raise ValueError(f"templates need one {{}} where the class name goes (see {without or 'an empty list'})")
+        return self
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> Task:
+        sources = [source for source in (self.calibration, self.validation, self.test) if source is not None]
+        if any(source.classified for source in sources):
+            if self.metric != "accuracy":
+                raise ValueError("texts with classes ('label' without 'targets') are scored by accuracy")
+            if "templates" in self.model_fields_set:
+                raise ValueError("'templates' make prompts for pictures; remove them from a text task")
+        elif any(source.compared for source in sources) and self.metric != "spearman":
+            raise ValueError("pairs of texts with a number ('pair' and 'target') are scored by spearman")
+        elif any(source.input is not None for source in sources):
+            if self.metric == "accuracy":
+                raise ValueError("text with answers is scored by exact_match or spearman; 'accuracy' is for classes")
+            if self.model_fields_set & {"classes", "templates"}:
+                raise ValueError("'classes' and 'templates' name the classes of pictures; remove them from a text task")
+        return self
+
+    def source(self, split: str) -> Source | None:
+        """Source of `split`, one of `SPLITS`; None where the suite file gives none."""
+        if split not in SPLITS:
+            raise InputError(f"no split '{split}', only {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+        source: Source | None = getattr(self, split)
+        return source
+
+
+class Suite(Strict):
+    """A validated suite file. `root` is the folder that its relative paths start from."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    base: ModelRef
+    merged: ModelRef | MergeRecipe
+    tasks: Annotated[dict[str, Task], Field(min_length=1)]
+    calibration: CalibrationDefaults = CalibrationDefaults()
+    vocabulary: Literal["exact", "base"] = "exact"
+    """`base` leaves out the rows of an expert's embeddings that go beyond the base's vocabulary."""
+    text_tower: Literal["base", "own"] = "base"
+    """`own` merges and calibrates the text tower beside one for pictures too, on prompts of the tasks' classes, and
+    every model is scored through its own; `base` leaves the base's to all."""
+    _root: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _recipe_is_for_these_tasks(self) -> Suite:
+        problems = self.merged.misfits(self.tasks) if isinstance(self.merged, MergeRecipe) else []
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_serializer(mode="wrap")
+    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
+        said: dict[str, Any] = write(self)
+        return {name: value for name, value in said.items() if name != "text_tower" or value != "base"}
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    def task(self, name: str) -> Task:
+        """The task called `name`; InputError with a suggestion if there is none."""
+        if name not in self.tasks:
+            raise InputError(f"suite '{self.name}' has no task '{name}'.{did_you_mean(name, self.tasks)}")
+        return self.tasks[name]
+
+    def splits(self) -> tuple[str, ...]:
+        """Splits that every task has, in the order calibration, validation, test."""
+        return tuple(s for s in SPLITS if all(task.source(s) for task in self.tasks.values()))
+
+    @property
+    def measured_split(self) -> str:
+        """Where models are measured unless somebody says otherwise: validation samples, which calibration never sees,
+        where every task has them."""
+        return "validation" if "validation" in self.splits() else "calibration"
+
+    def unpinned(self) -> tuple[str, ...]:
+        """Hub data sets that are named without a revision, so that they may change under the suite."""
+        sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
+        ids = [str(source.hub) for source in sources if source.unpinned]
+        return tuple(dict.fromkeys(one for one in ids if not local_path(one, self.root, "hub").is_dir()))
+
+
+def load_suite(name_or_path: str | Path) -> Suite:
+    """Read an embedded or ready suite by name, or a suite file by path.
+
+    Raises:
+        InputError: unknown name, unreadable or invalid YAML, unknown or missing keys (all of them at once).
+
+    >>> load_suite("clip-mini").name
+    'clip-mini'
+    """
+    file = suite_file(name_or_path)
+    content = read_yaml(file)
+    if not isinstance(content, dict) or len(_OWN_KEYS & content.keys()) < 2:
+        raise InputError(f"{file} is not a suite file, which is a mapping with {', '.join(sorted(_OWN_KEYS))}")
+    return suite_from_dict(content, file.resolve().parent, str(file))
+
+
+def suite_file(reference: str | Path) -> Path:
+    """The file of an embedded or ready suite by name, else the suite file at a path or in the folder there.
+
+    Raises:
+        InputError: there is none, whatever the text is; on a shared server, what lies elsewhere.
+    """
+    embedded, ready = embedded_suites(), ready_suites()
+    known = {**ready, **embedded}.get(str(reference))
+    try:
+        file = known or as_named(reference)
+        if known is None:
+            require_inside(file, "suite")
+        file = file / "suite.yaml" if file.is_dir() else file
+        if file.is_file():
+            return file
+    except (OSError, RuntimeError, ValueError):  # not even a possible path: too long, an unknown user, a null character
+        pass
+    raise InputError(
+        f"no suite '{shortened(str(reference), 200)}': neither a file nor an embedded suite "
+        f"({', '.join(embedded) or 'none'}) nor one of those for the Hub's models in `featcal suites`."
+        f"{did_you_mean(str(reference), [*embedded, *ready])}"
+    )
+
+
+_MOST_PROBLEMS = 50
+"""Mistakes in a suite file that one message lists."""
+_OWN_KEYS = frozenset({"name", "base", "merged", "tasks"})
+"""Keys that every suite file has. A file with fewer than two of them is another's, and nothing of it is quoted."""
+
+
+def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -> Suite:
+    """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors.
+
+    A task with `use: NAME` starts from that entry of the task catalogue; its own keys take the place of the entry's.
+
+    Raises:
+        InputError: listing what is wrong with it.
+    """
+    try:
+        suite = Suite.model_validate(_with_catalogue(content, label))
+    except ValidationError as error:
+        found = error.errors(include_context=False, include_input=False, include_url=False)
+        problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
+        problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
+        raise InputError(f"{label}: not a valid suite file\n{problems}") from error
+    suite._root = root
+    return suite
+
+
+def _with_catalogue(content: dict[str, Any], label: str) -> dict[str, Any]:
+    tasks = content.get("tasks")
+    if not isinstance(tasks, dict):
+        return content
+    used = {n: str(t["use"]) for n, t in tasks.items() if isinstance(t, dict) and "use" in t}
+    if not used:
+        return content
+    catalogue = task_catalogue()
+    unknown = [(name, entry) for name, entry in used.items() if entry not in catalogue]
+    if unknown:
+        raise InputError(
+            *(
+                f"{label}: tasks.{name}.use: no task '{entry}' in the catalogue.{did_you_mean(entry, catalogue)}"
+                for name, entry in unknown
+            )
+        )
+    own = {name: {key: value for key, value in tasks[name].items() if key != "use"} for name in used}
+    return {**content, "tasks": {**tasks, **{name: {**catalogue[used[name]], **own[name]} for name in used}}}
+
+
+@cache
+def task_catalogue() -> dict[str, dict[str, Any]]:
+    """Tasks of published benchmarks by name: sources, class names, templates and metric, without an expert."""
+    return {name: task for file in task_files() for name, task in read_yaml(file).items()}
+
+
+def read_yaml(file: Path) -> Any:
+    """Content of a YAML file.
+
+    Raises:
+        InputError: it cannot be read, is no YAML, or goes beyond `MOST_BYTES`, `MOST_VALUES` or `MOST_DEEP`; the
+            message says where, and quotes nothing of it.
+    """
+    require_plain(file, most=MOST_BYTES)
+    try:
+        return parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not valid YAML: byte {error.start} is not UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """The same of a text; `label` names it in errors."""
+    loader = None
+    try:
+        loader = _UniqueKeyLoader(text)
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
+    except (ValueError, LookupError, AttributeError):  # PyYAML's own, from values that a tag calls something else
+        raise InputError(f"{label}: not valid YAML: a value is not of the type that its tag or form says") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the words of the file that PyYAML puts between quotes."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"not valid YAML: a character at position {getattr(error, 'position', 0)} that YAML does not allow"
+    if error.context == "expected a single document in the stream":
+        where = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        return (
+            f"a second document begins{where}; featcal reads one, so give each a file of its own (a recipe that merges "
+            "the output of another one needs that output first: run it, and name its folder)"
+        )
+    said = [re.split("[\"']", part)[0].strip(" ,;") for part in (error.context, error.problem) if part]
+    mark = error.problem_mark or error.context_mark
+    return "not valid YAML: " + ", ".join(said) + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+
+
+MOST_BYTES, MOST_VALUES, MOST_DEEP = 4 << 20, 30_000, 40
+"""Of a YAML file: bytes, values once every alias stands for what it names, and mappings and lists in one another."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe subset, in which a key that stands twice is an error and not a silent loss of the first, and which
+    takes no more time and memory than a suite file needs, whatever its aliases stand for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._deep = self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As it stands, counted: an alias counts as all that it names."""
+        aliased, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before, self._deep = self._values, self._deep + 1
+        if self._deep > MOST_DEEP:
+            raise yaml.MarkedYAMLError(problem=f"it is nested deeper than {MOST_DEEP} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        if aliased and id(node) not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=mark)
+        self._values += self._sizes[id(node)] if aliased else 1
+        if self._values > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"it holds more than {MOST_VALUES} values", problem_mark=mark)
+        self._sizes.setdefault(id(node), self._values - before)
+        self._deep -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """As written: merging by `<<` puts keys into a node that it is then allowed to override."""
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, yaml.Node] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            first = seen.setdefault(key.value, key)
+            if first is not key:
+                where = f"a key stands twice, first in line {first.start_mark.line + 1} and again"
+                raise yaml.MarkedYAMLError(problem=where, problem_mark=key.start_mark)
+        return node
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    skip = {"MergeRecipe", "constrained-str"}
+    parts = [shortened(str(part), 60) for part in loc if str(part) not in skip and "[" not in str(part)]
+    return ".".join(parts) or "(top level)"
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"unknown key.{did_you_mean(str(error['loc'][-1]), _keys_at(error['loc']))}"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
+    """Keys that a suite file may have at the place of an unknown one."""
+    models: dict[str, type[BaseModel]] = {"calibration": CalibrationDefaults, "merged": MergeRecipe, "tasks": Task}
+    model = models.get(str(loc[0]), Suite) if len(loc) > 1 else Suite
+    if model is Task and len(loc) > 3:
+        model = Source
+    return [*model.model_fields, "use"] if model is Task else list(model.model_fields)
+
+
+def references(suite: Suite) -> dict[str, str]:
+    """Role → reference of every model of a suite; a merge recipe has none."""
+    merged = {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
+    return {"base": suite.base, **merged, **{expert_role(task): spec.expert for task, spec in suite.tasks.items()}}
+
+
+def expert_role(task: str) -> str:
+    """What the expert of a task is called, in messages too."""
+    return f"expert '{task}'"

@@ -1,0 +1,203 @@
+"""What a suite file says about samples: the source of one split."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from featcal.suite.strict import Strict
+from featcal.suite.template import template_fields
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "embedded": ("split",),
+    "tensors": ("key", "labels", "mask"),
+    "arrays": ("split",),
+    "imagefolder": ("label",),
+    "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
+    "jsonl": ("split", "image", "label", "input", "pair", "target", "targets"),
+    "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
+    "self_generated": (),
+}
+"""Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
+SOURCE_KINDS = tuple(_OPTIONS)
+_LATER = ("corruption", "pair", "self_generated")
+"""What suite files could not say at first."""
+
+Kind = Literal["gaussian-noise", "motion-blur", "fog"]
+CORRUPTIONS: tuple[str, ...] = get_args(Kind)
+
+
+Prompt = Annotated[str, Field(min_length=1)]
+
+
+class Corruption(Strict):
+    """How pictures are made worse before anything else is done with them."""
+
+    kind: Kind
+    severity: Annotated[int, Field(ge=1, le=5)] = 3
+
+
+class SelfGenerated(Strict):
+    """Text that the task's expert writes itself."""
+
+    prompts: Annotated[int, Field(gt=0)] | Annotated[tuple[Prompt, ...], Field(min_length=1)]
+    """What it goes on from, one text for each; or a number of texts, each from the start token alone."""
+    tokens: Annotated[int, Field(gt=0)]
+    """New tokens at most."""
+
+    @property
+    def count(self) -> int:
+        """How many texts there are."""
+        return self.prompts if isinstance(self.prompts, int) else len(self.prompts)
+
+    @property
+    def said(self) -> str:
+        """How the texts were made, in words."""
+        begun = "its start token" if isinstance(self.prompts, int) else "given prompts"
+        return f"{self.count} texts that the task's expert wrote from {begun}, at most {self.tokens} new tokens each"
+
+
+class Source(Strict):
+    """Where the samples of one split come from; exactly one of the eight kinds is given.
+
+    Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
+    either). Text with `image` comes with a picture each, for models that read both.
+    """
+
+    embedded: str | None = None
+    """Name of a task whose samples featcal renders itself."""
+    tensors: str | None = None
+    """safetensors file; `key` names preprocessed pictures `[n, 3, H, W]` or token ids `[n, T]` (int64)."""
+    arrays: str | None = None
+    """`.npz` with `train_x`, `train_y`, `test_x`, `test_y` (uint8 `[n, H, W, 3]`, int) and `class_names`."""
+    imagefolder: str | None = None
+    """Folder with one sub-folder of images per class, or with a `metadata.csv`, `.jsonl` or `.parquet` that
+    gives every `file_name` its label."""
+    parquet: str | None = None
+    """Parquet file, or folder of them."""
+    jsonl: str | None = None
+    """One JSON object per line; `.gz` is unpacked on the way."""
+    hub: str | None = None
+    """Id of a data set on the Hub, or a local folder in the same layout; needs the package `datasets`."""
+    self_generated: SelfGenerated | None = None
+    """No data: text that the task's expert writes; to calibrate on alone."""
+
+    key: str | None = None
+    labels: str | None = None
+    """Tensor of class indices `[n]`, or for token ids of target token ids `[n, U]` with -100 as padding."""
+    mask: str | None = None
+    """Tensor `[n, T]`, 1 on tokens and 0 on padding; needed where there is padding."""
+    split: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    """Commit or tag of a Hub data set; without one the data may change under the suite."""
+
+    image: str | None = None
+    """Column of pictures, "image" when left out; beside `input` the pictures that texts come with. JSON Lines hold file
+    names, which start from the folder that the file is in."""
+    label: str | None = None
+    """Column of class indices or class names, "label" when left out. Of text it names the classes of a classifier, or
+    what `targets` answer."""
+    input: str | None = None
+    """Template of the model's input over the columns, for example `Is '{sentence}' positive or negative?`."""
+    pair: str | None = None
+    """Template of the second text, where a model with a classifier reads two: `input: "{premise}"`,
+    `pair: "{hypothesis}"`. With `target`, a number, it is a text of its own, whose embedding is compared with that of
+    `input` (folders of sentence-transformers)."""
+    target: str | None = None
+    """Template of the right answer."""
+    targets: tuple[str, ...] | dict[int | str, str] | None = None
+    """The right answer for every value of the column `label`, as a list by class index or as a mapping."""
+    limit: Annotated[int, Field(gt=0)] | None = None
+    """Use only so many samples of the source, evenly spread over it."""
+    corruption: Corruption | None = None
+    """Of pictures as people see them: what robustness is measured with."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _no_yaml_booleans(cls, targets: Any) -> Any:
+        words = [*targets, *targets.values()] if isinstance(targets, dict) else targets or []
+        if isinstance(words, list) and any(isinstance(word, bool) for word in words):
+            raise ValueError("put words such as 'yes' and 'no' in quotes: bare, YAML reads them as true and false")
+        return targets
+
+    @field_validator("input", "pair", "target")
+    @classmethod
+    def _readable_template(cls, template: str | None) -> str | None:
+        if template is not None and not template_fields(template):
+            raise ValueError(f"'{template}' names no field; write the name of a column between braces")
+        return template
+
+    @model_validator(mode="after")
+    def _one_kind_with_its_options(self) -> Source:
+        kinds = [kind for kind in SOURCE_KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"give exactly one of {', '.join(SOURCE_KINDS)} (found {', '.join(kinds) or 'none'})")
+        options = {option for allowed in _OPTIONS.values() for option in allowed}
+        misplaced = {option for option in options if getattr(self, option) is not None} - set(_OPTIONS[kinds[0]])
+        if misplaced:
+            raise ValueError(
+                f"{', '.join(sorted(misplaced))} means nothing to a source of kind '{kinds[0]}', "
+                f"which takes {', '.join(_OPTIONS[kinds[0]])} and limit"
+            )
+        if self.tensors is not None and self.key is None:
+            raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
+        if self.hub is not None and self.split is None:
+            raise ValueError("a 'hub' source needs 'split', one of the data set's own splits")
+        if self.jsonl is not None and self.input is None:
+            raise ValueError("a 'jsonl' source needs 'input', the template of the model's input")
+        return self
+
+    @model_validator(mode="after")
+    def _pictures_or_text(self) -> Source:
+        if self.input is None and (self.target is not None or self.targets is not None):
+            raise ValueError("'target' and 'targets' belong to text; give 'input', the template of the model's input")
+        if self.image is not None and self.label is not None and self.input is not None and self.targets is None:
+            raise ValueError("a text with a picture has an answer in words; give 'target' or 'targets'")
+        if self.target is not None and self.targets is not None:
+            raise ValueError("give 'target' (a template) or 'targets' (an answer for every label), not both")
+        if self.target is not None and self.label is not None:
+            raise ValueError("give 'target' (the answer as text) or 'label' (its class, for a classifier), not both")
+        if self.pair is not None and (self.input is None or self.targets is not None):
+            raise ValueError(
+                "'pair' is the second text of a classifier ('label'), or one to compare ('target', a number): it goes "
+                "with 'input' and without 'targets'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_pictures_are_corrupted(self) -> Source:
+        if self.corruption is not None and not self.pictures:
+            raise ValueError("'corruption' is for pictures as people see them, not for text or preprocessed tensors")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without options that came later, where they are not given: a suite keeps the hash that it had."""
+        said: dict[str, Any] = write(self)
+        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
+
+    @property
+    def pictures(self) -> bool:
+        """Whether it holds pictures as people see them, so far as the suite file says."""
+        return not any((self.tensors, self.jsonl, self.input, self.self_generated))
+
+    @property
+    def classified(self) -> bool:
+        """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
+        return self.input is not None and self.label is not None and self.targets is None
+
+    @property
+    def compared(self) -> bool:
+        """Whether it holds pairs of texts with a number that says how alike they are."""
+        return self.pair is not None and self.target is not None
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in SOURCE_KINDS if getattr(self, kind) is not None)
+
+    @property
+    def unpinned(self) -> bool:
+        """A Hub data set without a revision: the same suite may give other samples tomorrow."""
+        return self.hub is not None and self.revision is None

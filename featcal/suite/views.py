@@ -1,0 +1,56 @@
+"""What a measurement looks at: samples, tokens and layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from featcal.system.errors import InputError
+
+TOKENS = ("all", "class")
+
+
+@dataclass(frozen=True)
+class View:
+    """Which samples of every task a model is measured on."""
+
+    samples: int | None = 64
+    """Per task; a task that has fewer gives all it has, and None takes them all."""
+    split: str | None = None
+    """"calibration", "validation" or "test"; None takes validation where every task has it, else calibration."""
+    seed: int = 42
+    """Together with the task's name it decides which samples are drawn."""
+
+
+@dataclass(frozen=True)
+class DriftOptions(View):
+    """Samples, and what is measured of the drift on them.
+
+    Raises:
+        InputError: `tokens` is neither "all" nor "class".
+    """
+
+    tokens: str = "all"
+    """"all", or "class" to take every norm over the class token alone."""
+    sublayers: bool = False
+    """Attention and MLP of every block are layers of their own (Prop. 4 per sublayer)."""
+    attribution: bool = False
+    """Also book the final drift to the layers (Prop. 2), at several times the cost."""
+    output: bool = False
+    """Also measure scores, losses and margins (Props. 3 and 7, Eq. 44); needs labels and a head."""
+
+    def __post_init__(self) -> None:
+        if self.tokens not in TOKENS:
+            raise InputError(f"tokens is one of {', '.join(TOKENS)}, not '{self.tokens}'")
+
+
+class DriftKeywords(TypedDict, total=False):
+    """The fields of `DriftOptions` as keywords of `measure_drift`."""
+
+    samples: int | None
+    split: str | None
+    seed: int
+    tokens: str
+    sublayers: bool
+    attribution: bool
+    output: bool

@@ -1,0 +1,1 @@
+"""Know nothing of models: errors, text that is shown, files, limits, processes."""

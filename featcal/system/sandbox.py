@@ -1,0 +1,122 @@
+"""What a server that strangers use may read, write and hold: `featcal app --shared`. Read once, from the environment,
+which the processes of jobs inherit; elsewhere nothing of this applies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from featcal.system.errors import InputError
+from featcal.system.resources import bundle_root, cache_folder, data_path
+
+VARIABLE = "FEATCAL_SHARED"
+"""Holds a `Shared` as JSON."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The rules of a shared server."""
+
+    roots: tuple[str, ...]
+    """Folders, resolved, that visitors may name and write in; relative paths start from the first."""
+    max_memory: int
+    """Bytes that all suites that are open at once may need, by the estimates of `featcal check`."""
+    jobs: int = 2
+    """Unfinished jobs of one visitor."""
+    all_jobs: int = 16
+    """Unfinished jobs of all visitors: who forgets the cookie is another visitor."""
+    idle: float = 900.0
+    """Seconds after which a suite that nobody looks at leaves the memory."""
+    text: int = 2**20
+    """Bytes of a suite file that a visitor types; `maxUploadSize` says the same of files."""
+
+    def to_environment(self) -> None:
+        """For this process and those that it starts."""
+        os.environ[VARIABLE] = json.dumps(asdict(self))
+        shared.cache_clear()
+
+
+@cache
+def shared() -> Shared | None:
+    """The rules that this process is under; None on a machine of one's own."""
+    said = os.environ.get(VARIABLE)
+    if said is None:
+        return None
+    given = json.loads(said)
+    return Shared(**{**given, "roots": tuple(given["roots"])})
+
+
+def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
+    """On a shared server a path has to lie below its folders or among the results of jobs, wherever links lead; what
+    comes with featcal may be read as well. Whether something is there does not matter, and is not told.
+
+    Args:
+        what: names the path in the message, which has no path in it.
+
+    Raises:
+        InputError: it lies elsewhere.
+    """
+    rules = shared()
+    if rules is None:
+        return
+    try:
+        place = os.path.realpath(path)
+    except (OSError, ValueError):  # a null character: nothing can be there
+        place = ""
+    own = [os.path.realpath(one) for one in (cache_folder() / "jobs" / "results", *([] if to_write else [data_path()]))]
+    if not any(place == root or place.startswith(os.path.join(root, "")) for root in (*rules.roots, *own)):
+        raise InputError(f"{what}: outside the folders that this server shares; name something inside them")
+
+
+def require_links_inside(place: Path, what: str) -> None:
+    """The same of every link in a folder, to the bottom.
+
+    Raises:
+        InputError: one leads elsewhere.
+    """
+    if shared() is None or not place.is_dir():
+        return
+    for folder, folders, files in os.walk(place):  # which does not follow links
+        for name in (*folders, *files):
+            if os.path.islink(os.path.join(folder, name)):
+                require_inside(Path(folder, name), what)
+
+
+def require_no_hub(what: str) -> None:
+    """A shared server fetches nothing: anyone could fill its disk, or read what is private to its owner.
+
+    Raises:
+        InputError: it is one.
+    """
+    if shared() is not None:
+        raise InputError(f"{what}: not in the folders that this server shares, and it fetches nothing from the Hub")
+
+
+def without_places(text: str) -> str:
+    """A text as visitors of a shared server may read it: paths below its first folder from there on, those below
+    another with its name alone, and none of the others that featcal knows of."""
+    rules = shared()
+    if rules is None:
+        return text
+    for place, shown in _places(rules, cache_folder()):
+        whole = rf"(?<![\w.-]){re.escape(place)}"
+        text = re.sub(rf"{whole}[/\\]", f"{shown}/" if shown else "", text)
+        text = re.sub(rf"{whole}(?!\.?[\w-])", shown or ".", text)
+    return text
+
+
+@cache
+def _places(rules: Shared, kept: Path) -> list[tuple[str, str]]:
+    """Folders of this machine that messages may name, as written and resolved, and what is said instead; those inside
+    others first, and never the root of a disk."""
+    named: list[str | Path] = [bundle_root(), kept, tempfile.gettempdir(), sys.prefix, sys.base_prefix, Path.home()]
+    own = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
+    first, *others = rules.roots
+    shown = {**dict.fromkeys(own, "…"), **{root: Path(root).name.replace("\\", "") for root in others}, first: ""}
+    return sorted(((one, said) for one, said in shown.items() if one != Path(one).anchor), key=lambda one: -len(one[0]))

@@ -1,0 +1,383 @@
+"""The app without a browser: every page runs, says what is missing, and computes what its controls ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import streamlit as st
+import torch
+import yaml
+from app_pages import PAGES, button, charts, control, fields, go, healthy, opened, shown_and_default
+from tiny_text import TASKS as TEXT_TASKS
+from tiny_text import write_text_suite
+
+from app import downloads, export, opening
+from featcal.calibration.config import CalibrationConfig
+from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.figures import tables
+from featcal.figures.names import plain
+from featcal.session.model_names import calibrate_command
+from featcal.session.session import Session, open_session
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import NumericalError
+from featcal.system.resources import bundle_root
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+
+AT_ONCE = """
+class UMAP:
+    def __init__(self, **options): pass
+    def fit_transform(self, features): return features[:, :2]
+"""
+
+
+@pytest.fixture(scope="module", params=["t5", "llama"])
+def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite file of tiny language models whose samples are sentences with answers."""
+    file = write_text_suite(tmp_path_factory.mktemp("sentences"), request.param)
+    content = yaml.safe_load(file.read_text())
+    for number, task in enumerate(TEXT_TASKS):
+        rows = [
+            {"split": split, "text": f"w{i % 9} w{(5 * i + number) % 27} * #", "answer": "yes" if i % 3 else "no"}
+            for split in ("calibration", "validation", "test")
+            for i in range(16)
+        ]
+        (file.parent / f"{task}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        for split in ("calibration", "validation", "test"):
+            source = {"jsonl": f"{task}.jsonl", "split": split, "input": "w0 {text}", "target": "{answer}"}
+            content["tasks"][task][split] = source
+        content["tasks"][task] |= {"max_target_length": 3}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (7, 3, 2, 4, 1, 1, 0), strict=True)))
+def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
+    app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
+    assert healthy(app)
+    assert charts(app) == drawn
+    files = {json.loads(one.proto.config)["toImageButtonOptions"]["filename"] for one in app.get("plotly_chart")}
+    # on the test split when asked for; runs are many models
+    model = "" if page in ("accuracy", "runs") else "-lam0.05-rho1.5-alpha0.3-n64"
+    assert len(files) == drawn
+    assert all(f"-tiny{model}" in one for one in files), files
+
+
+def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    offered: dict[str, Callable[[], bytes]] = {}
+    csv, button = downloads.Numbers.csv, st.download_button
+
+    def recorded(numbers: downloads.Numbers) -> bytes:
+        written.append(numbers.what)
+        return csv(numbers)
+
+    def noted(label: str, data: Callable[[], bytes], name: str, *args: Any, **kwargs: Any) -> bool:
+        offered[name] = data
+        return button(label, data, name, *args, **kwargs)
+
+    monkeypatch.setattr(downloads.Numbers, "csv", recorded)
+    monkeypatch.setattr(st, "download_button", noted)
+    assert healthy(opened(tiny_suite_file, "calibrate"))
+    assert (len(offered), written) == (4, [])
+    assert all(data().startswith(b"layer,") == name.startswith("drift") for name, data in offered.items())
+    assert written == ["drift before and after", "scores before and after", "change of drift", "anchor only"]
+
+
+@pytest.mark.parametrize(("page", "drawn"), list(zip(PAGES, (8, 3, 2, 4, 1, 1, 0), strict=True)))
+def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
+    app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
+    assert healthy(app)
+    assert charts(app) == drawn
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file: Path, page: str) -> None:
+    other = {"lam": "0.07", "rho": "0.7", "samples": "16", "n": "16", "recipe": "refined", "biases": "false"}
+    app = opened(tiny_suite_file, page, b="calibrated", task="signs", layer="block 1", picked="1,2", **other)
+    assert not app.exception, app.exception
+    assert not app.error, [e.value for e in app.error]
+    drawn = shown_and_default(app)
+    assert drawn
+    assert {key: default for key, (_, default) in drawn.items()} == {key: shown for key, (shown, _) in drawn.items()}
+
+
+def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
+    app = opened(sentences, "calibrate")
+    is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
+    assert (control(app, "rho").value, control(app, "alpha").value) == ((2.0, 0.6) if is_t5 else (0.5, 0.15))
+    assert control(app, "lam").value == 1e-5
+    shown = {"booked", "conditioning", "spread"}
+    assert fields(app, "toggle") == shown | ({"rmsnorms"} if is_t5 else {"rmsnorms", "completion_only"})
+    control(app, "rmsnorms").set_value(True).run()
+    assert healthy(app)
+    assert "--lam 1e-05" in app.code[-1].value
+    assert "--rmsnorms --out" in app.code[-1].value
+    control(app, "suite").options.append(str(tiny_suite_file))  # what is typed into the field
+    control(app, "suite").set_value(str(tiny_suite_file)).run()
+    assert healthy(app)
+    assert fields(app, "toggle") == shown | {"biases", "layernorms"}
+    assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in app.code[-1].value
+
+
+def test_first_tokens_are_not_called_accuracy(sentences: Path) -> None:
+    app = opened(sentences, "calibrate", lam="0.05")
+    assert any("first token" in one.label for one in app.metric)
+    assert any("without generating" in one.value for one in app.caption)
+    go(app, "accuracy")
+    assert healthy(app)
+    assert any("generated answers" in one.value for one in app.caption)
+
+
+def test_text_flips_show_both_answers(sentences: Path) -> None:
+    app = opened(sentences, "accuracy", b="calibrated", lam="0.06")  # a model that no other test has scored
+    button(app, "test split").click().run()
+    assert healthy(app)
+    assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
+    go(app, "suite")
+    assert healthy(app)
+    tasks = next(one.value for one in app.dataframe if "answers" in one.value)
+    texts = next(one.value for one in app.dataframe if "text" in one.value)
+    assert set(tasks["answers"]) == {"no, yes"}
+    assert set(tasks["input"]) == {"w0 {text}"}
+    assert texts["text"].str.startswith("w0 w").all()
+
+
+def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
+    app = opened(write_text_suite(tmp_path / "tokens", "llama"), lam="0.05", b="calibrated")
+    assert healthy(app)
+    assert any("Scores need answers" in one.value for one in app.info)
+    go(app, "suite")
+    assert healthy(app)
+    assert any("no answers" in one.value for one in app.info)
+    go(app, "accuracy")
+    assert not app.exception
+    assert "no answers" in app.error[0].value
+
+
+def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
+    session = open_session(str(sentences))
+    ledger = session.ledger("merged", DriftOptions(16, output=True))
+    for task, score in session.quick_scores("merged", View(16)).tasks.items():
+        output = ledger.tasks[task].output
+        assert output is not None
+        assert score.metric == "first_token"
+        assert score.value == float(output.correct.double().mean())
+
+
+def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
+    out = tmp_path / "repaired"
+    app = opened(sentences, "calibrate", lam="0.05")
+    app.text_input(key="folder").set_value(str(out)).run()
+    button(app, "Write").click().run()
+    assert not app.exception
+    warned = json.loads((out / "featcal.json").read_text())["warnings"]
+    assert [one.value for one in app.error] == [f"Warning: {one}." for one in warned]  # a random model may babble
+    assert (out / "model.safetensors").is_file()
+    loading = "".join(block.value for block in app.code if "from_pretrained" in block.value)
+    assert ("T5ForConditionalGeneration" in loading) != ("LlamaForCausalLM" in loading)
+
+
+def test_the_app_opens_on_the_embedded_suite_with_a_chart() -> None:
+    app = opened("clip-mini", n="16")
+    assert healthy(app)
+    assert control(app, "suite").value == "clip-mini"
+    assert control(app, "suite").options == ["clip-mini", "lm-mini", "t5-mini"]
+    assert charts(app) == 7
+
+
+def test_a_slider_calibrates_anew(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    before = app.metric[0].value
+    control(app, "rho").set_value(0.5).run()
+    assert healthy(app)
+    assert app.metric[0].value != before
+    assert "--rho 0.5" in app.code[-1].value
+
+
+def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    control(app, "alpha").set_value(0.6).run()
+    go(app, "drift")
+    assert healthy(app)
+    assert (control(app, "a").value, control(app, "b").value) == ("merged", "calibrated")
+    assert control(app, "alpha").value == 0.6
+
+
+def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: Path) -> None:
+    def drawn(tokens: str) -> dict[str, Any]:
+        app = opened(tiny_suite_file, tokens=tokens)
+        assert healthy(app)
+        shown = [
+            getattr(one, "value", None) if one.type == "subheader" else getattr(one, "label", None) for one in app.main
+        ]
+        assert shown.index("Norms over") == shown.index("Does drift grow on its way?") + 1
+        data = [json.loads(chart.proto.spec)["data"] for chart in app.get("plotly_chart")]
+        return dict(zip(("layers", "tasks", "attribution", "growth", "response"), data, strict=False))
+
+    everything, alone = drawn("all tokens"), drawn("class token")
+    assert {name for name, data in alone.items() if data != everything[name]} == {"growth", "response"}
+
+
+def test_the_tab_says_page_and_featcal_and_nothing_is_fetched_for_it() -> None:
+    main = (bundle_root() / "app" / "main.py").read_text(encoding="utf-8")
+    assert "· featcal" in main
+    assert 'page_icon=":material' not in main
+    assert "icon=icon" not in main  # a material icon of st.Page becomes a favicon from fonts.gstatic.com
+
+
+def test_back_to_the_defaults(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="0.5", lam="1")
+    assert "--lam 1 --rho 0.5" in app.code[-1].value
+    button(app, "suite's defaults").click().run()
+    assert "--lam 0.05 --rho 2 --alpha 0.3" in app.code[-1].value
+
+
+def test_a_page_that_needs_a_calibration_offers_one(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "cosines")
+    assert charts(app) == 0
+    assert "there is only one: merged" in app.info[0].value
+    button(app, "with the defaults").click().run()
+    assert healthy(app)
+    assert charts(app) == 4
+
+
+def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "accuracy", b="calibrated", rho="1.7")  # which no other test has scored
+    assert len(app.metric) == 3
+    button(app, "test split").click().run()
+    assert healthy(app)
+    assert any("gap" in one.label for one in app.metric)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_suite_that_is_not_there_is_one_message_and_one_way_out(page: str) -> None:
+    app = opened("/nowhere/suite.yaml", page)
+    assert not app.exception
+    assert ["no suite '/nowhere/suite.yaml'" in one.value for one in app.error] == [True]
+    assert len(app.button) == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_broken_suite_is_explained(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], page: str) -> None:
+    app = opened(edit_suite(lambda content: content.update(base="gone")), page)
+    assert not app.exception
+    assert "gone" in app.error[0].value
+
+
+def test_a_suite_without_labels_still_shows_drift(
+    edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path],
+) -> None:
+    def drop_labels(content: dict[str, Any]) -> None:
+        for task in content["tasks"].values():
+            for split in ("calibration", "validation", "test"):
+                del task[split]["labels"]
+
+    app = opened(edit_suite(drop_labels))
+    assert healthy(app)
+    go(app, "calibrate")
+    assert healthy(app)
+    assert "no labels" in app.info[0].value
+    go(app, "accuracy")
+    assert not app.exception
+    assert "no labels" in app.error[0].value
+
+
+def test_export_writes_once_and_says_how_to_load(tiny_suite_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "repaired"
+    app = opened(tiny_suite_file, "calibrate")
+    app.text_input(key="folder").set_value(str(out)).run()
+    button(app, "Write").click().run()
+    assert healthy(app)
+    assert (out / "model.safetensors").is_file()
+    assert plain(str(out)) in app.success[0].value
+    assert any(f'CLIPModel.from_pretrained("{out.as_posix()}")' in block.value for block in app.code)
+    button(app, "Write").click().run()
+    assert not app.exception
+    assert "exists" in app.error[0].value
+
+
+def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NumericalError("not positive definite; raise lam")
+
+    monkeypatch.setattr(Session, "calibrated", fail)
+    app = opened(tiny_suite_file, "calibrate")
+    assert not app.exception
+    assert app.error[0].value == "not positive definite; raise lam"
+
+
+@pytest.mark.parametrize(
+    ("page", "step"),
+    [
+        ("drift", "ledger"),
+        ("drift", "calibrated"),
+        ("calibrate", "features"),
+        ("features", "features"),
+        ("cosines", "features"),
+        ("accuracy", "calibrated"),
+    ],
+)
+def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str, step: str) -> None:
+    def fail(*_: object) -> None:
+        raise NumericalError("task 'a': final features are not finite")
+
+    monkeypatch.setattr(Session, step, fail)
+    app = opened(tiny_suite_file, page, b="calibrated")
+    assert not app.exception
+    assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
+
+
+def test_score_table_shares_of_the_gap() -> None:
+    def scores(model: str, *values: float) -> Scores:
+        none = torch.zeros(0, dtype=torch.int64)
+        tasks = {f"t{i}": TaskScore("accuracy", value, none, none) for i, value in enumerate(values)}
+        return Scores("s", model, "test", tasks)
+
+    frame = tables.score_table(
+        {"merged": scores("m", 0.5, 0.9), "calibrated": scores("c", 0.6, 0.8), "expert": scores("e", 0.9, 0.9)},
+        ("merged", "calibrated"),
+    ).set_index("task")
+    assert frame.loc["t0", "gap closed, %"] == pytest.approx(25)
+    assert np.isnan(frame.loc["t1", "gap closed, %"])
+    assert frame.loc["average", "calibrated − merged"] == pytest.approx(0)
+
+
+def test_the_command_line_repeats_the_sliders() -> None:
+    config = CalibrationConfig(lam=1e-6, rho=0.0, alpha=1.0, samples=8, biases=False)
+    line = calibrate_command("my suite.yaml", config, CalibrationConfig(rmsnorms=True), "out")
+    assert line == (
+        "featcal calibrate 'my suite.yaml' --lam 1e-06 --rho 0 --alpha 1 --samples 8 "
+        "--no-biases --no-rmsnorms --out out"
+    )
+
+
+def test_the_command_line_takes_back_what_a_suite_chose() -> None:
+    suites_own = CalibrationConfig(tasks=("digits",), maps=("mlp",))
+    line = calibrate_command("mine.yaml", CalibrationConfig(maps=("attention",)), suites_own, "out")
+    assert "--maps attention --tasks all" in line
+    assert "--blocks" not in line
+
+
+def test_the_command_line_keeps_names_with_commas_apart() -> None:
+    config = CalibrationConfig(tasks=("a", "a,b"), blocks=("block 0", "block 1"))
+    line = calibrate_command("mine.yaml", config, CalibrationConfig(), "out")
+    assert "--blocks 'block 0,block 1' --tasks a --tasks a,b --out out" in line
+
+
+def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> None:
+    session = open_session(str(tiny_suite_file))
+    configs = [CalibrationConfig(samples=8, biases=biases) for biases in (True, False)]
+    scores = session.scores("merged")
+    made = "tiny-lam0.05-rho2-alpha0.3-n8"
+    for config, switch in zip(configs, ("", "-no-biases"), strict=True):
+        assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
+        models = {"merged": "merged", "calibrated": config}
+        origin = downloads.of_samples(session, View(4), models)
+        assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
+        assert downloads.file_name("x", downloads.of_scores(session, scores, models)) == f"x-{made}{switch}-12-test"

@@ -1,0 +1,229 @@
+"""The Leaderboard page without a browser: what was measured, and the paper's tables beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_pages import assert_shown_as_text, button, charts, healthy, hostile, opened
+from streamlit.testing.v1 import AppTest
+
+from app import jobs
+from featcal.family.opening import Family
+from featcal.figures import study_tables
+from featcal.server.kinds import KINDS, Work
+from featcal.session.session import Session
+from featcal.studies import budget, library
+from featcal.studies.compare import compare_methods, every_method
+from featcal.studies.history import suite_hash
+from featcal.studies.paper import paper_tables
+from featcal.studies.plan import Plan
+from featcal.studies.requirements import NEEDS
+from featcal.studies.study import Study, read_study
+from featcal.suite.schema import load_suite
+from featcal.system.progress import silent
+from featcal.system.resources import data_path
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
+SHIPPED = ("clip-mini", "lm-mini", "t5-mini")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+
+
+def frames(app: AppTest) -> dict[str, Any]:
+    """The tables of the page: of the suite, across suites, of the paper."""
+    found = {}
+    for one in app.dataframe:
+        columns = {*one.value.columns}
+        kind = "methods" if "CPU s" in columns else "paper" if "misprint or oddity" in columns else "suites"
+        found[kind] = one.value
+    return found
+
+
+def study_of_tiny(tiny: Family, *methods: str) -> Study:
+    return compare_methods(Session(tiny), Plan(methods, (42,), 8))
+
+
+@pytest.mark.parametrize("suite", SHIPPED)
+def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None:
+    app = opened(suite, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 1
+    tables = frames(app)
+    table = tables["methods"]
+    study = read_study(data_path(suite, "compare.json"))
+    assert {*table["method"]} == {one.method for one in study.summaries()}
+    scored = table["average"].dropna().tolist()
+    assert scored == sorted(scored, reverse=True)
+    assert [name for name in NEEDS if name not in table] == []
+    by_name = table.set_index("method")
+    assert by_name.loc["calibrated:recipe=refined", "average"] > by_name.loc["calibrated", "average"]
+    others = by_name["average"].drop("base")
+    assert others.min() < by_name.loc["merged", "average"]  # what makes it worse stays
+    assert {*tables["suites"].columns} == {"method", *SHIPPED}
+    assert len(tables["paper"]) == 19
+    assert any("featcal compare" in one.value for one in app.code)
+
+
+@pytest.mark.parametrize("suite", SHIPPED)
+def test_what_is_shipped_is_of_the_suite_as_it_is(suite: str) -> None:
+    """Three seeds where none is said, all test samples; a changed suite has to be measured anew."""
+    study = read_study(data_path(suite, "compare.json"))
+    assert study.suite_hash == suite_hash(load_suite(suite))
+    assert study.on["scores"] == {"split": "test", "samples": None, "seed": 42}
+    methods = {one.method: one for one in study.summaries()}
+    assert methods.keys() == {*every_method(Session(_family(suite)))}
+    drawn = [one for name, one in methods.items() if "samples" in one.needs and "seed=" not in name]
+    seeds = {one.seeds for one in drawn if not one.failure}
+    assert seeds == {(42, 43, 44)}
+    assert json.loads(study.text()) == json.loads(data_path(suite, "compare.json").read_text())
+
+
+def test_every_shipped_study_is_of_its_suite_as_it_is() -> None:
+    studies = library.shipped()
+    assert {(one.kind, one.suite) for one in studies} >= {("compare", suite) for suite in SHIPPED}
+    for study in studies:
+        assert study.suite_hash == suite_hash(load_suite(study.suite))
+        assert study.kind in library.KINDS
+
+
+def _family(suite: str) -> Family:
+    from featcal.family.opening import open_family
+
+    return open_family(load_suite(suite), device="cpu")
+
+
+def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "shipped", list)
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 0
+    assert "Nothing was measured of this suite yet" in app.info[0].value
+    assert frames(app).keys() == {"paper"}
+    assert f"featcal compare {tiny_suite_file} --methods all" in app.code[0].value
+
+
+def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
+    assert library.keep(study_of_tiny(tiny, "merged", "calibrated")) == ""
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    assert charts(app) == 1
+    table = frames(app)["methods"].set_index("method")
+    assert {*table.index} == {"expert", "merged", "calibrated"}
+    study = study_of_tiny(tiny, "merged", "calibrated")
+    average = next(one.average for one in study.summaries() if one.method == "calibrated")
+    assert average is not None
+    assert table.loc["calibrated", "average"] == pytest.approx(100 * average.mean)
+    assert {*frames(app)["suites"].columns} == {"method", "tiny", *SHIPPED}
+    library.keep(study_of_tiny(tiny, "merged", "calibrated"))  # the same: in place of the first
+    library.keep(study_of_tiny(tiny, "merged"))
+    app = opened(tiny_suite_file, "leaderboard")
+    (choice,) = [one for one in app.selectbox if one.key == "which-table"]
+    assert len(choice.options) == 2
+    assert len(frames(app)["methods"]) == 2  # the newest first
+    choice.set_value(1).run()
+    assert len(frames(app)["methods"]) == 3
+
+
+def test_measuring_is_a_job_whose_result_the_page_finds(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert asked == []  # nobody asked for it
+    button(app, "Measure every method").click().run()
+    ((kind, args, start),) = asked
+    assert (args["methods"], args["seeds"], args["samples"], start) == (["all"], [42, 43, 44], 64, True)
+    few = {**args, "methods": ["merged", "calibrated"], "seeds": [42], "samples": 8}
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(few)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    table = frames(app)["methods"].set_index("method")
+    expected = {one["method"]: one["average"]["mean"] for one in document["methods"]}
+    assert table["average"].to_dict() == pytest.approx({name: 100 * one for name, one in expected.items()})
+
+
+def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
+    library.keep(budget.budget(Session(tiny), Plan(["merged", "calibrated"], (42,), 8), (4, 8)))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert healthy(app)
+    (chart,) = app.get("plotly_chart")
+    lines = {one["name"]: one["x"] for one in json.loads(chart.proto.spec)["data"]}
+    assert lines == {name: ["4", "8"] for name in ("expert", "merged", "calibrated")}
+    table = frames(app)["methods"]
+    assert table["n"].tolist() == [4, 4, 4, 8, 8, 8]
+    assert "tiny" not in frames(app)["suites"]  # of method tables alone
+
+
+def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = read_study(data_path("clip-mini", "compare.json"))
+    rows = [
+        replace(row, point=replace(row.point, at={"corruption": kind, "severity": severity}))
+        for kind, severity in (("clean", 0), ("fog", 3))
+        for row in clean.rows[:3]
+    ]
+    monkeypatch.setattr(library, "shipped", lambda: [replace(clean, kind="corrupt", rows=tuple(rows))])
+    app = opened("clip-mini", "leaderboard")
+    assert healthy(app)
+    assert [len(group.proto.imgs) for group in app.get("image")] == [6, 6]
+    assert charts(app) == 1
+
+
+def test_failures_are_said_and_damaged_files_are_named(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    library.keep(study_of_tiny(tiny, "merged", "regmean:reduce=2"))
+    (tmp_path / "cache" / "studies" / "finished" / "broken.json").write_text("{")
+    app = opened(tiny_suite_file, "leaderboard")
+    assert not app.exception
+    assert "broken.json" in app.warning[0].value
+    assert any("reduce is 2" in one.value for one in app.caption)
+
+
+def test_a_suite_that_cannot_be_used_hides_nothing_else() -> None:
+    app = opened("/nowhere/suite.yaml", "leaderboard")
+    assert not app.exception
+    assert "no suite" in app.error[0].value
+    assert frames(app).keys() == {"suites", "paper"}
+
+
+def test_names_are_text(tiny_suite_file: Path, tiny: Family) -> None:
+    study = study_of_tiny(tiny, "merged", "./**nowhere** <b>b</b>")
+    rows = [{**row.to_json(), "method": hostile(row.method)} for row in study.rows]
+    document = {**study.to_json(), "suite": hostile("suite"), "rows": rows}
+    file = Path(library._folder()) / "x.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(document))
+    app = opened(tiny_suite_file, "leaderboard")
+    assert charts(app) == 1
+    assert_shown_as_text(app)
+
+
+def test_the_paper_is_as_printed_and_apart() -> None:
+    tables = {one.table: one for one in paper_tables()}
+    assert [*tables] == [*range(1, 15)]
+    first = {row.method: row for row in tables[1].rows}
+    assert first["Task Arithmetic w/ FEATCAL"].average == 85.5
+    assert first["Task Arithmetic"].values == (57.0, 55.7, 64.7, 73.3, 77.9, 68.5, 96.1, 47.1)
+    for table in tables.values():
+        assert all(len(row.values) == len(table.columns) for row in table.rows)
+        assert all(len(row.probable) in (0, len(table.columns)) for row in table.rows)
+        if table.suite:
+            load_suite(table.suite)
+
+
+def test_every_average_that_is_not_that_of_its_cells_is_marked() -> None:
+    """Printed cells have one decimal; what is further off is a misprint and says so."""
+    for table in paper_tables():
+        for row in table.rows:
+            if row.mean is not None and abs(row.mean - (row.average or 0)) > 0.3:
+                assert row.notes, (table.table, row.method)
+    frame = study_tables.paper_table(next(one for one in paper_tables() if one.table == 10)).set_index("method")
+    odd = frame.loc["Simple Averaging w/ FEATCAL"]
+    assert (odd["average, printed"], odd["mean of the cells"]) == (87.3, 73.15)
+    assert "impossible" in odd["misprint or oddity"]

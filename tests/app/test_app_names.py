@@ -1,0 +1,78 @@
+"""Names that others wrote are shown as text: no page draws their markup, or fetches what they point to."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import streamlit as st
+import torch
+from app_pages import MARKUP, assert_shown_as_text, button, drawn_as_markdown, drawn_by_plotly, hostile, opened
+
+from app import catalogue, cloud, downloads, samples, selection
+from featcal.figures import names, sample_tables, tables, theme
+from featcal.samples.sources import Samples
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]) -> Path:
+    def rename(content: dict[str, Any]) -> None:
+        content["name"] = hostile("suite")
+        content["description"] = hostile("description")
+        content["tasks"] = {hostile(task): one for task, one in content["tasks"].items()}
+        for one in content["tasks"].values():
+            one["classes"] = [hostile(name) for name in one["classes"]]
+
+    return edit_suite(rename)
+
+
+@pytest.mark.parametrize("page", ["drift", "calibrate", "features", "cosines", "accuracy", "suite"])
+def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
+    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true")
+    if page == "accuracy":
+        button(app, "test split").click().run()
+    assert not app.error
+    assert_shown_as_text(app)
+    seen = [*drawn_as_markdown(app), *drawn_by_plotly(app)]
+    assert any(names.plain(MARKUP) in one or names.label(MARKUP) in one for one in seen)  # it is there, as text
+
+
+def test_captions_of_pictures_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = (hostile("cat"), hostile("dog"))
+    pictures = np.zeros((2, 4, 4, 3), np.uint8)
+    data = Samples(hostile("t"), "test", {}, torch.tensor([0, 1]), (0, 1), classes, pictures)
+    captions: list[str] = []
+    monkeypatch.setattr(st, "image", lambda *_, caption=(), **__: captions.extend(caption))
+    monkeypatch.setattr(st, "caption", captions.append)
+    samples.gallery(data, sample_tables.sample_table(data, {}))
+    catalogue._show_pictures({hostile("t"): data})
+    assert len(captions) == 5
+    assert all(names.plain(MARKUP) in one for one in captions)
+    assert cloud._hover(data, [0, 1]) == [names.label(one) for one in classes]
+
+
+def test_a_failure_is_drawn_as_text() -> None:
+    app = opened(f"/nowhere/{MARKUP}.yaml")
+    assert names.plain(MARKUP) in app.error[0].value
+    assert_shown_as_text(app)
+
+
+@pytest.mark.parametrize(
+    "text", [MARKUP, "a -> b", ":red[x]", ":material/home:", "1. a", "# a", "- a", "~~a~~", "&amp;"]
+)
+def test_plain_text_differs_from_it_only_by_what_is_not_seen(text: str) -> None:
+    shown = names.plain(text)
+    assert shown != text
+    assert shown.replace("\\", "").replace("\u2060", "") == text
+
+
+@pytest.mark.parametrize("module", [names, downloads, selection, tables, theme], ids=lambda module: module.__name__)
+def test_examples_in_the_app_are_right(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0

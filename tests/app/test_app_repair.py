@@ -1,0 +1,258 @@
+"""The Calibrate page as an instrument: parts, previews, where it helps, the anchor alone, seeds, conditioning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from app_pages import button, charts, control, fields, go, healthy, name_of, opened, shown_model
+
+from conftest import BLOCKS, TASKS
+from featcal.calibration.config import CalibrationConfig
+from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.figures import repair_charts, repair_tables
+from featcal.session.session import Session, open_session
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import NumericalError
+from featcal.system.formatting import percent
+from featcal.system.json_files import read_json
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+CONFIG = CalibrationConfig(samples=64)
+ON = View(64)
+
+
+def chooser(app: Any, field: str) -> Any:
+    return next(one for one in app.multiselect if name_of(one) == f"calibrate-{field}")
+
+
+def table(app: Any, column: str) -> Any:
+    return next(one.value for one in app.dataframe if column in one.value)
+
+
+def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    whole = app.metric[0].value
+    assert [chooser(app, name).value for name in ("blocks", "maps", "tasks")] == [[], [], []]
+    chooser(app, "blocks").set_value(["block 2", "block 0"]).run()
+    chooser(app, "tasks").set_value([TASKS[1]]).run()
+    assert healthy(app)
+    assert app.metric[0].value != whole
+    said = f"λ 0.05 · ρ 2 · α 0.3 · n 64 · only block 0, block 2 · only {TASKS[1]}"
+    assert shown_model(app) == said
+    assert f"--blocks 'block 0,block 2' --tasks {TASKS[1]} --out" in app.code[-1].value
+    assert app.code[-1].value.endswith(f"-block-0-block-2-{TASKS[1]}")
+    go(app, "drift")
+    assert healthy(app)
+    assert shown_model(app) == said
+    go(app, "calibrate")
+    assert chooser(app, "blocks").value == ["block 0", "block 2"]
+    chooser(app, "blocks").set_value([]).run()
+    chooser(app, "tasks").set_value([]).run()
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
+    assert app.metric[0].value == whole
+
+
+def test_what_is_written_says_what_its_dtype_costs(own_suite_file: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(own_suite_file.read_text())
+    own_suite_file.write_text(yaml.safe_dump(content | {"merged": content["merged"] | {"dtype": "bfloat16"}}))
+    app = opened(own_suite_file, "calibrate")
+    app.text_input(key="folder").set_value(str(tmp_path / "mine"))
+    button(app, "Write the checkpoint").click().run()
+    assert healthy(app)
+    share = percent(read_json(tmp_path / "mine" / "featcal.json")["storing"]["share"])
+    (said,) = [one.value for one in app.caption if one.value.startswith("Note: ")]
+    assert f"rounding to bfloat16 moves the weights by {share} % of what calibration moved them" in said
+
+
+def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", blocks="block 1", maps="mlp,attention", seed="7")
+    assert healthy(app)
+    assert (chooser(app, "blocks").value, chooser(app, "maps").value) == (["block 1"], [])  # all kinds are no choice
+    assert "--seed 7 --blocks 'block 1' --out" in app.code[-1].value
+    session = open_session(tiny_suite_file, resident=True)
+    measured = session.features(replace(CONFIG, blocks=("block 1",), seed=7), ON)
+    assert app.metric[0].value == f"{measured.macro_cosine:.3f}"
+
+
+def test_an_unknown_part_is_a_message_and_one_way_out(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", blocks="blok 1")
+    assert not app.exception
+    assert "Did you mean 'block 1'" in app.error[0].value
+    button(app, "suite's defaults").click().run()
+    assert healthy(app)
+
+
+def test_a_preview_comes_first_and_the_exact_run_takes_its_place(
+    tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = opened(tiny_suite_file, "calibrate", layer="block 1")
+    assert not app.success
+    control(app, "rho").set_value(1.2).run()
+    assert healthy(app)
+    session, other = open_session(tiny_suite_file, resident=True), replace(CONFIG, rho=1.2)
+
+    def drift(config: CalibrationConfig) -> float:
+        tasks = session.features(config, ON).tasks.values()
+        return sum(task.layers[2].relative_drift for task in tasks) / len(TASKS)
+
+    found = session.preview(CONFIG, "block 1", ON).solve(other)
+    said = app.success[0].value
+    assert f"relative drift {drift(CONFIG):.4f} → {drift(other):.4f}" in said
+    assert f"The preview said {sum(found.drift.values()) / len(TASKS):.4f}" in said
+    assert not app.info
+    control(app, "samples").set_value(32).run()  # other features: nothing can be said before
+    assert healthy(app)
+    assert not app.success
+
+    def fail(*_: object, **__: object) -> None:
+        raise NumericalError("not positive definite; raise lam")
+
+    monkeypatch.setattr("featcal.session.session.calibrate", fail)
+    control(app, "rho").set_value(0.4).run()
+    assert not app.exception
+    assert "Preview of block 1, blocks in front as before" in app.info[0].value
+    assert "not positive definite" in app.error[0].value
+
+
+def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1.5")
+    frame = table(app, "final drift").set_index("model")
+    assert list(frame.index) == ["merged", "anchor only, rho 1.5", "calibrated"]
+    session = open_session(tiny_suite_file, resident=True)
+    measured, scored = session.features("anchor:rho=1.5", ON), session.quick_scores("anchor:rho=1.5", ON)
+    row = frame.loc["anchor only, rho 1.5"]
+    assert row["score, %"] == pytest.approx(100 * scored.average)
+    drifts = [task.layers[-1].relative_drift for task in measured.tasks.values()]
+    assert row["final drift"] == pytest.approx(sum(drifts) / len(drifts))
+    gain = frame.loc["calibrated", "score, %"] - row["score, %"]
+    assert any(f"Beyond the anchor, calibration changes the average accuracy by {gain:+.1f}" in one.value
+               for one in app.caption)  # fmt: skip
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", a="anchor:rho=1.5")
+    assert healthy(app)
+    assert not any("final drift" in one.value for one in app.dataframe)
+
+
+def test_where_it_helps_is_a_map_of_tasks_and_layers(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", booked="true")
+    assert healthy(app)
+    assert charts(app) == 4
+    session = open_session(tiny_suite_file, resident=True)
+    before, after = (session.features(model, ON) for model in ("merged", CONFIG))
+    changed = repair_tables.drift_change(before, after)
+    assert len(changed) == len(TASKS) * (BLOCKS + 2)
+    row = changed[(changed["task"] == TASKS[1]) & (changed["layer"] == "block 1")].iloc[0]
+    own = after.tasks[TASKS[1]].layers[2].relative_drift - before.tasks[TASKS[1]].layers[2].relative_drift
+    assert row["change"] == pytest.approx(own)
+    ledgers = [session.ledger(model, DriftOptions(64, attribution=True)) for model in ("merged", CONFIG)]
+    booked = repair_tables.contribution_change(ledgers[0], ledgers[1])
+    for task in TASKS:
+        final = after.tasks[task].layers[-1].relative_drift - before.tasks[task].layers[-1].relative_drift
+        assert booked[booked["task"] == task]["change"].sum() == pytest.approx(final, abs=1e-5)
+    drawn = [json.loads(one.proto.spec)["data"][0] for one in app.get("plotly_chart")]
+    assert [one["type"] for one in drawn].count("heatmap") == 2
+    figure = repair_charts.change_map(changed, "drift").data[0]
+    assert figure.z.shape == (len(TASKS), BLOCKS + 2)
+    assert all(colour.startswith("#") for _, colour in figure.colorscale)  # numbers are legible on either ground
+    assert figure.z[1][2] == pytest.approx(own)
+    assert (figure.zmin, figure.zmax) == (-abs(figure.z).max(), abs(figure.z).max())
+    assert figure.customdata[1][2][0] == pytest.approx(before.tasks[TASKS[1]].layers[2].relative_drift)
+
+
+def test_three_seeds_show_their_spread(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", samples="8", spread="true", seed="5")
+    assert healthy(app)
+    assert charts(app) == 4
+    frame = table(app, "range").set_index("task")
+    session = open_session(tiny_suite_file, resident=True)
+    own = [100 * session.quick_scores(replace(CONFIG, samples=8, seed=seed), ON).average for seed in (5, 6, 7)]
+    average = frame.loc["average"]
+    assert [average[f"seed {seed}"] for seed in (5, 6, 7)] == pytest.approx(own)
+    assert average["mean"] == pytest.approx(sum(own) / 3)
+    assert (average["lowest"], average["highest"]) == pytest.approx((min(own), max(own)))
+    assert average["range"] == pytest.approx(max(own) - min(own))
+
+
+def test_a_spread_keeps_tasks_apart() -> None:
+    right = torch.tensor([0, 1, 1, 0])
+
+    def scores(a: float, b: float) -> Scores:
+        tasks = {name: TaskScore("accuracy", value, right, right) for name, value in (("a", a), ("b", b))}
+        return Scores("s", "m", "test", tasks)
+
+    frame = repair_tables.spread({1: scores(0.5, 0.9), 2: scores(0.7, 0.5)}).set_index("task")
+    assert frame.loc["a", ["mean", "lowest", "highest", "range"]].tolist() == pytest.approx([60, 50, 70, 20])
+    assert frame.loc["average", ["mean", "range"]].tolist() == pytest.approx([65, 10])
+    bars = repair_charts.spread_bars(frame.reset_index(), "accuracy, %").data[0]
+    assert (bars.error_y.array[0], bars.error_y.arrayminus[0]) == pytest.approx((10, 10))
+
+
+def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    real = Session.conditioning
+
+    def counted(self: Session, *args: Any) -> Any:
+        asked.append(args)
+        return real(self, *args)
+
+    monkeypatch.setattr(Session, "conditioning", counted)
+    app = opened(tiny_suite_file, "calibrate")
+    assert asked == []
+    control(app, "conditioning").set_value(True).run()
+    assert healthy(app)
+    frame = table(app, "effective_rank")
+    assert len(frame) == 4 * (BLOCKS - 1) + 5
+    assert frame["condition"].max() <= 1 + len(TASKS) / 0.05
+    worst = frame.loc[frame["condition"].idxmax()]
+    assert any(f"{worst['condition']:.3g}, {worst['layer']}" in one.value for one in app.caption)
+
+
+def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", lam="0.2", sources="true")
+    control(app, "recipe").set_value("refined").run()
+    assert healthy(app)
+    assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0.5 · n 64"
+    assert control(app, "beta").value == 0.5
+    assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in app.code[-1].value
+    assert any("this block answers first" in one.value for one in app.caption)
+    session = open_session(str(tiny_suite_file))
+    drift = session.features(session.named("calibrated:recipe=refined,samples=64"), ON).macro_cosine
+    assert app.metric[0].value == f"{drift:.3f}"
+    control(app, "beta").set_value(0.0).run()
+    assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"
+    go(app, "drift")
+    assert healthy(app)
+    assert any("compare objectives of the paper's recipe" in one.value for one in app.caption)
+    control(app, "recipe").set_value("paper").run()
+    assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
+
+
+def test_cautious_is_one_switch_for_two_numbers(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate")
+    assert "cautious" not in fields(app, "toggle")
+    assert "weigh_tokens" not in fields(app, "toggle")
+    control(app, "recipe").set_value("informed").run()
+    assert healthy(app)
+    assert control(app, "cautious").value is False
+    control(app, "cautious").set_value(True).run()
+    assert healthy(app)
+    assert (control(app, "alpha").value, control(app, "beta").value) == (0.3, 0.0)
+    assert "--alpha 0.3 --beta 0 --mu 0.1" in app.code[-1].value
+    assert "cautious" not in app.code[-1].value
+    control(app, "beta").set_value(0.5).run()
+    assert control(app, "cautious").value is False
+    control(app, "cautious").set_value(True).run()
+    control(app, "cautious").set_value(False).run()
+    assert healthy(app)
+    assert "--alpha 0.6 --beta 0.5 --mu 0.1" in app.code[-1].value
+    control(app, "weigh_tokens").set_value(True).run()
+    assert healthy(app)
+    assert "--weigh-tokens --out" in app.code[-1].value
+    control(app, "recipe").set_value("paper").run()
+    assert healthy(app)
+    assert "weigh" not in app.code[-1].value

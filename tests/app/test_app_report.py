@@ -1,0 +1,92 @@
+"""The Suite page writes a report of the models that are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from app_pages import button, go, healthy, opened
+
+from app import jobs
+from app import report as app_report
+from featcal import open_session
+from featcal.figures.report.write import write_report
+from featcal.server import worker
+from featcal.server.queue import Queue
+from featcal.suite.views import View
+
+pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
+Offered = dict[str, bytes]
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
+    """Files that the page that was run last offers, by their names."""
+    found: Offered = {}
+    draw: Callable[..., bool] = st.delta_generator.DeltaGenerator.download_button
+
+    def noted(place: Any, label: str, data: Any, name: str, *args: Any, **kwargs: Any) -> bool:
+        found[name] = data
+        return draw(place, label, data, name, *args, **kwargs)
+
+    monkeypatch.setattr(st.delta_generator.DeltaGenerator, "download_button", noted)
+    return found
+
+
+@pytest.mark.slow
+def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered: Offered) -> None:
+    app = opened(tiny_suite_file, "suite", n="8", b="calibrated", rho="1.5", samples="6")
+    assert healthy(app)
+    assert not any(name.startswith("report") for name in offered)
+    (line,) = (block.value for block in app.code if block.value.startswith("featcal report"))
+    assert line == (
+        f"featcal report {tiny_suite_file} --model merged "
+        "--model calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6 --samples 8 --seed 42 --out report.html"
+    )
+    button(app, "Write a report").click().run()
+    assert healthy(app)
+    ((name, content),) = ((n, c) for n, c in offered.items() if n.startswith("report"))
+    assert name == "report-tiny-lam0.05-rho1.5-alpha0.3-n6-8-validation.html"
+    assert content.startswith(b"<!DOCTYPE html>")
+    assert b"calibrated:lam=0.05,rho=1.5,alpha=0.3,samples=6" in content
+
+    offered.clear()
+    go(go(app, "drift"), "suite")
+    assert [one for one in offered if one.startswith("report")] == [name]  # still there after other pages
+    offered.clear()
+    next(one for one in app.get("select_slider") if str(one.key).endswith("-n")).set_value(16).run()
+    assert not any(one.startswith("report") for one in offered)  # it was about other samples
+
+
+def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "suite", a="calibrated:lamb=1")
+    assert not app.exception
+    assert any("lamb" in one.value for one in app.error)
+
+
+@pytest.mark.slow
+def test_a_report_that_takes_long_is_written_by_a_job(
+    tiny_suite_file: Path, offered: Offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(app_report, "is_long", lambda *_: True)
+    monkeypatch.setattr(jobs, "ensure_manager", lambda _: None)
+    app = opened(tiny_suite_file, "suite", n="8", a="base", b="merged")
+    assert healthy(app)
+    button(app, "Start").click().run()
+    (job,) = Queue().jobs()
+    assert (job.order.kind, job.order.args["models"]) == ("report", ["base", "merged"])
+    assert not offered
+    claimed = Queue().claim()
+    assert claimed is not None
+    assert worker.work(Queue(), claimed.id) == 0
+    assert healthy(app.run())
+    ((name, content),) = offered.items()
+    assert name.startswith("report-tiny")
+    assert content.startswith(b"<!DOCTYPE html>")
+    session, out = open_session(str(tiny_suite_file)), tmp_path / "again.html"
+    again = write_report(session, str(tiny_suite_file), out, models=("base", "merged"), on=View(8))
+    assert len(content) == pytest.approx(again["bytes"], rel=1e-3)

@@ -1,0 +1,281 @@
+"""The Runs page without a browser: what was tried is there, in every session, and can be gone back to."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import streamlit as st
+from app_pages import button, charts, control, go, healthy, opened, shown_model
+from click.testing import CliRunner
+from streamlit.testing.v1 import AppTest
+
+from app import jobs, runs, state, sweep
+from app.selection import HOME, Selection
+from featcal.calibration.config import CalibrationConfig
+from featcal.cli import commands
+from featcal.family.opening import Family
+from featcal.server.kinds import KINDS, Work
+from featcal.session import session
+from featcal.session.session import Session
+from featcal.studies.history import History, Looks, Measured, Run
+from featcal.studies.recording import hash_of
+from featcal.studies.sweep import Grid, baselines, run_sweep
+from featcal.suite.views import View
+from featcal.system.progress import silent
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("instant_maps", "own_history"),
+    pytest.mark.filterwarnings("ignore"),
+]
+FEW = {"n": "8", "samples": "8"}
+ONE = {"sweep_lam": "0.05", "sweep_alpha": "0.3"}
+ONE_LAM = {**ONE, "sweep_rho": "1.5, 2"}
+
+
+@pytest.fixture
+def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+
+
+def recorded() -> dict[float, Run]:
+    """Calibrated runs in the history, by rho."""
+    return {run.options["rho"]: run for run in History().runs() if run.options}
+
+
+def spec(app: AppTest) -> dict[str, Any]:
+    """The chart of mean against worst task."""
+    (chart,) = app.get("plotly_chart")
+    figure: dict[str, Any] = json.loads(chart.proto.spec)
+    return figure
+
+
+def listed(app: AppTest) -> Any:
+    return next(one.value for one in app.dataframe if "measured on" in one.value)
+
+
+def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
+    control(app, "rho").set_value(2.5).run()
+    go(app, "cosines")
+    control(app, "rho").set_value(0.5).run()
+    assert set(recorded()) == {1.5, 2.5, 0.5}
+    st.cache_resource.clear()
+    app = opened(tiny_suite_file, "runs", n="8")
+    assert healthy(app)
+    assert charts(app) == 1
+    assert sorted(re.findall(r"rho=([\d.]+)", " ".join(listed(app)["model"]))) == ["0.5", "1.5", "2.5"]
+    assert [run.on("features", "validation", 8, 42) is not None for run in recorded().values()] == [True] * 3
+
+
+def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: Family) -> None:
+    opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
+    alone = Session(tiny).quick_scores(CalibrationConfig(samples=8, rho=1.5), View(8))
+    found = recorded()[1.5].on("features", "validation", 8, 42)
+    assert isinstance(found, Measured)
+    assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}
+
+
+def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
+    assert any("2 calibrations, 2 of them new" in one.value for one in app.caption)
+    button(app, "Run the sweep").click().run()
+    assert healthy(app)
+    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    grid = Grid((0.05,), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
+    points = run_sweep(Session(tiny), grid, on=View(8), history=History(tmp_path / "other"))
+    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+    assert drawn == {point.run.id for point in points}
+    assert len(points) == len(baselines(grid)) + 2
+    kept = {run.id: run.on("features", "validation", 8, 42) for run in History().runs()}
+    assert {i: one.scores for i, one in kept.items() if one} == {p.run.id: p.found.scores for p in points}
+
+
+def test_a_click_on_a_point_is_model_b_on_every_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = opened(tiny_suite_file, "runs", **ONE_LAM, **FEW)
+    button(app, "Run the sweep").click().run()
+    run = recorded()[1.5]
+    control(app, "run").set_value(run.id).run()
+    button(app, "Show it on every page").click().run()
+    assert healthy(app)
+    assert shown_model(app) == "λ 0.05 · ρ 1.5 · α 0.3 · n 8"
+    assert shown_model(go(app, "drift")) == "λ 0.05 · ρ 1.5 · α 0.3 · n 8"
+    go(app, "runs")
+    (anchor,) = (run for run in History().runs() if run.model == "anchor:rho=1.5")
+    control(app, "run").set_value(anchor.id).run()
+    button(app, "Show it on every page").click().run()
+    assert control(go(app, "drift"), "b").value == "anchor:rho=1.5"
+    assert healthy(app)
+
+
+def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What plotly and the table hand over, which no test without a browser can click."""
+    chosen: list[str] = []
+    monkeypatch.setattr(runs, "choose", chosen.append)
+    for points in ([{"customdata": "abc"}], [{"x": 1.0}], []):
+        selected = SimpleNamespace(selection=SimpleNamespace(points=points))
+        monkeypatch.setattr(st, "session_state", {"sweep-chart": selected})
+        sweep._choose()
+    assert chosen == ["abc"]
+    selections: list[dict[str, Any]] = []
+    monkeypatch.setattr(state, "select", lambda **changed: selections.append(changed))
+    for rows in ([1], []):
+        table = SimpleNamespace(selection=SimpleNamespace(rows=rows))
+        monkeypatch.setattr(st, "session_state", {"runs-list": table, "runs-listed": ["a", "b"]})
+        runs._choose_row()
+    assert selections == [{"run": "b"}]
+
+
+def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
+    opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
+    run = recorded()[1.5]
+    app = opened(tiny_suite_file, "runs", n="8")
+    app.text_input(key=f"name-{run.id}").set_value("**the best** <b>").run()
+    assert History().get(run.id).name == "**the best** <b>"
+    assert listed(app)["name"].tolist() == ["**the best** <b>"]
+    assert "&lt;b&gt;" in json.dumps(spec(app))
+    assert "best** <b>" not in json.dumps(spec(app))
+    button(app, "Pin").click().run()
+    assert History().get(run.id).pinned
+    assert button(app, "Delete").disabled
+    button(app, "Unpin").click().run()
+    button(app, "Delete").click().run()
+    assert healthy(app)
+    assert recorded() == {}
+    assert any("No run yet" in one.value for one in app.info)
+
+
+def test_two_runs_are_held_against_each_other(tiny_suite_file: Path, tiny: Family) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
+    control(app, "rho").set_value(0.5).run()
+    a, b = recorded()[1.5], recorded()[0.5]
+    app = opened(tiny_suite_file, "runs", n="8", run=a.id, against=b.id)
+    told = next(one.value for one in app.dataframe if "option" in one.value)
+    assert told.to_dict("records") == [{"option": "rho", "A": "1.5", "B": "0.5"}]
+    compared = next(one.value for one in app.dataframe if "B − A, points" in one.value).set_index("task")
+    first, second = (run.on("features", "validation", 8, 42) for run in (a, b))
+    assert first is not None
+    assert second is not None
+    assert compared.loc["mean", "A, %"] == 100 * first.mean
+    assert compared.loc["mean", "B − A, drift"] == second.mean_drift - first.mean_drift
+    button(app, "Which samples flip?").click().run()
+    flips = next(one.value for one in app.dataframe if "fixed" in one.value).set_index("task")
+    for task, one in first.scores.items():
+        net = flips.loc[task, "fixed"] - flips.loc[task, "broken"]
+        assert net == round(8 * (second.scores[task].value - one.value))
+    button(app, "Both on every page").click().run()
+    assert healthy(app)
+    assert control(app, "a").value == a.model
+    assert [one.value for one in app.caption if "ρ" in one.value and "λ" in one.value]
+    assert (control(go(app, "drift"), "a").value, control(app, "b").value) == (a.model, "calibrated")
+    assert healthy(app)
+
+
+def test_looks_at_the_test_split_are_counted_once_per_session(tiny_suite_file: Path, tiny: Family) -> None:
+    def said(app: AppTest) -> list[str]:
+        return [one.value.split(".")[0] for one in app.caption if one.value.startswith("Looks at")]
+
+    st.cache_resource.clear()  # another test may have scored these models already
+    session._open.clear()
+    app = opened(tiny_suite_file, "accuracy", b="calibrated", **FEW)
+    assert said(app) == ["Looks at this suite's test split so far: 3, at 3 different models"]
+    button(app, "test split").click().run()
+    assert said(app) == ["Looks at this suite's test split so far: 4, at 4 different models"]
+    go(app, "drift")
+    go(app, "accuracy")
+    assert History().looks(hash_of(Session(tiny))) == Looks(4, 4)
+    st.cache_resource.clear()
+    session._open.clear()  # another process
+    opened(tiny_suite_file, "accuracy", **FEW)
+    assert History().looks(hash_of(Session(tiny))) == Looks(7, 4)
+
+
+def test_a_history_that_cannot_be_written_is_a_warning(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file"))
+    app = opened(tiny_suite_file, "calibrate", **ONE_LAM, **FEW)
+    assert healthy(app)
+    assert any("is not kept" in one.value for one in app.warning)
+    go(app, "runs")
+    button(app, "Run the sweep").click().run()
+    assert healthy(app)
+    assert charts(app) == 1
+    assert any("is not kept" in one.value for one in app.warning)
+
+
+def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, tiny: Family) -> None:
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
+    control(app, "rho").set_value(0.5).run()
+    broken = History().folder / hash_of(Session(tiny)) / f"{recorded()[1.5].id}.json"
+    broken.write_text("{")
+    go(app, "runs")
+    assert healthy(app)
+    assert len(listed(app)) == 1
+    assert any(broken.name in one.value.replace("\\", "") for one in app.warning)
+    assert broken.read_text() == "{"
+
+
+def test_what_is_typed_and_is_no_list_is_said(tiny_suite_file: Path) -> None:
+    app = opened(tiny_suite_file, "runs", sweep_lam="much", **FEW)
+    assert [one.value.replace("\u2060", "") for one in app.error] == [
+        "λ: give numbers between commas, such as 0.01, 0.05"
+    ]
+    app.text_input(key="runs-sweep_lam").set_value("0.1").run()
+    assert healthy(app)
+    assert app.session_state["selection"].sweep_lam == "0.1"
+
+
+def test_another_suite_forgets_what_meant_something_here() -> None:
+    chosen = Selection(sweep_lam="1", sweep_rho="1", sweep_alpha="1", run="a" * 16, against="b" * 16)
+    assert chosen.change(suite="t5-mini") == HOME.change(suite="t5-mini")
+
+
+def test_command_and_python_give_the_points_of_the_page(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = opened(tiny_suite_file, "runs", layernorms="false", seed="7", sweep_rho="-1, 1.5", **ONE, **FEW)
+    button(app, "Run the sweep").click().run()
+    expected = {run.id: run.measured[0].scores for run in History().runs()}
+    bash, lines = (one.value for one in app.code[:2])
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
+    done = CliRunner().invoke(commands, [*shlex.split(bash)[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    assert {one["id"] for one in json.loads(done.stdout)["points"]} == set(expected)
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by python"))
+    exec(lines, {})
+    assert {run.id: run.measured[0].scores for run in History().runs()} == expected
+
+
+def test_a_long_sweep_is_a_job_and_its_points_are_in_the_history(
+    tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any], bool]] = []
+    monkeypatch.setattr(sweep, "is_long", lambda *_: True)
+    monkeypatch.setattr(jobs, "follow", lambda *given: asked.append(given))
+    app = opened(tiny_suite_file, "runs", biases="false", blocks="block 1", **ONE_LAM, **FEW)
+    button(app, "Run the sweep").click().run()
+    assert [start for _, _, start in asked] == [False, True]
+    assert {run.model for run in History().runs()} == set()
+    kind, args, _ = asked[-1]
+    document = KINDS[kind](Work(str(tiny_suite_file), json.loads(json.dumps(args)), tmp_path, silent))
+    app.run()
+    assert healthy(app)
+    assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
+    drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
+    assert drawn == {one["id"] for one in document["points"]}
+    assert {run.options["biases"] for run in recorded().values()} == {False}
+    control(app, "run").set_value(recorded()[1.5].id).run()
+    button(app, "Show it on every page").click().run()
+    assert healthy(app)
+    chosen = app.session_state["selection"]
+    assert (chosen.b, chosen.rho, chosen.biases) == ("calibrated", 1.5, False)

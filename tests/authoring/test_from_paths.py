@@ -1,0 +1,364 @@
+"""A suite out of models and samples as they lie: `featcal init` and `featcal diagnose`, and what is guessed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from command_line import Run, document
+from PIL import Image
+
+from conftest import saying
+from featcal import load_suite
+from featcal.authoring.from_paths import DEFAULT_MERGE, Parts, begin
+from featcal.authoring.guess import Guess, guess
+from featcal.preflight.check import check
+from featcal.samples.embedded import CLASSES, render
+from featcal.samples.sources import look
+from featcal.system.errors import InputError
+from featcal.system.resources import embedded_suites
+
+TEXT = ("sentiment", "paraphrase")
+PICTURES = ("shapes", "colors")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def t5(here: Path) -> Path:
+    """Models and sentences of t5-mini in a folder, without its suite file."""
+    source = embedded_suites()["t5-mini"].parent
+    for part in ("base", *(f"experts/{task}" for task in TEXT)):
+        shutil.copytree(source / part, here / part)
+    for task in TEXT:
+        shutil.copy(source / f"{task}.jsonl.gz", here)
+    return here
+
+
+@pytest.fixture
+def clip(here: Path) -> Path:
+    """Models of clip-mini, and pictures as folders: splits, classes, files."""
+    source = embedded_suites()["clip-mini"].parent
+    for part in ("base", *(f"experts/{task}" for task in PICTURES)):
+        shutil.copytree(source / part, here / part)
+    for task in PICTURES:
+        for split, name in (("calibration", "train"), ("validation", "val")):
+            images, labels = render(task, split)
+            for number in range(32):
+                folder = here / "pictures" / task / name / CLASSES[task][labels[number]]
+                folder.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(images[number]).save(folder / f"{number}.png")
+    return here
+
+
+def options(tasks: tuple[str, ...], data: str) -> list[str]:
+    experts = [word for task in tasks for word in ("--expert", f"{task}=experts/{task}")]
+    samples = [word for task in tasks for word in ("--data", f"{task}={data.format(task)}")]
+    return ["--base", "base", *experts, *samples]
+
+
+def jsonl(file: Path, *rows: dict[str, Any]) -> Path:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+    return file
+
+
+# ----------------------------------------------------------------------------------------------- the commands
+
+
+def test_init_writes_a_suite_that_check_accepts(run: Run, t5: Path) -> None:
+    found = document(run("init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml", "--json"))
+    assert (found["missing"], found["problems"]) == ([], [])
+    suite = load_suite("mine.yaml")
+    assert check(suite, probe=False).problems == ()
+    assert suite.base == "base"
+    assert suite.tasks["sentiment"].expert == "experts/sentiment"
+    for split, count in (("calibration", 256), ("test", 500)):
+        ours, own = (look(one, "sentiment", split, count, 0) for one in (suite, load_suite("t5-mini")))
+        assert ours.indices == own.indices
+        assert ours.targets == own.targets
+        pairs = list(zip(ours.texts or (), own.texts or (), strict=True))
+        assert len(pairs) == count
+        assert all(text.endswith("\n") for text, _ in pairs)
+        assert all(f"'{text.strip()}'" in prompt for text, prompt in pairs)
+    assert any("input is '{first} {second}'" in line for line in found["assumed"])
+    head = Path("mine.yaml").read_text().partition("name:")[0]
+    assert all(line.startswith("# ") for line in head.splitlines())
+    assert "Task Arithmetic at scale 0.3" in head
+    assert """input: "{text}\\n\"""" in Path("mine.yaml").read_text()
+
+
+def test_init_finds_pictures_and_their_splits(run: Run, clip: Path) -> None:
+    assert run("init", *options(PICTURES, "pictures/{}"), "--merged", "ties", "--out", "sub.yaml")[0] == 0
+    suite = load_suite("sub.yaml")
+    assert suite.splits() == ("calibration", "validation")
+    assert suite.tasks["colors"].calibration.imagefolder == "pictures/colors/train"  # type: ignore[union-attr]
+    assert suite.merged.method == "ties"  # type: ignore[union-attr]
+    drawn = look(suite, "shapes", "calibration", None, 0)
+    images, labels = render("shapes", "calibration")
+    assert drawn.class_names == tuple(sorted({CLASSES["shapes"][one] for one in labels[:32]}))
+    names = [drawn.class_names[one] for one in drawn.labels.tolist()]  # type: ignore[union-attr]
+    assert sorted(names) == sorted(CLASSES["shapes"][one] for one in labels[:32])
+    assert len(images[:32]) == len(drawn)
+
+
+def test_init_takes_nothing_for_granted_of_what_is_said(run: Run, t5: Path) -> None:
+    source = "{{jsonl: {0}.jsonl.gz, split: calibration, input: 'Say {{label}}:', target: '{{label}}'}}"
+    code, out, err = run("init", *options(TEXT, source), "--merged", "ties", "--out", "mine.yaml")
+    assert (code, out.strip(), err) == (0, "written to mine.yaml", "")
+
+
+def test_init_says_what_is_missing_and_writes_the_rest(run: Run, t5: Path) -> None:
+    given = options(TEXT, "{}.jsonl.gz")[:-2]  # without the samples of the last task
+    code, out, err = run("init", *given, "--out", "mine.yaml")
+    assert code == 1
+    assert "written to mine.yaml" in out
+    assert "to be filled in: calibration samples of paraphrase" in err
+    assert "# To be filled in:" in Path("mine.yaml").read_text()
+    assert load_suite("mine.yaml").tasks["paraphrase"].calibration is None
+
+
+def test_init_overwrites_nothing(run: Run, t5: Path) -> None:
+    Path("mine.yaml").write_text("mine")
+    code, _, err = run("init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml")
+    assert code == 1
+    assert "mine.yaml is there already" in err
+    assert Path("mine.yaml").read_text() == "mine"
+
+
+def test_everything_that_is_not_there_is_said_at_once(run: Run, t5: Path) -> None:
+    code, _, err = run(
+        "init", "--base", "./bas", "--expert", "sentiment=experts/sentimnet", "--expert", "paraphrase=org/name",
+        "--data", "sentiment=sentimnt.jsonl.gz", "--data", "paraphrsae=paraphrase.jsonl.gz", "--out", "mine.yaml",
+    )  # fmt: skip
+    assert code == 1
+    assert not Path("mine.yaml").exists()
+    for said in (
+        "samples of 'paraphrsae', which has no expert",
+        "Did you mean 'paraphrase'?",
+        "base: no folder",
+        "expert 'sentiment': no folder",
+        "Did you mean 'experts/sentiment'?",
+        "task 'sentiment': no samples 'sentimnt.jsonl.gz'",
+        "Did you mean 'sentiment.jsonl.gz'?",
+    ):
+        assert said in err
+
+
+@pytest.mark.parametrize("given", ["cars", "=x", "cars=", " = "])
+def test_a_task_has_a_value(run: Run, here: Path, given: str) -> None:
+    code, _, err = run("init", "--base", "b", "--expert", given, "--out", "mine.yaml")
+    assert code == 2
+    assert "is not TASK=VALUE" in err
+
+
+def test_a_task_is_given_once(run: Run, here: Path) -> None:
+    code, _, err = run("init", "--base", "b", "--expert", "a=x", "--expert", "a=y", "--out", "mine.yaml")
+    assert code == 2
+    assert "'a' is given twice" in err
+
+
+@pytest.mark.slow
+def test_diagnose_pictures(run: Run, clip: Path) -> None:
+    given = options(PICTURES, "pictures/{}")
+    assert run("init", *given, "--out", "mine.yaml")[0] == 0
+    assert run("merge", "mine.yaml", "--out", "merged")[0] == 0
+    asked = ("diagnose", "merged", *given, "--samples", "16", "--out", "found.html", "--json")
+    found = document(run(*asked))
+    assert found["check"]["ok"]
+    assert not found["missing"]
+    page = Path("found.html").read_text()
+    assert "featcal drift found.yaml --model merged" in page
+    assert len(page.encode()) == found["report"]["bytes"]
+    own = document(run("drift", "found.yaml", "--samples", "16", "--attribution", "--json"))
+    for task in PICTURES:  # the suite beside the report gives the report's numbers, those of the recipe
+        assert found["drift"]["tasks"][task]["layers"] == own["tasks"][task]["layers"]
+        assert own["tasks"][task]["layers"][-1]["relative_drift"] > 0.1
+    code, _, err = run(*asked)
+    assert code == 1
+    assert "found.html is there already" in err
+
+
+@pytest.mark.slow
+def test_diagnose_text(run: Run, t5: Path) -> None:
+    given = options(TEXT, "{}.jsonl.gz")
+    code, out, err = run("diagnose", "experts/sentiment", *given, "--samples", "8", "--out", "found.html")
+    assert code == 0, err
+    rows = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert float(rows["sentiment"].split()[1]) == 0.0  # it is that expert itself
+    assert float(rows["paraphrase"].split()[1]) > 0.1
+    assert Path("found.yaml").is_file()
+    assert Path("found.html").is_file()
+
+
+def test_diagnose_writes_nothing_of_what_check_refuses(run: Run, t5: Path) -> None:
+    given = options(TEXT, "{}.jsonl.gz")
+    (t5 / "merged").mkdir()
+    code, _, err = run("diagnose", "merged", *given, "--out", "found.html")
+    assert code == 1
+    assert "merged" in err
+    assert not Path("found.html").exists()
+    assert not Path("found.yaml").exists()
+
+
+# -------------------------------------------------------------------------------------------- what is guessed
+
+
+def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> None:
+    for name in ("models/base", "models/a", "elsewhere"):
+        (here / name).mkdir(parents=True)
+    begun = begin(Parts("models/base", {"a": "models/base+models/a"}, {}, "elsewhere"), here / "models" / "s.yaml")
+    content = yaml.safe_load(begun.text)
+    assert content["base"] == "base"
+    assert content["tasks"]["a"]["expert"] == "base+a"
+    assert content["merged"] == str(here / "elsewhere")
+    assert yaml.safe_load(begin(Parts("org/b", {"a": "org/a@v1"}, {}), here / "s.yaml").text) == {
+        "name": "s", "base": "org/b", "merged": DEFAULT_MERGE, "tasks": {"a": {"expert": "org/a@v1"}}
+    }  # fmt: skip
+
+
+def test_splits_by_the_names_of_files(here: Path) -> None:
+    for name in ("train.jsonl", "dev.jsonl.gz", "test.jsonl"):
+        jsonl(here / "d" / name, {"question": "1 + 1", "answer": "2"}, {"question": "2 + 2", "answer": "4"})
+    found = guess("d", here)
+    text = {"input": "{question}\n", "target": "{answer}"}
+    assert found.task == {
+        "calibration": {"jsonl": "d/train.jsonl", **text},
+        "validation": {"jsonl": "d/dev.jsonl.gz", **text},
+        "test": {"jsonl": "d/test.jsonl", **text},
+    }
+    assert "d: 'dev.jsonl.gz' is the suite's validation split" in found.assumed
+    assert found.missing == ()
+
+
+def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    described = {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}
+    for split in ("train", "validation"):
+        table = pa.table({"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [0, 1], "idx": [0, 1]})
+        table = table.replace_schema_metadata({"huggingface": json.dumps(described)})
+        (here / "rte").mkdir(exist_ok=True)
+        pq.write_table(table, here / "rte" / f"{split}-00000-of-00001.parquet")
+    found = guess("rte", here)
+    text = {"input": "{sentence1} {sentence2}\n", "targets": ["no", "yes"]}
+    assert found.task == {
+        "calibration": {"parquet": "rte", "split": "train", **text},
+        "validation": {"parquet": "rte", "split": "validation", **text},
+    }
+    assert "rte: the answers are the names of classes in column 'label', 'no', 'yes'" in found.assumed
+
+
+def test_one_file_is_all_for_calibration(here: Path) -> None:
+    jsonl(here / "a.jsonl", {"prompt": "x", "label": 1})
+    found = guess("a.jsonl", here)
+    assert found.task == {"calibration": {"jsonl": "a.jsonl", "input": "{prompt}\n"}}
+    assert any("all of it is for calibration" in line for line in found.assumed)
+    (asked,) = found.missing
+    assert "numbers in column 'label' stand for" in asked
+    assert asked.endswith("{…, targets: [no, yes]}, or write {…, target: '{label}'} where the number is the answer")
+
+
+def test_options_that_are_given_are_kept(here: Path) -> None:
+    jsonl(here / "a.jsonl", *({"prompt": "x", "label": 1, "split": one} for one in ("train", "test")))
+    found = guess("{jsonl: a.jsonl, input: 'Say {prompt}', targets: ['no', 'yes'], limit: 9}", here)
+    text = {"input": "Say {prompt}", "targets": ["no", "yes"], "limit": 9}
+    assert found.task == {
+        "calibration": {"jsonl": "a.jsonl", "split": "train", **text},
+        "test": {"jsonl": "a.jsonl", "split": "test", **text},
+    }
+    assert found.missing == ()
+    whole = {"calibration": {"tensors": "x", "key": "k"}, "test": {"jsonl": "a.jsonl", "input": "{prompt}"}}
+    assert guess(json.dumps(whole), here) == Guess(whole)
+    assert guess("{embedded: shapes}", here).task["test"] == {"embedded": "shapes", "split": "test"}
+
+
+def test_pictures_in_parquet_and_arrays(here: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    picture = {"bytes": b"...", "path": None}
+    pq.write_table(pa.table({"img": [picture], "fine_label": [3], "text": ["a"]}), here / "a.parquet")
+    found = guess("a.parquet", here)
+    assert found.task == {"calibration": {"parquet": "a.parquet", "image": "img", "label": "fine_label"}}
+    (here / "a.npz").touch()
+    assert guess("a.npz", here / "sub").task["test"] == {"arrays": str(here / "a.npz")}
+
+
+def test_a_name_of_the_catalogue(here: Path) -> None:
+    assert guess("svhn", here).task == {"use": "svhn"}
+
+
+def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Streamed(list[dict[str, Any]]):
+        @property
+        def features(self) -> dict[str, Any]:
+            return {"label": SimpleNamespace(names=["neg", "pos"])}
+
+    asked = []
+
+    def load_dataset(*place: str, **more: Any) -> dict[str, Streamed]:
+        asked.append((place, more))
+        return {"train": Streamed([{"text": "a", "label": 1}]), "test": Streamed([])}
+
+    stand_in = ModuleType("datasets")
+    stand_in.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", stand_in)
+    found = guess("{hub: org/set@v2, config: small}", here)
+    source = {"hub": "org/set", "revision": "v2", "config": "small"}
+    text = {"input": "{text}\n", "targets": ["neg", "pos"]}
+    assert found.task == {
+        "calibration": {**source, "split": "train", **text},
+        "test": {**source, "split": "test", **text},
+    }
+    assert asked == [(("org/set",), {"name": "small", "revision": "v2", "streaming": True})]
+    monkeypatch.setattr(stand_in, "load_dataset", lambda *_, **__: 1 / 0)
+    with pytest.raises(InputError, match=r"cannot be looked at \(ZeroDivisionError.*hub: org/set, split: train"):
+        guess("org/set", here)
+
+
+REFUSED = {
+    "neither a path here": "nowhere",
+    "is of no kind that can be told from its name": "a.bin",
+    "names no kind of source": "{file: a.jsonl}",
+    "does not exist; paths start from where the command runs": "{jsonl: b.jsonl}",
+    "none of them called calibration, train, training": "lines",
+    "has no sub-folders": "empty",
+    "samples: no path": [300 * "x", "~nobody-of-this-name/a.jsonl", "{jsonl: '~nobody-of-this-name/a'}"],
+    "samples: not valid YAML": "{jsonl: [}",
+}
+
+
+@pytest.mark.parametrize(("given", "said"), saying(REFUSED))
+def test_what_cannot_be_told_is_refused(here: Path, given: str, said: str) -> None:
+    (here / "a.bin").touch()
+    (here / "empty").mkdir()
+    jsonl(here / "lines" / "mine.jsonl", {"text": "a"})
+    with pytest.raises(InputError, match=said):
+        guess(given, here)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"a": "x", "b": "y", "c": "z"}], "which columns are the input"),
+        ([{"messages": [{"role": "user"}]}], "which columns are the input"),
+        ([{"text": "x", "split": "other"}], "which samples are for calibration"),
+    ],
+)
+def test_what_is_not_known_is_asked_for(here: Path, rows: list[dict[str, Any]], said: str) -> None:
+    jsonl(here / "a.jsonl", *rows)
+    assert any(said in line for line in guess("a.jsonl", here).missing)

@@ -1,0 +1,67 @@
+"""A calibration that raises the drift it should lower says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_text import write_text_suite
+
+from featcal import calibrate, calibrate_to_folder, load_suite, open_family
+from featcal.calibration.baseline_drift import SAMPLES, FinalDrift, warnings_of
+from featcal.calibration.calibrate import config_for
+from featcal.cli import commands
+from featcal.family.opening import Family
+from featcal.models.features import final_features
+
+
+@pytest.fixture(params=["clip", "t5", "llama"])
+def family(request: pytest.FixtureRequest, tmp_path: Path, tiny: Family) -> Family:
+    if request.param == "clip":
+        return tiny
+    return open_family(load_suite(write_text_suite(tmp_path / "suite", request.param)), "cpu")
+
+
+def test_final_drift_before_and_after_is_that_of_whole_forwards(family: Family, tmp_path: Path) -> None:
+    config = replace(config_for(family), lam=0.05, rho=1.0, samples=12)
+    found = calibrate_to_folder(family, config, tmp_path / "out")["final_drift"]
+    models = {"merged": family.merged, "calibrated": calibrate(family, config).weights}
+    for task, expert in family.experts.items():
+        inputs = family.samples(task, "calibration", config.samples, config.seed).inputs
+        batch = {name: tensor[:SAMPLES] for name, tensor in inputs.items()}
+        own = final_features(family.adapter, expert, {}, [batch], family.compute)
+        assert found[task]["samples"] == 8
+        for name, weights in models.items():
+            features = final_features(family.adapter, weights, {}, [batch], family.compute)
+            expected = float((features - own).norm() / own.norm())
+            assert found[task][name] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_calibration_that_raises_the_drift_warns_on_stderr_in_record_and_card(
+    tiny_suite_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        commands, ["calibrate", str(tiny_suite_file), "--rho", "1e6", "--out", str(out), "--json"]
+    )
+    assert done.exit_code == 0
+    record = json.loads((out / "featcal.json").read_text())
+    assert [line.split(":")[0] for line in record["warnings"]] == ["task 'pets'", "task 'signs'"]
+    assert all(f"warning: {line}" in done.stderr for line in record["warnings"])
+    assert json.loads(done.stdout)["warnings"] == record["warnings"]
+    assert (out / "README.md").read_text().count("**Warning:** task") == 2
+
+
+def test_a_calibration_that_lowers_the_drift_is_silent(tiny: Family, tmp_path: Path) -> None:
+    document = calibrate_to_folder(tiny, replace(config_for(tiny), rho=1.0, samples=12), tmp_path / "out")
+    assert document["warnings"] == []
+    assert "Warning" not in (tmp_path / "out" / "README.md").read_text()
+    assert all(one["calibrated"] < one["merged"] for one in document["final_drift"].values())
+
+
+def test_rounding_is_not_worth_a_word() -> None:
+    assert warnings_of({"a": FinalDrift(8, 0.0, 1e-5), "b": FinalDrift(8, 0.3, 0.2)}) == []
+    assert len(warnings_of({"a": FinalDrift(8, 0.1, 0.2)})) == 1

@@ -1,0 +1,282 @@
+"""Several processes share one calibration: they give what one gives, read every expert once, and end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from open_clip_models import suite_as_open_clip
+from several import apart, calibrated, check_alike, killed_once, record, run_ranks
+from torch import Tensor
+
+from conftest import in_float64
+from featcal.calibration.calibrate import calibrate_to_folder, config_for
+from featcal.calibration.config import RECIPES, CalibrationConfig
+from featcal.export import record_facts
+from featcal.export.merge import merge_to_folder
+from featcal.family.opening import Family, open_family
+from featcal.formats import checkpoint
+from featcal.formats.weights import Over, Weights
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import load_suite
+from featcal.system.distributed import Ranks, owners_of, parts, teams_of
+from featcal.system.errors import InputError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+CONFIG = CalibrationConfig(samples=8)
+MORE: dict[str, dict[str, float]] = {"paper": {}, "refined": {"beta": 0.5}, "informed": {"beta": 0.5, "mu": 0.1}}
+"""What a recipe has beside the paper's options."""
+
+
+@dataclass(frozen=True)
+class Spoiled(Over):
+    """A model that cannot be read."""
+
+    under: Weights
+
+    @property
+    def label(self) -> str:
+        return self.under.label
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        raise InputError("no tensor today")
+
+
+def in_float32(name: str) -> Family:
+    """An embedded suite whose merged model is stored in float32: a rounding to float16 would hide what is compared."""
+    suite = load_suite(name)
+    assert isinstance(suite.merged, MergeRecipe)
+    return open_family(suite.model_copy(update={"merged": suite.merged.model_copy(update={"dtype": "float32"})}), "cpu")
+
+
+def test_tasks_and_samples_are_shared_evenly() -> None:
+    for tasks in range(1, 8):
+        names = [str(task) for task in range(tasks)]
+        for size in range(1, 12):
+            teams = teams_of(names, size)
+            assert list(teams) == names
+            held = [[task for task in names if rank in teams[task]] for rank in range(size)]
+            assert min(map(len, held)) >= 1
+            if tasks >= size:
+                assert {len(team) for team in teams.values()} == {1}
+                assert max(map(len, held)) - min(map(len, held)) <= 1
+            else:
+                assert {len(own) for own in held} == {1}
+                assert max(map(len, teams.values())) - min(map(len, teams.values())) <= 1
+    assert parts(7, 3) == [(0, 3), (3, 5), (5, 7)]
+
+
+def test_owners_have_about_the_same_to_do() -> None:
+    costs = [11.0, 1.0, 7.0, 3.0, 3.0, 2.0, 9.0]
+    for size in (1, 2, 3, 4):
+        load = [
+            sum(c for c, owner in zip(costs, owners_of(costs, size), strict=True) if owner == r) for r in range(size)
+        ]
+        assert max(load) - min(load) <= max(costs) / 2
+        assert max(load) <= max(sum(costs) / size * 4 / 3, max(costs))  # the bound of longest-first
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_whole_tasks_give_the_same_bits(recipe: str, tiny: Family, tmp_path: Path) -> None:
+    """Sums over tasks are float64, so that their order shows in no stored tensor."""
+    config = replace(CONFIG, recipe=recipe, **MORE[recipe])
+    alone, both = check_alike(tiny, config, tmp_path, (2,), most=0)
+    assert "ranks" not in alone
+    assert [one["tasks"] for one in both["ranks"]] == [{"pets": 8}, {"signs": 8}]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_tasks_that_ranks_share(recipe: str, tiny64: Family, tmp_path: Path) -> None:
+    """Weight and targets of a task are of all its samples, wherever they are: two ranks and one, then two each."""
+    config = replace(CONFIG, recipe=recipe, **MORE[recipe], batch_size=3)
+    found = check_alike(tiny64, config, tmp_path, (3, 4), most=1e-12)
+    assert [one["tasks"] for one in found[1]["ranks"]] == [{"pets": 4}, {"pets": 4}, {"signs": 8}]
+    assert [one["tasks"] for one in found[2]["ranks"]] == [{"pets": 4}, {"pets": 4}, {"signs": 4}, {"signs": 4}]
+
+
+def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
+    """Query, key and value maps lie in one tensor, and in the last block they have two owners."""
+    family = open_family(load_suite(suite_as_open_clip(tiny_suite_file, tmp_path / "open_clip")), "cpu")
+    check_alike(family, CONFIG, tmp_path / "float32", (2,), most=0)
+    check_alike(in_float64(family), CONFIG, tmp_path / "float64", (4,), most=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
+def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
+    """A small λ makes 1e-16 of the sums 1e-10 of the first block, and float32 features 3e-6 (T5, λ 1e-5) to 1e-5
+    (lm-mini, λ 1e-3) of later ones: those of float64 do not."""
+    family = in_float32(suite)
+    config = config_for(family, samples=32, recipe=recipe)
+    if config.lam <= 1e-3:
+        check_alike(family, config, tmp_path / "float32", (2, 4), most=3e-5)
+        family = in_float64(family)
+    check_alike(family, config, tmp_path, (2, 4))
+
+
+def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted where files are opened for their tensors, hashes and lineage included; a merged model in a folder."""
+    merge_to_folder(tiny, "task-arithmetic", 0.5, tmp_path / "merged")
+    suite = tiny.suite.model_copy(update={"merged": str(tmp_path / "merged")})
+    opened, hashed = checkpoint.open_file, record_facts.sha256
+
+    def noted(given: Any) -> Any:
+        def note(file: Path, *more: Any) -> Any:
+            with (tmp_path / f"read by {os.getpid()}").open("a") as log:
+                log.write(f"{file}\n")
+            return given(file, *more)
+
+        return note
+
+    def work(ranks: Ranks) -> None:
+        family = open_family(suite, "cpu")
+        monkeypatch.setattr(checkpoint, "open_file", noted(opened))
+        monkeypatch.setattr(record_facts, "sha256", noted(hashed))
+        calibrate_to_folder(family, CONFIG, tmp_path / "out")
+
+    ended = run_ranks(2, work, tmp_path / "logs")
+    assert ended.status == [0, 0], ended.said
+    read = [set(file.read_text().splitlines()) for file in tmp_path.glob("read by *")]
+    experts = [{file for file in own if "experts" in file} for own in read]
+    assert len(experts) == 2
+    assert all(len(own) == 1 for own in experts)
+    assert not experts[0] & experts[1]
+
+
+def test_bytes_that_ranks_exchange(tiny: Family, tmp_path: Path) -> None:
+    """Whatever is sent is received; what a rank reads of its own expert is the lineage's matrices and the tower."""
+    ended = calibrated(tiny, CONFIG, tmp_path / "out", 2)
+    assert ended.status == [0, 0], ended.said
+    ranks = record(tmp_path / "out")["ranks"]
+    assert ranks[0]["sent_bytes"] == ranks[1]["received_bytes"] > 0
+    assert ranks[1]["sent_bytes"] == ranks[0]["received_bytes"] > 0
+    half = sum(  # a recipe: of the other task's expert half of what both merge
+        info.dtype.itemsize * torch.Size(info.shape).numel()
+        for name, info in tiny.experts["pets"].info.items()
+        if name in tiny.adapter.tower
+    )
+    for rank, other in ((0, "signs"), (1, "pets")):
+        assert 0 < ranks[rank]["read_bytes"][f"expert '{other}'"] < 0.7 * half
+
+
+def dying(at: str, rank: int, ranks: Ranks, how: int = signal.SIGKILL) -> Callable[[str, int, int], None]:
+    """A progress that kills one rank in front of a block."""
+
+    def tell(label: str, done: int, total: int) -> None:
+        if ranks.rank == rank and f"{label} {done}" == at:
+            os.kill(os.getpid(), how)
+
+    return tell
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others_and_the_run_resumes(victim: int, tiny: Family, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        calibrate_to_folder(tiny, CONFIG, tmp_path / "out", progress=dying("calibrating 2", victim, ranks))
+
+    ended = run_ranks(2, work, tmp_path / "logs")
+    assert ended.status[victim] == -signal.SIGKILL
+    assert ended.status[1 - victim] == 1
+    assert "InputError: another process of this run has ended" in ended.said[1 - victim]
+    assert "--resume" in ended.said[1 - victim]
+    assert ended.seconds < 8
+    assert not (tmp_path / "out").exists()
+    calibrate_to_folder(tiny, CONFIG, tmp_path / "whole")
+    shutil.copytree(tmp_path / "out.partial", tmp_path / "again.partial")
+    calibrate_to_folder(tiny, CONFIG, tmp_path / "out", resume=True)  # with one process
+    assert apart(tmp_path / "whole", tmp_path / "out") == 0
+    again = calibrated(tiny, CONFIG, tmp_path / "again", 2, resume=True)
+    assert again.status == [0, 0], again.said
+    assert apart(tmp_path / "whole", tmp_path / "again") == 0
+
+
+def test_one_rank_says_why_all_end(tiny: Family, tmp_path: Path) -> None:
+    """Samples that one rank alone reads are wrong: it says so, the others end without a word."""
+    spoiled = replace(tiny, experts={**tiny.experts, "signs": Spoiled(tiny.experts["signs"])})
+    ended = calibrated(spoiled, CONFIG, tmp_path / "out", 3)
+    assert ended.status == [1, 1, 1]
+    assert [one for one in ended.said if one] == ["InputError: no tensor today"]
+
+
+def test_sigterm_ends_all_with_a_message(tiny: Family, tmp_path: Path) -> None:
+    """As torchrun or a job scheduler sends it."""
+
+    def work(ranks: Ranks) -> None:
+        tell = dying("calibrating 1", 1, ranks, signal.SIGTERM)
+        calibrate_to_folder(tiny, CONFIG, tmp_path / "out", progress=tell)
+
+    ended = run_ranks(2, work, tmp_path / "logs")
+    assert ended.status == [1, 1]
+    assert "stopped by SIGTERM" in ended.said[1]
+    assert not ended.said[0]
+
+
+def test_fewer_samples_than_ranks(tiny: Family, tmp_path: Path) -> None:
+    ended = calibrated(tiny, replace(CONFIG, samples=1), tmp_path / "out", 3)
+    assert ended.status == [1, 1, 1]
+    assert "task 'pets' has 1 samples for 2 processes; start fewer" in "".join(ended.said)
+
+
+def test_memory_limit(tiny: Family, tmp_path: Path) -> None:
+    """Every rank has its own limit; what does not fit is said once."""
+    calibrate_to_folder(tiny, CONFIG, tmp_path / "whole")
+    ended = calibrated(tiny, CONFIG, tmp_path / "out", 2, max_memory=8 * 2**30)
+    assert ended.status == [0, 0], ended.said
+    assert apart(tmp_path / "whole", tmp_path / "out") == 0
+    ended = calibrated(tiny, CONFIG, tmp_path / "small", 2, max_memory=2**20)
+    assert ended.status == [1, 1]
+    assert sum("--max-memory: one block needs" in one for one in ended.said) == 1
+
+
+@pytest.mark.slow
+def test_torchrun(tiny_suite_file: Path, tmp_path: Path) -> None:
+    """The command as users give it: rank 0 alone prints, one process is as without torchrun."""
+    arguments = ["calibrate", str(tiny_suite_file), "--samples", "8", "--device", "cpu", "--json", "--out"]
+    featcal = [sys.executable, "-m", "featcal"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    for name, start in {
+        "none": featcal,
+        "one": [*torchrun, "1", *featcal[1:]],
+        "two": [*torchrun, "2", *featcal[1:]],
+    }.items():
+        done = subprocess.run([*start, *arguments, str(tmp_path / name)], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["out"] == str(tmp_path / name)
+        assert apart(tmp_path / "none", tmp_path / name) == 0
+    assert len(record(tmp_path / "two")["ranks"]) == 2
+    assert "ranks" not in record(tmp_path / "one")
+    torchrun[-1:] = ["--nproc-per-node", "2"]
+    failed = subprocess.run(
+        [*torchrun, *featcal[1:], *arguments, str(tmp_path / "two")], capture_output=True, text=True
+    )
+    assert failed.returncode != 0
+    assert failed.stderr.count("featcal: ") == 1
+    assert "exists already" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a rank is found by its environment")
+def test_torchrun_of_which_a_process_is_killed(tmp_path: Path) -> None:
+    """torchrun ends with an error, one line of featcal's says what to do, and one process then ends the run."""
+    featcal = ["-m", "featcal", "calibrate", "clip-mini", "--samples", "32", "--device", "cpu", "--out"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    first = tmp_path / "out.partial" / "blocks" / "vision_model.encoder.layers.0.safetensors"
+    killed = killed_once([sys.executable, *torchrun, *featcal, str(tmp_path / "out")], first, rank=1)
+    assert killed.status == [1]
+    assert killed.said[0].count("featcal: ") == 1
+    assert "another process of this run has ended" in killed.said[0]
+    assert not (tmp_path / "out").exists()
+    family = open_family(load_suite("clip-mini"), "cpu")
+    for name in ("out", "whole"):
+        calibrate_to_folder(family, config_for(family, samples=32), tmp_path / name, resume=name == "out")
+    assert apart(tmp_path / "whole", tmp_path / "out") == 0

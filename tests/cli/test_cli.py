@@ -1,0 +1,377 @@
+"""The command line: documents, exit statuses, and one clear message for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Run, document
+from safetensors.torch import load_file
+from tiny_text import write_text_suite
+
+from conftest import BLOCKS, TASKS
+from featcal.calibration import calibrate as calibrate_module
+from featcal.calibration.config import CalibrationConfig
+from featcal.cli.options import Size
+from featcal.family.opening import Family
+from featcal.session.session import Session
+from featcal.studies import sweep as sweep_module
+from featcal.studies.sweep import Grid
+from featcal.suite import schema as suite_module
+from featcal.suite.views import DriftOptions, View
+from featcal.system.errors import InputError
+
+
+def test_suites(run: Run) -> None:
+    suites = document(run("suites", "--json"))["suites"]
+    assert "clip-mini" in [suite["name"] for suite in suites]
+
+
+def test_of_several_processes_each_would_do_it_all(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = run("suites")
+    assert (code, out) == (1, "")
+    assert "only calibrate shares its work; start this without torchrun" in err
+
+
+def test_check_finds_nothing_wrong(run: Run, tiny_suite_file: Path) -> None:
+    found = document(run("check", tiny_suite_file, "--json"))
+    assert (found["ok"], found["problems"], found["blocks"], found["tasks"]) == (True, [], BLOCKS, len(TASKS))
+
+
+def test_check_reports_all_problems_and_exits_1(run: Run, own_suite_file: Path) -> None:
+    root = own_suite_file.parent
+    (root / "samples.safetensors").unlink()
+    expert = root / "experts" / "pets" / "model.safetensors"
+    expert.write_bytes(expert.read_bytes()[:50])
+    code, out, _ = run("check", own_suite_file, "--json")
+    problems = json.loads(out)["problems"]
+    assert code == 1
+    assert len(problems) == 1 + 3 * len(TASKS)
+    code, _, err = run("check", own_suite_file)
+    assert code == 1
+    assert all(problem in err for problem in problems)
+
+
+def test_merge(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "merged"
+    written = document(run("merge", tiny_suite_file, "--method", "task-arithmetic", "--out", out, "--json"))
+    assert (written["out"], written["method"], written["scale"]) == (
+        str(out),
+        "task-arithmetic",
+        0.5,
+    )  # the suite's own scale
+    assert (out / "model.safetensors").is_file()
+
+
+def test_a_merge_by_its_whole_name(run: Run, tiny_suite_file: Path, tmp_path: Path, tiny: Family) -> None:
+    """`--method` takes the options that `--model` takes, of a merge method as of a baseline."""
+    name, out = "ties:density=0.3,scale=0.5", tmp_path / "merged"
+    written = document(run("merge", tiny_suite_file, "--method", name, "--out", out, "--json"))
+    assert (written["method"], written["density"], written["scale"]) == ("ties", 0.3, 0.5)
+    named = Session(tiny).weights(name).read(tiny.adapter.tower)
+    found = load_file(out / "model.safetensors")
+    assert all(found[one].equal(tensor) for one, tensor in named.items())
+    again = tmp_path / "again"
+    document(run("merge", tiny_suite_file, "--method", "ties:density=0.3", "--scale", 0.5, "--out", again, "--json"))
+    assert all(found[one].equal(tensor) for one, tensor in load_file(again / "model.safetensors").items())
+
+
+def test_a_merge_says_where_it_is_computed(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    for method in ("regmean:samples=4", "ties"):
+        out = tmp_path / method[:4]
+        written = document(run("merge", tiny_suite_file, "--method", method, "--device", "cpu", "--out", out, "--json"))
+        assert written["machine"]["device"] == "cpu"
+    code, _, err = run("merge", tiny_suite_file, "--method", "regmean", "--device", "abacus", "--out", tmp_path / "o")
+    assert (code, "device 'abacus'" in err) == (1, True)
+    code, _, err = run("merge", tiny_suite_file, "--method", "ties", "--device", "cuda", "--out", tmp_path / "o")
+    assert (code, "--device cuda means nothing to ties" in err) == (2, True)
+
+
+def test_a_merge_that_does_not_fit_whole_is_verified_by_blocks(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    """The same tensors, whichever way they are verified."""
+    found = {}
+    for how, limit in (("reloaded", "1000GiB"), ("streamed", "1MiB")):
+        out = tmp_path / how
+        code, _, err = run("merge", tiny_suite_file, "--method", "ties", "--max-memory", limit, "--out", out)
+        assert code == 0, err
+        assert json.loads((out / "featcal.json").read_text())["verified"] == how
+        found[how] = {name: t for file in out.glob("*.safetensors") for name, t in load_file(file).items()}
+    assert found["reloaded"].keys() == found["streamed"].keys()
+    assert all(tensor.equal(found["streamed"][name]) for name, tensor in found["reloaded"].items())
+
+
+def test_drift(run: Run, tiny_suite_file: Path) -> None:
+    ledger = document(run("drift", tiny_suite_file, "--json", "--samples", 4, "--split", "calibration"))
+    assert ledger["split"] == "calibration"
+    assert {entry["samples"] for entry in ledger["tasks"].values()} == {4}
+
+
+def test_drift_with_everything(run: Run, tiny_suite_file: Path) -> None:
+    options = ("--attribution", "--output", "--margins", "--source", "--samples", 6)
+    ledger = document(run("drift", tiny_suite_file, *options, "--json"))
+    for entry in ledger["tasks"].values():
+        assert sum(layer["share"] for layer in entry["layers"]) == pytest.approx(1.0, abs=1e-5)
+        assert 0 <= entry["output"]["certified"] <= entry["output"]["agreement"] <= 1
+        assert len(entry["margins"]) == entry["samples"] == 6
+        assert all(row["agrees"] for row in entry["margins"] if row["certified"])
+    assert {one["source"] for one in ledger["sources"]} == {"prefix", "stale", "merged", "expert", "snapshot"}
+    assert all(one["excess"] >= -1e-9 for one in ledger["sources"])
+    code, out, _ = run("drift", tiny_suite_file, *options)
+    assert code == 0
+    assert all(word in out for word in ("share", "contribution", "tightness", "coupling"))
+
+
+def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--lam", 0.01, "--rho", 1.5, "--alpha", 0.5, "--samples", 6, "--seed", 7)
+    made = document(run("calibrate", tiny_suite_file, "--out", out, *options, "--json"))
+    assert made["out"] == str(out)
+    assert {k: made["config"][k] for k in ("lam", "rho", "alpha", "samples", "seed")} == {
+        "lam": 0.01, "rho": 1.5, "alpha": 0.5, "samples": 6, "seed": 7,
+    }  # fmt: skip
+    assert made["tasks"]["pets"]["samples"] == 6
+    assert made["tasks"]["pets"]["tokens"] == 60
+    assert made["seconds"]["total"] > 0
+    assert sorted(path.name for path in out.iterdir()) == made["written"]
+    beside = json.loads((out / "featcal.json").read_text())
+    assert beside == {key: value for key, value in made.items() if key != "out"}
+    assert document(run("drift", tiny_suite_file, "--model", out, "--json"))["model"] == str(out)
+    assert 0 <= document(run("evaluate", tiny_suite_file, "--model", out, "--json"))["average"] <= 1
+    recorded = document(run("drift", tiny_suite_file, "--model", out, "--source", "--json"))["sources"]
+    assert all(one["excess"] <= 1e-9 for one in recorded if one["source"] == "prefix")
+    again = document(run("export", out, "--out", tmp_path / "again", "--json"))
+    assert again["written"] == made["written"]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[CalibrationConfig, dict[str, Any]]] = []
+
+    def take(family: Family, config: CalibrationConfig, out: Path, **more: Any) -> None:
+        taken.append((config, more))
+        raise InputError("seen")
+
+    monkeypatch.setattr(calibrate_module, "calibrate_to_folder", take)
+    suite = write_text_suite(tmp_path / "text", "llama")
+    numbers = ("--lam", 0.1, "--rho", 1.5, "--alpha", 0.2, "--samples", 5, "--batch-size", 3, "--seed", 9)
+    switches = ("--no-biases", "--no-layernorms", "--rmsnorms", "--completion-only", "--precision", "fast", "--resume")
+    code, _, err = run("calibrate", suite, "--out", tmp_path / "o", *numbers, *switches, "--max-memory", "2kB")
+    assert (code, "seen" in err) == (1, True), err
+    ((config, more),) = taken
+    off, on = {"biases": False, "layernorms": False}, {"rmsnorms": True, "completion_only": True}
+    assert config == CalibrationConfig(0.1, 1.5, 0.2, 5, 9, batch_size=3, precision="fast", **off, **on)
+    assert (more["resume"], more["max_memory"]) == (True, 2000)
+
+
+def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[Grid, View]] = []
+
+    def take(session: Session, grid: Grid, *_: object, on: View, **__: object) -> None:
+        taken.append((grid, on))
+        raise InputError("seen")
+
+    monkeypatch.setattr(sweep_module, "run_sweep", take)
+    values = ("--lam", "0.1,1", "--rho", "1.5", "--samples", 5, "--n", 3, "--seed", 9, "--no-biases", "--no-layernorms")
+    parts = ("--blocks", "block 0", "--blocks", "block 2", "--maps", "mlp", "--tasks", TASKS[1])
+    for more in (parts, ()):
+        code, _, err = run("sweep", tiny_suite_file, *values, *more)
+        assert (code, "seen" in err) == (1, True), err
+    whole = CalibrationConfig(samples=5, seed=9, biases=False, layernorms=False)
+    part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
+    assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), View(3)) for one in (part, whole)]
+
+
+def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, DriftOptions]] = []
+
+    def take(session: Session, model: str, options: DriftOptions, progress: object) -> None:
+        taken.append((model, options))
+        raise InputError("seen")
+
+    monkeypatch.setattr(Session, "ledger", take)
+    given = ("--model", "base", "--samples", 5, "--split", "test", "--seed", 3, "--tokens", "class")
+    for more in (("--sublayers", "--attribution", "--output"), ("--margins",), ()):
+        code, _, err = run("drift", tiny_suite_file, *given, *more)
+        assert (code, "seen" in err) == (1, True), err
+    assert taken == [
+        ("base", DriftOptions(5, "test", 3, "class", sublayers=True, attribution=True, output=True)),
+        ("base", DriftOptions(5, "test", 3, "class", output=True)),
+        ("base", DriftOptions(5, "test", 3, "class")),
+    ]
+
+
+def test_tables_are_for_people(run: Run, tiny_suite_file: Path, tmp_path: Path) -> None:
+    code, out, _ = run("evaluate", tiny_suite_file, "--model", "expert")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["task", "metric", "%", "n"]
+    assert out.splitlines()[-1].split()[0] == "average"
+    code, out, _ = run("calibrate", tiny_suite_file, "--out", tmp_path / "o", "--samples", 4)
+    assert code == 0
+    assert [line[:7] for line in out.splitlines() if line.startswith(("block", "vision"))][1:] == [
+        f"block {i}" for i in range(BLOCKS)
+    ]
+    assert f"written to {tmp_path / 'o'}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("drift", "nowhere"), "no suite 'nowhere'"),
+        (("calibrate", "SUITE", "--out", "OUT", "--lam", -1), "lam is -1; a ridge strength is >= 0"),
+        (("calibrate", "SUITE", "--out", "OUT", "--alpha", 1.5), "alpha is 1.5; an interpolation share lies in [0, 1]"),
+        (("calibrate", "SUITE", "--out", "OUT", "--rho", "nan"), "rho must be a finite number"),
+        (("calibrate", "SUITE", "--out", "OUT", "--samples", 0), "at least one sample"),
+        (("calibrate", "SUITE", "--out", "OUT", "--device", "abacus"), "device 'abacus'"),
+        (("merge", "SUITE", "--method", "task-aritmetic", "--out", "OUT"), "Did you mean 'task-arithmetic'?"),
+        (("merge", "SUITE", "--method", "simple-averaging", "--scale", 1, "--out", "OUT"), "means nothing"),
+        (("merge", "SUITE", "--method", "tie:density=0.3", "--out", "OUT"), "Did you mean 'ties'?"),
+        (("merge", "SUITE", "--method", "ties:denisty=0.3", "--out", "OUT"), "Did you mean 'density'?"),
+        (("merge", "SUITE", "--method", "ties:scale=1", "--scale", 2, "--out", "OUT"), "scale is given twice"),
+        (("merge", "SUITE", "--method", "calibrated", "--out", "OUT"), "no merge method 'calibrated'"),
+        (("drift", "SUITE", "--samples", 0), "at least one"),
+        (("evaluate", "SUITE", "--model", "no/such/folder"), "no folder"),
+        (("export", "EMPTY", "--out", "OUT"), "no readable config.json"),
+        (("calibrate", "SUITE", "--out", "EMPTY"), "exists already"),
+    ],
+)
+def test_wrong_input_is_one_message_and_status_1(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"SUITE": tiny_suite_file, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
+    code, out, err = run(*(places.get(a, a) if isinstance(a, str) else a for a in arguments))
+    assert code == 1
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_names_in_messages_and_tables_do_not_steer_the_terminal(run: Run, edit_suite: Any) -> None:
+    """Names come from files; a clear-screen sequence in one must be shown, not obeyed."""
+    task = "pets\x1b[2J"
+
+    def rename(content: dict[str, Any]) -> None:
+        content["tasks"][task] = content["tasks"].pop("pets")
+
+    file = edit_suite(rename)
+    code, out, err = run("evaluate", file, "--samples", 4)
+    assert (code, r"pets\x1b[2J" in out) == (0, True), err
+    (file.parent / "experts" / "pets" / "model.safetensors").unlink()
+    for command in ("check", "drift"):
+        code, out, more = run(command, file)
+        assert (code, r"expert 'pets\x1b[2J'" in more) == (1, True)
+        err += out + more
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize("message", ["x" * 20000, "\x1b" * 20000])
+def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise InputError(message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(suite_module, "load_suite", fail)
+        code, _, err = run("drift", "anything")
+        assert code == 1
+        assert 4000 < len(err) < 4100
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("drift",),
+        ("drfit", "x"),
+        ("drift", "x", "--nope"),
+        ("merge", "x"),
+        ("evaluate", "clip-mini", "--answers"),
+        ("features", "clip-mini", "--pooled"),
+        ("runs", "--json", "--csv"),
+    ],
+)
+def test_wrong_usage_is_status_2(run: Run, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "Usage" in err
+
+
+def test_interrupt_is_status_130_and_leaves_nothing(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate_module, "calibrate_blocks", interrupt)
+    code, out, err = run("calibrate", tiny_suite_file, "--out", tmp_path / "out", "--json")
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to one process there")
+def test_a_real_ctrl_c_in_the_middle(tiny_suite_file: Path, tmp_path: Path) -> None:
+    """The process is told to stop once the first block is on disk."""
+    out = tmp_path / "out"
+    slow = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's `&` ignores it
+        "from featcal import cli; from featcal.formats.output import OutputFolder; put = OutputFolder.put;"
+        "OutputFolder.put = lambda *a: (put(*a), time.sleep(30)); cli.main()"
+    )
+    command = [sys.executable, "-c", slow, "calibrate", str(tiny_suite_file), "--out", str(out), "--samples", "4"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out.partial/blocks/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not out.exists()
+    assert not list((tmp_path / "out.partial").glob("*.safetensors"))
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """`featcal --help` and `import featcal` load neither torch nor transformers nor streamlit."""
+    code = (
+        "import sys, featcal, featcal.cli; sys.argv = ['featcal', '--help']\n"
+        "try: featcal.cli.main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'streamlit', 'pandas', 'numpy', 'umap'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "size", [".", "", "GiB", "-1GiB", "nan", "inf", "1e999", "0", "0.1", "1..5G", "1 2G", "8TiB", "٣GiB"]
+)
+def test_a_size_that_is_none_is_a_usage_error(run: Run, tiny_suite_file: Path, tmp_path: Path, size: str) -> None:
+    code, _, err = run("calibrate", tiny_suite_file, "--out", tmp_path / "out", f"--max-memory={size}")
+    assert code == 2
+    assert "size such as 8GiB" in err
+    assert "--max-memory" in err
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("8GiB", 2**33),
+        ("800MB", 8e8),
+        ("8.5G", 8.5e9),
+        (" .5 k", 500),
+        ("7", 7),
+        pytest.param(f"1{400 * '0'}", 10**400, id="huge"),
+    ],
+)
+def test_sizes_are_bytes(size: str, expected: float) -> None:
+    assert Size().convert(size, None, None) == expected

@@ -1,0 +1,166 @@
+"""Proposition 8: both forms of the excess, its bounds, and which source costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import BLOCKS
+from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
+from featcal.calibration.config import CalibrationConfig
+from featcal.drift.source import (
+    DEPLOYED,
+    INSIDE,
+    SOURCES,
+    Objective,
+    SourceExcess,
+    compare,
+    excess_frame,
+    measure_sources,
+)
+from featcal.family.opening import Family, as_family
+from featcal.models.lane import Kept
+from featcal.session.session import Session
+from featcal.system.errors import InputError
+
+CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)
+
+
+@pytest.fixture(scope="module")
+def found(tiny64: Family) -> list[SourceExcess]:
+    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
+    calibrated = calibrate(tiny64, CONFIG, experts=passes).weights
+    return measure_sources(tiny64, calibrated, CONFIG, passes)
+
+
+def test_every_group_and_source_is_there(found: list[SourceExcess]) -> None:
+    frame = excess_frame(found)
+    assert set(frame["source"]) == {*SOURCES, INSIDE}
+    groups = frame.groupby("block")["modules"].nunique().tolist()
+    assert groups == [4] * (BLOCKS - 1) + [5]  # the last block weighs the query's tokens apart
+
+
+def test_both_forms_agree_and_are_not_negative(found: list[SourceExcess]) -> None:
+    for one in found:
+        assert one.excess >= -1e-10
+        assert one.excess_norm >= 0
+        assert one.excess == pytest.approx(one.excess_norm, rel=1e-8, abs=1e-10)
+
+
+def test_the_chain_of_bounds_holds(found: list[SourceExcess]) -> None:
+    for one in found:
+        assert one.excess <= one.middle + 1e-9
+        assert one.middle <= one.supremum + 1e-9
+
+
+def test_prefix_calibrated_source_costs_nothing(found: list[SourceExcess]) -> None:
+    for one in found:
+        if one.source == DEPLOYED:
+            assert (one.excess, one.middle, one.coupling) == (0.0, 0.0, 0.0)
+
+
+def test_other_sources_cost_something(found: list[SourceExcess]) -> None:
+    later = [one for one in found if not one.block.endswith("layers.0")]
+    for source in ("stale", "merged", "expert"):
+        assert all(one.excess > 0 and one.coupling > 0 for one in later if one.source == source), source
+    first = [one for one in found if one.block.endswith("layers.0")]
+    assert all(one.excess == 0 for one in first if one.source in ("stale", "merged"))
+    inside = {one.modules: one for one in first if one.source == INSIDE}
+    assert all(one.excess > 0 for one in inside.values())
+
+
+def test_the_deployed_minimiser_is_the_calibrated_weight(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the source study calls W_dep is what Algorithm 1 stored."""
+    from featcal.drift import source
+
+    right: list[Tensor] = []
+
+    def spy(deployed: Objective, other: Objective) -> dict[str, float]:
+        right.append(deployed.minimiser())
+        return compare(deployed, other)
+
+    monkeypatch.setattr(source, "compare", spy)
+    passes = expert_passes(tiny64, CONFIG, Kept(2**24))
+    model = calibrate(tiny64, CONFIG, experts=passes).weights
+    rows = measure_sources(tiny64, model, CONFIG, passes)
+    for one, weight in zip(rows, right, strict=True):
+        if one.source == DEPLOYED:
+            names = [f"{one.block}.{name}.weight" for name in one.modules.split(", ")]
+            stored = torch.cat([model.read([name])[name] for name in names])
+            torch.testing.assert_close(weight, stored, rtol=1e-8, atol=1e-10)
+
+
+@given(seed=st.integers(0, 2**31), lam=st.floats(1e-3, 10))
+@settings(max_examples=40, deadline=None)
+def test_excess_on_random_objectives(seed: int, lam: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def objective(anchor: Tensor) -> Objective:
+        u = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+        y = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+        return Objective(u.mT @ u / 20, y.mT @ u / 20, float(y.square().sum() / 20), anchor, lam)
+
+    anchor = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    numbers = compare(objective(anchor), objective(anchor))
+    assert numbers["excess"] >= -1e-12
+    assert numbers["excess"] == pytest.approx(numbers["excess_norm"], rel=1e-9, abs=1e-12)
+    assert numbers["excess"] <= numbers["middle"] + 1e-12
+    assert numbers["middle"] <= numbers["supremum"] + 1e-12
+
+
+def test_objective_is_the_weighted_squared_error() -> None:
+    u, y = torch.randn(50, 4, dtype=torch.float64), torch.randn(50, 3, dtype=torch.float64)
+    weight, anchor = torch.randn(2, 3, 4, dtype=torch.float64)
+    objective = Objective(u.mT @ u / 50, y.mT @ u / 50, float(y.square().sum() / 50), anchor, 0.1)
+    direct = (u @ weight.mT - y).square().sum() / 50 + 0.1 * (weight - anchor).square().sum()
+    assert objective(weight) == pytest.approx(float(direct), rel=1e-12)
+
+
+def test_batches_change_nothing(tiny64: Family, found: list[SourceExcess]) -> None:
+    config = replace(CONFIG, batch_size=10)
+    passes = expert_passes(tiny64, config, Kept(2**24))
+    again = measure_sources(tiny64, calibrate(tiny64, config, experts=passes).weights, config, passes)
+    for one, other in zip(found, again, strict=True):
+        assert one.excess == pytest.approx(other.excess, rel=1e-6, abs=1e-9)
+        assert one.coupling == pytest.approx(other.coupling, rel=1e-8, abs=1e-12)
+
+
+def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_path: Path) -> None:
+    """A suite that asks for `fast` is measured as it is calibrated, whether from its options or from a folder."""
+    options = tiny.suite.calibration.model_copy(update={"precision": "fast", "batch_size": 4})
+    suite = tiny.suite.model_copy(update={"calibration": options})
+    fast = replace(tiny, suite=suite)
+    found = Session(fast).sources(config_for(fast, samples=6))
+    exact = Session(tiny).sources(config_for(tiny, samples=6))
+    assert [one.source for one in found] == [one.source for one in exact]
+    apart = [abs(one.relative - other.relative) for one, other in zip(found, exact, strict=True)]
+    assert 0 < sum(apart) / len(apart) < 0.05
+    calibrate_to_folder(fast, config_for(fast, samples=6), tmp_path / "out")
+    assert [one.source for one in Session(fast).sources(str(tmp_path / "out"))] == [one.source for one in found]
+    config = config_for(fast, samples=6)
+    passes = expert_passes(as_family(fast, precision="exact"), config)
+    with pytest.raises(InputError, match="another precision"):
+        measure_sources(fast, fast.merged, config, passes)
+
+
+def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None:
+    """A calibration of another model than the suite's is held against that one, whether it is named or in a folder."""
+    session, config = Session(tiny), config_for(tiny, samples=6)
+    other = session.on("task-arithmetic:scale=0.7")
+    calibrate_to_folder(other, config, tmp_path / "out")
+    passes = expert_passes(tiny, config)
+    expected = measure_sources(other, calibrate(other, config).weights, config, passes)
+    named = session.sources("calibrated:samples=6@task-arithmetic:scale=0.7")
+    folder = session.sources(str(tmp_path / "out"))
+    for one, by_name, in_folder in zip(expected, named, folder, strict=True):
+        assert by_name.minimum == pytest.approx(one.minimum, rel=1e-6)
+        assert in_folder.minimum == pytest.approx(one.minimum, rel=1e-4)  # the folder's weights are rounded
+        assert in_folder.coupling == pytest.approx(one.coupling, rel=1e-2, abs=1e-6)
+    with pytest.raises(InputError, match="'merged' is no calibration"):
+        session.sources("merged")

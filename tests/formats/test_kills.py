@@ -1,0 +1,160 @@
+"""A process that is killed at any of its file operations: what lies there then is no model to anybody, and the next run
+ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
+from several import killed_once
+
+from featcal.calibration.calibrate import calibrate_to_folder, config_for
+from featcal.family.opening import Family, open_family
+from featcal.server.queue import Order, Queue
+from featcal.studies.history import History, Measured, Run, TaskValue, new_run
+from featcal.suite.schema import load_suite
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")]
+OPERATIONS = ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
+
+
+def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[], object]:
+    """The same work, killed before its operation number `count` below `place`."""
+
+    def doomed() -> None:
+        seen = 0
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            if event in OPERATIONS and str(arguments[0]).startswith(str(place)):
+                if seen == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                seen += 1
+
+        sys.addaudithook(audit)
+        work()
+
+    return doomed
+
+
+def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
+    """What `benchmarks/kills.py` does with a larger suite and two hundred kills."""
+    found = list(trials(tiny, tmp_path, 15, 0))
+    assert [name for name, _ in found] == 3 * [*WRITES]
+    assert sum(what in {"something half done", "nothing"} for _, what in found) >= 5
+
+
+@pytest.mark.parametrize("name", sorted(WRITES))
+def test_killed_at_every_file_operation(name: str, tiny: Family, tmp_path: Path) -> None:
+    write = WRITES[name]
+    whole = tmp_path / "whole"
+    write(tiny, whole, False)
+    expected, points = content(whole), 0
+    while True:
+        place = tmp_path / f"at {points}"
+        place.mkdir()
+        out = place / "out"
+        ended = in_a_process(killed_at(place, points, lambda: write(tiny, out, False)))  # noqa: B023
+        if os.WIFEXITED(ended):
+            assert os.WEXITSTATUS(ended) == 0
+            break
+        assert os.WTERMSIG(ended) == signal.SIGKILL
+        if (out / STUDY).exists() if name == "studied" else out.exists():
+            assert content(out) == expected, f"killed at operation {points}"
+        else:
+            left = sorted(one for one in place.rglob("*") if one.is_dir())
+            assert in_a_process(lambda: require_none_loads(left, expected)) == 0, f"killed at operation {points}"  # noqa: B023
+            assert in_a_process(lambda: write(tiny, out, True)) == 0, f"after a kill at operation {points}"  # noqa: B023
+            assert content(out) == expected, f"resumed after a kill at operation {points}"
+            assert list(place.iterdir()) == [out]
+        points += 1
+    assert points >= 8
+
+
+@pytest.mark.parametrize("file", ["blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors"])
+def test_the_command_killed_while_it_runs(file: str, tmp_path: Path) -> None:
+    """As users start it: what it left is no output, and the same command with --resume gives that of a whole run."""
+    command = [sys.executable, "-m", "featcal", "calibrate", "clip-mini", "--samples", "8", "--device", "cpu", "--out"]
+    out, whole = tmp_path / "killed" / "out", tmp_path / "whole"
+    assert killed_once([*command, str(out)], out.with_name("out.partial") / file).status == [-signal.SIGKILL]
+    assert not out.exists()
+    subprocess.run([*command, str(out), "--resume"], check=True, stdout=subprocess.DEVNULL)
+    family = open_family(load_suite("clip-mini"), "cpu")
+    calibrate_to_folder(family, config_for(family, samples=8), whole)
+    assert same_model(content(out), content(whole))
+    assert [*out.parent.iterdir()] == [out]
+
+
+def killed_after(done: int, seconds: float, step: Callable[[int], object]) -> int:
+    """Take steps in a child that is killed so long after step `done`; how many it had finished by then."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        for number in range(10_000):
+            step(number)
+            os.write(writing, b".")
+
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    finished = 0
+    while finished <= done:
+        finished += len(os.read(reading, 1))
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    while more := os.read(reading, 4096):
+        finished += len(more)
+    os.close(reading)
+    return finished
+
+
+def test_history_and_queue_hold_what_was_finished_before_a_kill(tmp_path: Path) -> None:
+    """And nothing that is half there: at most the one step that was under way is in them beside it."""
+    history, line, dice = History(tmp_path / "runs"), Queue(tmp_path / "jobs"), random.Random(0)
+    scores = {"pets": TaskValue("accuracy", 0.75, 8)}
+    measured = Measured("features", "test", 8, 42, scores, {"pets": 0.5}, 1.5)
+
+    def run(number: int) -> Run:
+        return new_run(("tiny", "0123456789abcdef"), f"calibrated:lam={number}", {"lam": number}, {"featcal": "1"})
+
+    def step(number: int) -> None:
+        kept = history.add(run(number), measured)
+        job = line.submit(Order("steps", "tiny", {"number": number}, str(tmp_path), f"{number:040}"), "visitor")
+        claimed = line.claim()
+        assert kept
+        assert claimed == line.get(job.id)
+        line.report(job.id, "block", 1, 2)
+        line.end(job.id, "done")
+
+    for trial in range(12):
+        shutil.rmtree(history.folder, ignore_errors=True)
+        shutil.rmtree(line.folder, ignore_errors=True)
+        finished = killed_after(trial % 4, dice.uniform(0, 0.03), step)
+        found = {one.id: one for one in history.runs()}
+        assert not history.problems
+        assert (
+            {run(number).id for number in range(finished)} <= found.keys() <= {run(n).id for n in range(finished + 1)}
+        )
+        assert all(found[run(number).id].measured == (measured,) for number in range(finished))
+        jobs = {job.order.args["number"]: job.state for job in line.jobs()}
+        assert {number: jobs.pop(number) for number in range(finished)} == dict.fromkeys(range(finished), "done")
+        assert jobs.keys() <= {finished}
+        line.end_all("its process was killed")  # what a manager does first
+        step(finished)  # the one under way goes on, whatever of it was done
+        assert len(history.runs()) == finished + 1
+        assert not line.busy()

@@ -1,0 +1,233 @@
+"""No file gives a traceback, takes memory or time out of proportion, runs code or leaves anything behind.
+
+Every case of `malformed.CASES` is a calibration of a sound tiny suite in which one file was damaged. Commands run in
+this process, as `featcal.cli.main` runs them; those that could take the machine's memory run in a process that may
+grow by 2 GiB of addresses from where a sound run left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from malformed import CASES, HOMES, Case, use_source, write_home
+
+from featcal import cli
+from featcal.formats.checkpoint import read_header
+from featcal.samples.table import read_jsonl
+from featcal.suite.schema import load_suite, parse_yaml, suite_from_dict
+from featcal.system.errors import InputError
+from featcal.system.json_files import read_json
+
+SECONDS, GROWTH = 5.0, 2 << 30
+ROLES = {
+    "base": "base",
+    "experts": "expert 'pets'",
+    "adapter": "expert 'left'",
+    "folder": "task 'pets', calibration",
+    "arrays.npz": "task 'pets', calibration",
+    "rows.parquet": "task 'pets', calibration",
+    "rows.jsonl": "task 'left', calibration",
+    "samples.safetensors": "task 'pets'",
+}
+"""What messages call the things that files belong to, where they do not name the file."""
+EVERY = 25
+"""One case of so many is quick."""
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of sound suites, never changed."""
+    return {home: write_home(tmp_path_factory.mktemp(home) / "s", home).parent for home in HOMES}
+
+
+def damaged(case: Case, homes: Mapping[str, Path], root: Path) -> Path:
+    """A copy of the case's suite, with its damage."""
+    shutil.copytree(homes[case.home], root)
+    use_source(root / "suite.yaml", case.kind)
+    case.damage(root / case.file)
+    return root / "suite.yaml"
+
+
+def command(suite: Path) -> list[str]:
+    return [
+        "featcal",
+        "calibrate",
+        str(suite),
+        "--out",
+        str(suite.parent / "OUT"),
+        "--device",
+        "cpu",
+        "--samples",
+        "12",
+    ]
+
+
+def faults(case: Case, code: int, said: str, before: set[Path], root: Path) -> list[str]:
+    """What is wrong with how a command ended."""
+    if code == 0:
+        return [] if case.harmless else ["accepted"]
+    noise = case.name.startswith("noise")  # samples that can be read, and overflow in some block
+    names = (case.file.rsplit("/", 1)[-1], ROLES.get(case.file.split("/")[0]), case.says, case.says.rsplit(".", 1)[-1])
+    found = {
+        f"exit status {code}": code not in (1, 2),
+        "a traceback": "Traceback" in said,
+        "nothing named": not any(name and name in said for name in names) and case.kind != "suite value" and not noise,
+        "no message": not said.strip(),
+        "too long": len(said) > 4200,
+        "control characters": re.search("[\x00-\x08\x0b-\x1f\x7f]", said) is not None,
+        "something was written": bool(set(root.rglob("*")) - before),
+    }
+    return [fault for fault, is_so in found.items() if is_so]
+
+
+def attempt(case: Case, homes: Mapping[str, Path], root: Path, read: Callable[[], str]) -> list[str]:
+    """Run a case in this process; `read` gives what was said on stderr."""
+    suite = damaged(case, homes, root)
+    before = set(root.rglob("*"))
+    sys.argv = command(suite)
+    started = time.process_time()
+    try:
+        cli.main()
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    took = time.process_time() - started
+    said = read()
+    found = faults(case, code, said, before, root)
+    found += [f"{took:.1f} s"] if took > SECONDS and code else []
+    return [f"{fault}: {said[:300]}" for fault in found]
+
+
+def parameters() -> list[Any]:
+    return [
+        pytest.param(
+            case, id=f"{case.kind}, {case.home}/{case.file}, {case.name}", marks=[pytest.mark.slow] * (n % EVERY > 0)
+        )
+        for n, case in enumerate(case for case in CASES if not case.dangerous)
+    ]
+
+
+def test_there_are_enough_cases() -> None:
+    counts = Counter(case.kind for case in CASES)
+    assert len(CASES) >= 600
+    assert len(counts) >= 12
+    assert len({(case.kind, case.home, case.file, case.name) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", parameters())
+def test_one_message_and_nothing_written(
+    case: Case,
+    homes: Mapping[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    assert attempt(case, homes, tmp_path / "s", lambda: capsys.readouterr().err) == []
+
+
+def _addresses() -> int:
+    """Bytes of address space that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_dangerous(folder: Path) -> None:
+    """In a process of its own: a sound run, a limit on what may come on top of it, and every dangerous case."""
+    import contextlib
+    import io
+
+    homes = {home: write_home(folder / home, home).parent for home in HOMES}
+    for number, case in enumerate([Case("sound", "", "text", "suite.yaml", lambda _: None, True), *_dangerous()]):
+        if number:
+            resource.setrlimit(resource.RLIMIT_AS, (_addresses() + GROWTH, resource.RLIM_INFINITY))
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            found = attempt(case, homes, folder / f"case {number}", said.getvalue)
+        print(json.dumps({f"{case.kind}, {case.file}, {case.name}": found}), flush=True)
+        shutil.rmtree(folder / f"case {number}")
+
+
+def _dangerous() -> list[Case]:
+    return [case for case in CASES if case.dangerous]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the size of a process")
+def test_no_memory_out_of_proportion(tmp_path: Path) -> None:
+    code = "import sys, pathlib, test_malformed; test_malformed.run_dangerous(pathlib.Path(sys.argv[1]))"
+    tests = Path(__file__).parents[1]
+    folders = list(map(str, (Path(__file__).parent, tests, tests / "fixtures", tests.parent)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=300
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [found for one in results for found in one.items() if found[1]] == [], done.stderr[-2000:]
+    assert len(results) == 1 + len(_dangerous()), done.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------------------- property-based
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+SIGNS = "abc 01:-{}[]&*!<|>'\"#%@`,?\n\t.\0\x1b"
+KEYS = st.sampled_from(["name", "base", "merged", "tasks", "calibration", "vocabulary", "description", "use", "expert"])
+
+
+def said_by(read: Callable[[], object], fine: str = "f.yaml: ") -> str:
+    """What an InputError says, or `fine` if there is none."""
+    try:
+        read()
+    except InputError as error:
+        return str(error)
+    return fine
+
+
+@QUICK
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_any_mapping_is_a_suite_or_one_error(content: dict[str, Any]) -> None:
+    assert said_by(lambda: suite_from_dict(content, Path(), "f.yaml")).startswith("f.yaml: ")
+
+
+@QUICK
+@given(
+    st.text(alphabet=st.sampled_from([*"abc 01:-{}[]&*!<|>'\"#%@`,?\n\t.\0\x1b"]), max_size=80) | st.text(max_size=60)
+)
+def test_any_text_is_yaml_or_one_error(text: str) -> None:
+    assert said_by(lambda: parse_yaml(text, "f.yaml")).startswith("f.yaml: ")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "c.json": read_json,
+    "s.yaml": load_suite,
+    "r.jsonl": read_jsonl,
+    "m.safetensors": lambda file: read_header(file, "model"),
+}
+
+
+@QUICK
+@given(st.sampled_from(sorted(READERS)), st.binary(max_size=200))
+def test_any_bytes_are_read_or_one_error_names_the_file(
+    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("any") / name
+    file.write_bytes(content)
+    assert str(file) in said_by(lambda: READERS[name](file), f"{file}: ")

@@ -1,0 +1,112 @@
+"""Token states within a budget: the same numbers, whatever lies in files, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_text import write_text_suite
+
+from featcal import InputError, calibrate_to_folder, load_suite, open_family
+from featcal.calibration.calibrate import config_for
+from featcal.calibration.memory import state_budget
+from featcal.models.activations import ActivationStore
+from featcal.models.adapter import Call
+from featcal.system.progress import rss_bytes
+
+
+def call(seed: int) -> Call:
+    state = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+    return Call((state, None, torch.ones(1, 2, 3, 3), state + 1), {"mask": torch.ones(2, 3)})
+
+
+STATES = 2 * 2 * 3 * 4 * 4 + 4 * 2 * 3 * 3 + 4 * 2 * 3
+"""Bytes of a call: two states, a position bias and a mask."""
+
+
+def test_calls_come_back_bit_for_bit(tmp_path: Path) -> None:
+    store = ActivationStore(budget=STATES, folder=tmp_path)
+    held = store.hold(call(seed) for seed in range(3))
+    assert store.resident == STATES
+    assert store.spilled == 2 * STATES
+    for seed, found in enumerate(held):
+        expected = call(seed)
+        assert found.hidden.equal(expected.hidden)
+        assert found.args[3].equal(expected.args[3])
+        assert found.args[1] is None
+        assert found.args[2].equal(expected.args[2])
+        assert found.kwargs["mask"].equal(expected.kwargs["mask"])
+
+
+def test_replacing_frees_memory_and_files(tmp_path: Path) -> None:
+    store = ActivationStore(budget=0, folder=tmp_path)
+    held = store.hold([call(0)])
+    held.put(0, call(1))
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    assert held[0].hidden.equal(call(1).hidden)
+    held.put(1, call(2))
+    assert held[1].hidden.equal(call(2).hidden)
+    held.clear()
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert len(held) == 0
+    roomy = ActivationStore(budget=2**20)
+    kept = roomy.hold([call(0)])
+    kept.put(1, call(1))
+    assert roomy.resident == 2 * STATES
+    kept.put(0, Call((torch.zeros(1, 1, 4),), {}))
+    assert roomy.resident == STATES + 16
+    kept.clear()
+    assert roomy.resident == 0
+
+
+def test_files_are_gone_with_the_store(tmp_path: Path) -> None:
+    store = ActivationStore(budget=0, folder=tmp_path)
+    store.hold([call(0)])
+    assert list(tmp_path.iterdir())
+    del store
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("featcal.models.activations.save_file", refuse)
+    with pytest.raises(InputError, match=r"cannot keep token states .*No space left"):
+        ActivationStore(budget=0, folder=tmp_path).hold([call(0)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [("t5", "paper"), ("llama", "paper"), ("t5", "refined"), ("llama", "informed")]
+)
+def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")
+    config = config_for(family, batch_size=3, recipe=recipe)
+    free = calibrate_to_folder(family, config, tmp_path / "free")
+    monkeypatch.setattr("featcal.calibration.calibrate.state_budget", lambda *_: 2000)
+    monkeypatch.setattr("featcal.calibration.calibrate.can_reload", lambda *_: True)  # one file, to compare bytes
+    bound = calibrate_to_folder(family, config, tmp_path / "bound", max_memory=1)
+    assert free["spilled_bytes"] == 0
+    assert bound["spilled_bytes"] > 0
+    files = [tmp_path / out / "model.safetensors" for out in ("free", "bound")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert json.loads((tmp_path / "bound" / "featcal.json").read_text())["relative_drift"] == free["relative_drift"]
+
+
+def test_a_limit_that_no_block_fits_into_is_refused(tmp_path: Path) -> None:
+    family = open_family(load_suite(write_text_suite(tmp_path / "suite", "llama")), "cpu")
+    with pytest.raises(
+        InputError, match=r"--max-memory: one block needs about \d+\.\d\d GiB .* the limit is 0\.00 GiB"
+    ):
+        calibrate_to_folder(family, config_for(family), tmp_path / "out", max_memory=1000)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_the_budget_is_what_the_limit_leaves(tmp_path: Path) -> None:
+    family = open_family(load_suite(write_text_suite(tmp_path / "suite", "llama")), "cpu")
+    limits = [rss_bytes() + extra * 2**20 for extra in (264, 392)]
+    small, large = (state_budget(family.adapter.stages, family.merged, config_for(family), n, 64) for n in limits)
+    assert 0 < small < 64 * 2**20
+    assert large - small == pytest.approx(128 * 2**20, abs=8 * 2**20)

@@ -1,0 +1,280 @@
+"""Every decoder-only architecture of the table, on tiny models of the library's own making: padded batches, windows
+shorter than the texts, and what must hold for any of them (`featcal.testing.checks`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_decoders import ROWS, tiny_decoder
+
+from featcal import (
+    InputError,
+    calibrate,
+    load_suite,
+    measure_drift,
+    open_family,
+    register_decoder,
+)
+from featcal.calibration.block_statistics import likely_groups
+from featcal.models.adapter import walking
+from featcal.models.capture import capture_inputs
+from featcal.models.families import registry
+from featcal.models.families.decoder_facts import PRE_NORM, ExpertFacts
+from featcal.models.linear_maps import widths
+from featcal.testing.checks import CHECKS
+from featcal.testing.trial import TASKS, Trial, write_trial
+
+
+@pytest.fixture(scope="module", params=sorted(ROWS))
+def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    facts = ROWS[request.param]
+    return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(autouse=True)
+def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has tests of its own, and takes longer than all else here."""
+    monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_must_hold(trial: Trial, name: str) -> None:
+    assert CHECKS[name](trial)
+
+
+@torch.no_grad()
+def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
+    """What estimates count with is what a run finds."""
+    family = trial.family
+    (stage,) = family.adapter.stages
+    place = family.compute.place
+    with walking(family.adapter):
+        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded(TASKS[0]), None)
+        for index, block in enumerate(stage.blocks):
+            with capture_inputs(block.linears) as given:
+                output = block.run(block.local(place(family.base.read(block.names))), call)
+            found = {frozenset(n for n in given if given[n] is given[name]) for name in given}
+            known = stage.sharing(index)
+            assert {frozenset(names) for names in known or ()} == found
+            estimated = {name for group in likely_groups(stage, index) for name in group.names}
+            assert estimated == set(block.maps)
+            assert {stage.part(name) for name in block.maps} == {"attention", "mlp"}
+            call = stage.advance(call, output)
+
+
+def test_generated_answers_are_the_librarys(trial: Trial) -> None:
+    """The model that generates has every tensor and buffer of its own."""
+    family = trial.family
+    batch = trial.padded(TASKS[0])
+    generator = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    library = trial.library("base", torch.float32)
+    for row in range(2):
+        length = int(batch["attention_mask"][row].sum())
+        one = {name: tensor[row : row + 1, :length] for name, tensor in batch.items()}
+        theirs = library.generate(**one, **options)[:, length:]
+        assert generator.answers(one, **options).equal(theirs)
+
+
+HALF = ("gemma2", "gpt2", "phi3")
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_dtype_tokenizer_and_generation_config_are_kept(kind: str, tmp_path: Path) -> None:
+    facts = ROWS[kind]
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path, torch.bfloat16)
+    settings = {"temperature": 0.3, "do_sample": True, "eos_token_id": 1}
+    (tmp_path / "merged" / "generation_config.json").write_text(json.dumps(settings))
+    (tmp_path / "merged" / "tokenizer.model").write_bytes(b"pieces")
+    calibrate(trial.family, trial.config()).save(tmp_path / "out")
+    written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
+    assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
+    before, after = measure_drift(trial.family), measure_drift(trial.family, str(tmp_path / "out"))
+    for task in TASKS:
+        assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+
+
+def rewritten(trial: Trial, root: Path, **options: Any) -> Path:
+    """The trial's suite with other options in one expert's configuration."""
+    import shutil
+
+    shutil.copytree(trial.root, root, ignore=shutil.ignore_patterns("written"))
+    file = root / "experts" / TASKS[0] / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **options}))
+    return root / "suite.yaml"
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 9.0},
+    "gemma3_text": {"query_pre_attn_scalar": 4},
+    "gpt2": {"activation_function": "relu"},
+    "mistral": {"sliding_window": 3},
+    "olmo3": {"sliding_window": 3},
+    "phi3": {"sliding_window": 3},
+    "qwen2": {"sliding_window": 3},
+    "smollm3": {"no_rope_layers": [1, 1]},
+}
+
+
+def test_experts_whose_forward_differs_are_refused(trial: Trial, tmp_path: Path) -> None:
+    """Shapes agree, the options of the forward do not."""
+    changed = CHANGED.get(trial.facts.model_type, {"rms_norm_eps": 0.1})
+    with pytest.raises(InputError, match=f"expert 'left': {next(iter(changed))} is"):
+        open_family(load_suite(rewritten(trial, tmp_path / "s", **changed)), "cpu")
+
+
+def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None:
+    """As openai-community/gpt2 has them: no prefix, and the causal mask of every block as a tensor."""
+    facts = ROWS["gpt2"]
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    expected = trial.family.base.read(trial.family.adapter.tower)
+    file = tmp_path / "base" / "model.safetensors"
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16) for i in range(2)}
+    save_file({**bare, **masks}, file, {"format": "pt"})
+    again = open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
+    found = again.base.read(again.adapter.tower)
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) -> None:
+    facts = ROWS["gpt2"]
+    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    adapter = trial.family.adapter
+    ids = torch.ones(1, 17, dtype=torch.long)
+    assert adapter.misfit({"input_ids": ids[:, :16]}) is None
+    generator = adapter.generating(trial.family.base.read(adapter.tower), trial.family.base_folder)
+    batch = {"input_ids": ids[:, :14], "attention_mask": ids[:, :14]}
+    new = generator.answers(batch, max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert new.shape == (1, 3)  # the last one is not read any more
+    assert generator.log_probabilities(batch, [new[0]])[0].shape == (3, 32)
+    assert "texts of 17 tokens, the model has 16 positions" in str(adapter.misfit({"input_ids": ids}))
+
+
+def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
+    """Gemma-2's output maps are fitted with beta as without; Qwen3's are not."""
+    for kind, moves in (("gemma2", False), ("qwen3", True)):
+        trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path / kind)
+        without, with_beta = (
+            calibrate(trial.family, trial.config(recipe="refined", beta=beta)).weights.read(trial.family.adapter.tower)
+            for beta in (0.0, 0.5)
+        )
+        assert moves == any(not without[name].equal(with_beta[name]) for name in without)
+
+
+def test_an_attention_with_sinks_is_refused() -> None:
+    """A kernel that ignored them would give other numbers without a word."""
+    from featcal.models.attention import _forward
+
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(InputError, match="sinks"):
+        _forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "check", "says"),
+    [
+        ("llama", {"parts": PRE_NORM[::-1]}, "informed", "its residual parts are not the whole block"),
+        ("gemma2", {"norm_offset": 0.0}, "norms", r"Gemma2RMSNorm is not weight \* x / rms\(x\)"),
+        ("gemma3_text", {"head_axis": 2}, "norms", "einsum|differ from the second computation"),
+        ("gemma2", {"softcap": ""}, "replay", "scores"),
+        ("qwen3", {"head_axis": None}, "norms", r"its input has shape"),
+        ("mixtral", {"experts": ExpertFacts(maps=("w3", "w1", "w2"))}, "replay", "model.layers.0"),
+    ],
+)
+def test_facts_that_are_not_true_are_found(
+    kind: str, options: dict[str, Any], check: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false = replace(ROWS[kind], **options)
+    monkeypatch.setitem(registry._TOLD, kind, false)
+    trial = write_trial(tiny_decoder(false), false, tmp_path)
+    with pytest.raises((AssertionError, InputError, RuntimeError), match=says):
+        CHECKS[check](trial)
+
+
+def test_rows_of_featcals_own_are_not_replaced() -> None:
+    with pytest.raises(InputError, match="'llama' is an architecture of featcal's own"):
+        register_decoder(replace(ROWS["llama"], head_axis=2))
+
+
+GPT2 = ROWS["gpt2"]
+MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+
+
+@pytest.mark.parametrize("method", ["wudi-optimum", "iso-cts", "tsv-m", "ace", "svc"])
+def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method: str, tmp_path: Path) -> None:
+    """What a method gives for GPT-2's [inputs, outputs] is the transpose of what it gives for [outputs, inputs]."""
+    from featcal.baselines.options import Svc
+    from featcal.baselines.svc import matrix, svc
+    from featcal.formats.weights import InMemory
+    from featcal.mergers.engine import RecipeWeights
+    from featcal.suite.recipe import MergeRecipe
+
+    family = write_trial(tiny_decoder(GPT2), GPT2, tmp_path).family
+    names = [name for name in family.adapter.tower if name.endswith(MAPS)]
+    assert family.adapter.transposed == set(names)
+
+    def turned(model: Any) -> InMemory:
+        return InMemory(model.label, {name: tensor.mT.contiguous() for name, tensor in model.read(names).items()})
+
+    base, merged, experts = turned(family.base), turned(family.merged), [*map(turned, family.experts.values())]
+    if method == "svc":
+        ours = svc(family.run(), family.experts, family.merged, Svc(alpha=0.1)).read(names)
+        one = {n: [m.tensors[n].double() for m in (base, merged, *experts)] for n in names}
+        theirs = {n: matrix(first, second, rest, 0.1).float() for n, (first, second, *rest) in one.items()}
+    else:
+        recipe = MergeRecipe(method=method)  # type: ignore[arg-type]
+        ours = family.merge(recipe).read(names)
+        theirs = RecipeWeights(recipe, base, dict(zip(TASKS, experts, strict=True)), names).read(names)
+    for name in names:
+        torch.testing.assert_close(ours[name].mT, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def lora_suite(trial: Trial, modules: list[str], **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The trial with a LoRA of rank 2 on some maps as one expert; B A times 2 of every map."""
+    generator, factors, updates = torch.Generator().manual_seed(1), {}, {}
+    for block in trial.family.adapter.blocks():
+        for name, module in block.linears.items():
+            if name.endswith(tuple(modules)):
+                inputs, outputs = widths(module)
+                a, b = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
+                key = f"base_model.model.{block.name}.{name}"
+                factors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+                updates[f"{block.name}.{name}.weight"] = 2 * b @ a
+    (trial.root / "adapter").mkdir()
+    save_file(factors, trial.root / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": modules, "bias": "none", **options}
+    (trial.root / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    suite = trial.root / "suite.yaml"
+    suite.write_text(suite.read_text().replace(f"experts/{TASKS[0]}", "base+adapter"))
+    return suite, updates
+
+
+def test_a_lora_on_gpt2_is_added_as_its_maps_are_stored(tmp_path: Path) -> None:
+    trial = write_trial(tiny_decoder(GPT2), GPT2, tmp_path)
+    before = trial.family.base.read(trial.family.adapter.tower)
+    suite, updates = lora_suite(trial, ["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+    family = open_family(load_suite(suite), "cpu")
+    for name, tensor in family.experts[TASKS[0]].read(family.adapter.tower).items():
+        expected = before[name] + updates[name].mT if name in updates else before[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "module", "said"), [("gpt2", "attn.c_proj", False), ("olmo2", "o_proj", True)])
+def test_a_lora_that_is_meant_for_the_other_orientation_is_refused(
+    kind: str, module: str, said: bool, tmp_path: Path
+) -> None:
+    """Square maps, whose shapes show nothing."""
+    trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path)
+    suite, _ = lora_suite(trial, [module], fan_in_fan_out=said)
+    with pytest.raises(InputError, match=f"fan_in_fan_out in adapter_config.json must be {str(not said).lower()} for"):
+        open_family(load_suite(suite), "cpu")

@@ -1,0 +1,340 @@
+"""Samples: the same draw for the same seed and task, from every kind of source, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from conftest import SIDE, clip_inputs, saying
+from featcal.formats.located import Pictures
+from featcal.samples import sources
+from featcal.samples.prepare import Preparation
+from featcal.samples.sources import draw, open_pool, pick
+from featcal.suite.schema import Source, load_suite
+from featcal.system.errors import InputError
+
+Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
+
+
+def opened(root: Path, **source: Any) -> Any:
+    return open_pool(Source.model_validate(source), "test", root, "t")
+
+
+def drawn(file: Path, split: str = "test") -> Any:
+    """All samples of the task 'pets' of a suite file."""
+    suite = load_suite(file)
+    return draw(suite, "pets", split, None, 0, clip_inputs(suite.root / "base"))
+
+
+def test_draw_depends_on_seed_and_task_alone() -> None:
+    assert pick(100, 10, 42, "cars") == pick(100, 10, 42, "cars")
+    assert pick(100, 10, 42, "cars") != pick(100, 10, 43, "cars")
+    assert pick(100, 10, 42, "cars") != pick(100, 10, 42, "dtd")
+    assert len(set(pick(100, 10, 42, "cars"))) == 10
+    assert pick(5, 10, 42, "cars") == pick(5, None, 0, "dtd") == (0, 1, 2, 3, 4)
+
+
+def test_zero_samples_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        pick(5, 0, 42, "cars")
+
+
+def test_tensors_come_as_they_are(tiny_suite_file: Path) -> None:
+    suite = load_suite(tiny_suite_file)
+    some: Any = draw(suite, "pets", "test", 5, 1, clip_inputs(suite.root / "base"))
+    stored = load_file(suite.root / "samples.safetensors")
+    assert some.inputs["pixel_values"].equal(stored["pets.test"][list(some.indices)])
+    assert some.labels.equal(stored["pets.test.y"][list(some.indices)])
+    assert (some.images, some.class_names) == (None, ("cat", "dog", "fish"))
+
+
+def test_nan_in_calibration_images(own_suite_file: Path) -> None:
+    file = own_suite_file.parent / "samples.safetensors"
+    content = load_file(file)
+    content["pets.calibration"][3] = torch.nan
+    save_file(content, file)
+    with pytest.raises(InputError, match=r"task 'pets', calibration samples: 432 of .* NaN"):
+        drawn(own_suite_file, "calibration")
+
+
+ARRAYS = {"empty": b"", "torn": b"PK\x03\x04 broken", "alone": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"}
+UNUSABLE: dict[str, Any] = {
+    "does not exist": {"tensors": "none.safetensors", "key": "k"},
+    "Did you mean 'pets.calibration'?": {"tensors": "samples.safetensors", "key": "pets.calibratio"},
+    "expected [n, channels, height, width]": {"tensors": "samples.safetensors", "key": "pets.test.y"},
+    "not a whole safetensors file": {"tensors": "suite.yaml", "key": "k"},
+    "is a folder, a pipe or a device": {"tensors": ".", "key": "k"},
+    "Did you mean 'letters'?": {"embedded": "lettrs"},
+    "no split 'dev'": {"embedded": "letters", "split": "dev"},
+    "not a readable .npz": [{"arrays": f"{name}.npz"} for name in ARRAYS],
+    "train_x is float32 [2, 4, 4, 3], expected uint8": {"arrays": "fractions.npz", "split": "train"},
+    "no test_x and test_y": {"arrays": "fractions.npz"},
+    "arrays have no split 'tset'": {"arrays": "fractions.npz", "split": "tset"},
+    "is a file": {"imagefolder": "suite.yaml"},
+    "one per class": {"imagefolder": "base"},
+}
+
+
+@pytest.mark.parametrize(("source", "message"), saying(UNUSABLE))
+def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message: str) -> None:
+    root = own_suite_file.parent
+    for name, content in ARRAYS.items():
+        (root / f"{name}.npz").write_bytes(content)
+    np.savez(root / "fractions.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.float32), train_y=np.zeros(2))
+    with pytest.raises(InputError) as caught:
+        opened(root, **source)
+    assert message in str(caught.value)
+
+
+def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:
+    with pytest.raises(InputError, match="has no name, there are 1 classes"):
+        drawn(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
+    with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
+        drawn(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
+
+
+def write_arrays(file: Path, count: int = 30) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    content: dict[str, Any] = {"class_names": np.array(["cat", "dog"])}
+    for part in ("train", "test"):
+        content[f"{part}_x"] = rng.integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
+        content[f"{part}_y"] = rng.integers(0, 2, count)
+    np.savez(file, **content)
+    return content
+
+
+def test_arrays_and_their_validation_part(own_suite_file: Path, edit_suite: Edit) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+
+    def change(suite: dict[str, Any]) -> None:
+        suite["tasks"]["pets"].update({split: {"arrays": "x.npz"} for split in ("calibration", "validation", "test")})
+        suite["tasks"]["pets"].pop("classes")
+
+    file = edit_suite(change)
+    parts = {split: drawn(file, split) for split in ("calibration", "validation", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"calibration": 27, "validation": 3, "test": 30}
+    validation, calibration = ({im.tobytes() for im in parts[s].images} for s in ("validation", "calibration"))
+    assert validation == {content["train_x"][i].tobytes() for i in (0, 10, 20)}
+    assert not validation & calibration
+    assert parts["test"].class_names == ("cat", "dog")
+
+
+def test_imagefolder(tmp_path: Path) -> None:
+    for name, shade in (("cat", 10), ("dog", 200)):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.new("L", (SIDE, SIDE), shade + i).save(tmp_path / name / f"{i}.png")
+        Image.new("L", (SIDE, SIDE)).save(tmp_path / name / "._1.png")  # hidden, as is a folder below
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    Image.new("L", (SIDE, SIDE)).save(tmp_path / ".ipynb_checkpoints" / "1.png")
+    (tmp_path / "dog" / "notes.txt").write_text("not a picture")
+    pool = opened(tmp_path, imagefolder=".")
+    assert (pool.size, pool.class_names) == (4, ("cat", "dog"))
+    assert pool.labels.tolist() == [0, 0, 1, 1]
+    assert [image[0, 0].tolist() for image in pool.images([1, 2])] == [[11, 11, 11], [200, 200, 200]]
+    (tmp_path / "cat" / "0.png").write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"0\.png is not a readable picture"):
+        pool.images([0])
+
+
+def write_picture(file: Path, shade: int) -> bytes:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (SIDE, SIDE), shade).save(file)
+    return file.read_bytes()
+
+
+METADATA = [
+    {"file_name": "a.png", "label": "dog", "code": 10},
+    {"file_name": "sub/b.png", "label": "cat", "code": 2},
+    {"file_name": "c.png", "label": "dog", "code": 2},
+]
+
+
+def write_metadata(folder: Path, kind: str) -> Path:
+    """Three pictures of shades 1, 2 and 3 in no class folders, and a file that says what they are."""
+    for shade, row in enumerate(METADATA, start=1):
+        write_picture(folder / str(row["file_name"]), shade)
+    if kind == "csv":
+        lines = ["file_name,label,code", *(",".join(map(str, row.values())) for row in METADATA)]
+        (folder / "metadata.csv").write_text("\n".join(lines))
+    elif kind == "jsonl":
+        (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, METADATA)))
+    else:
+        pq.write_table(pa.Table.from_pylist(METADATA), folder / "metadata.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_imagefolder_with_metadata(tmp_path: Path, kind: str) -> None:
+    write_metadata(tmp_path, kind)
+    pool = opened(tmp_path, imagefolder=".")
+    assert (pool.size, pool.class_names, pool.labels.tolist()) == (3, ("cat", "dog"), [1, 0, 1])
+    assert [int(image[0, 0, 0]) for image in pool.images([0, 1, 2])] == [1, 2, 3]
+    pool = opened(tmp_path, imagefolder=".", label="code")
+    assert (pool.class_names, pool.labels.tolist()) == (None, [10, 2, 2])
+
+
+def test_imagefolder_with_metadata_that_does_not_fit(tmp_path: Path) -> None:
+    write_metadata(tmp_path, "csv")
+    with pytest.raises(InputError, match=r"no column 'kind' \(columns: file_name, label, code\)"):
+        opened(tmp_path, imagefolder=".", label="kind")
+    (tmp_path / "c.png").unlink()
+    with pytest.raises(InputError, match=r"names 1 files that are not there, such as c\.png"):
+        opened(tmp_path, imagefolder=".")
+    (tmp_path / "metadata.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"has metadata\.csv and metadata\.jsonl; keep one"):
+        opened(tmp_path, imagefolder=".")
+
+
+def test_metadata_without_labels_leaves_the_folders(tmp_path: Path) -> None:
+    write_picture(tmp_path / "cat" / "a.png", 5)
+    (tmp_path / "metadata.csv").write_text("file_name,caption\ncat/a.png,my cat\n")
+    assert opened(tmp_path, imagefolder=".").class_names == ("cat",)
+
+
+def write_picture_table(file: Path, labels: list[Any], names: list[str] | None = None) -> Path:
+    """A parquet file of pictures of shades 10, 11, … as the Hub stores them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"bytes": write_picture(file.parent / "x.png", 10 + i), "path": None} for i in range(len(labels))]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    content = pa.table({"image": pa.array(cells, kind), "label": labels, "fine": labels})
+    features: dict[str, Any] = {"image": {"_type": "Image"}, "fine": {"dtype": "int64", "_type": "Value"}}
+    if names is not None:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+        content = content.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(content, file, row_group_size=2)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ([2, 0, 1], ["cat", "dog", "fish"], (("cat", "dog", "fish"), [2, 0, 1])),
+        ([2, 0, 1], None, (None, [2, 0, 1])),
+        ([True, False, True], None, (None, [1, 0, 1])),
+        (["dog", "cat", "dog"], None, (("cat", "dog"), [1, 0, 1])),
+    ],
+)
+def test_pictures_in_parquet(tmp_path: Path, labels: list[Any], names: list[str] | None, expected: Any) -> None:
+    write_picture_table(tmp_path / "x.parquet", labels, names)
+    pool = opened(tmp_path, parquet="x.parquet")
+    assert (pool.class_names, pool.labels.tolist()) == expected
+    assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([0, 1], {"image": "picture"}, "needs the column 'picture', which is not there (columns: image, label, fine)"),
+        ([0, 1], {"label": "lable"}, "Did you mean 'label'?"),
+        ([0, -1], {}, "label -1 is negative"),
+        ([0.5, 1.0], {}, "column 'label' holds float"),
+        ([0, None], {}, "column 'label' holds NoneType, int"),
+        ([0, 1], {"image": "fine"}, "row 0: holds a int, expected a picture"),
+    ],
+)
+def test_parquet_that_does_not_fit(tmp_path: Path, labels: list[Any], options: dict[str, str], message: str) -> None:
+    write_picture_table(tmp_path / "x.parquet", labels)
+
+    with pytest.raises(InputError) as caught:
+        opened(tmp_path, parquet="x.parquet", **options).images([0])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("inside", [("dataset_dict.json",), ("state.json", "dataset_info.json")])
+@pytest.mark.parametrize("source", [{"hub": "set", "split": "test"}, {"parquet": "set"}, {"imagefolder": "set"}])
+def test_a_folder_of_save_to_disk_is_refused_with_the_way_out(
+    tmp_path: Path, inside: tuple[str, ...], source: dict[str, str]
+) -> None:
+    (tmp_path / "set").mkdir()
+    for name in inside:
+        (tmp_path / "set" / name).write_text("{}")
+    with pytest.raises(InputError, match=r"was written by save_to_disk.*load_from_disk.*to_parquet"):
+        opened(tmp_path, **source)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pictures_of_a_hub_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    write_picture_table(tmp_path / "set" / "data" / "test-00000-of-00001.parquet", [2, 0, 1], ["cat", "dog", "fish"])
+    pool = opened(tmp_path, hub="set", split="test")
+    assert (pool.class_names, pool.labels.tolist()) == (("cat", "dog", "fish"), [2, 0, 1])
+    assert [image[3, 3].tolist() for image in pool.images([2, 0])] == [[12] * 3, [10] * 3]
+
+
+def test_names_decide_where_the_source_has_only_names(own_suite_file: Path, edit_suite: Edit) -> None:
+    """Folders are counted in sorted order; a suite that lists the same classes in another order means its own."""
+    root = own_suite_file.parent
+    for name in ("cat", "dog"):
+        write_picture(root / "folder" / name / "a.png", 9)
+
+    def labels(*classes: str) -> tuple[list[int], Any]:
+        def change(suite: dict[str, Any]) -> None:
+            suite["tasks"]["pets"].update(test={"imagefolder": "folder"}, classes=list(classes))
+
+        found = drawn(edit_suite(change))
+        return found.labels.tolist(), found.class_names
+
+    assert labels("cat", "dog") == ([0, 1], ("cat", "dog"))
+    assert labels("fish", "dog", "cat") == ([2, 1], ("fish", "dog", "cat"))
+    assert labels("a cat", "a dog") == ([0, 1], ("a cat", "a dog"))
+    with pytest.raises(
+        InputError, match=r"source has 2 classes \('cat', 'dog'\) and 'classes' names 3 \('a', 'b', 'c'\)"
+    ):
+        labels("a", "b", "c")
+
+
+def test_pixels_are_made_in_parts_and_pictures_read_again(
+    own_suite_file: Path, edit_suite: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+    file = edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"]))
+    whole = drawn(file)
+    monkeypatch.setattr(sources, "_AT_ONCE", 7)
+    parts = drawn(file)
+    assert parts.inputs["pixel_values"].equal(whole.inputs["pixel_values"])
+    assert len(parts.images) == 30
+    assert [im.tobytes() for im in parts.images] == [im.tobytes() for im in content["test_x"]]
+    assert np.array_equal(parts.images[-1], content["test_x"][-1])
+
+
+def test_a_layout_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
+    content = write_arrays(own_suite_file.parent / "x.npz")
+    suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
+    own = Pictures(lambda images: torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float(), {})
+    made = draw(suite, "pets", "test", None, 0, Preparation(Path("nowhere"), "pixels", pictures=own))
+    pixels = made.inputs["pixel_values"][5].permute(1, 2, 0).numpy()
+    assert pixels.tobytes() == content["test_x"][5].astype("f4").tobytes()
+
+
+def test_preprocessing_is_the_bases_own(tiny_suite_file: Path) -> None:
+    """The tiny processor neither resizes nor crops: values are (x / 255 - mean) / std of CLIP."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    ours = clip_inputs(tiny_suite_file.parent / "base").pixels([image])
+    mean = np.array([0.48145466, 0.4578275, 0.40821073])
+    std = np.array([0.26862954, 0.26130258, 0.27577711])
+    expected = torch.from_numpy((image / 255 - mean) / std).permute(2, 0, 1).float()
+    torch.testing.assert_close(ours[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_without_a_processor(tiny_suite_file: Path) -> None:
+    with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
+        clip_inputs(tiny_suite_file.parent / "experts" / "pets").pixels([np.zeros((4, 4, 3), dtype=np.uint8)])
+
+
+def test_limit_is_spread_over_the_source(edit_suite: Edit) -> None:
+    """Sources are often sorted by class: the first so many would be one class."""
+    assert drawn(edit_suite(lambda c: c["tasks"]["pets"]["test"].update(limit=3))).indices == (0, 6, 11)

@@ -1,0 +1,431 @@
+"""A session: everything is computed once, told apart by content, bounded in memory, and the same from every thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+from weakref import ref
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from conftest import TASKS
+from featcal import evaluate, load_suite, measure_drift
+from featcal.calibration.calibrate import calibrate
+from featcal.calibration.config import CalibrationConfig
+from featcal.drift.ledger import DriftLedger
+from featcal.family import opening
+from featcal.family.opening import Family
+from featcal.formats.weights import InMemory, Weights
+from featcal.session import fingerprint, session
+from featcal.session.cache import Results, nbytes
+from featcal.session.fingerprint import suite_stamp
+from featcal.session.model_names import Same, label_of
+from featcal.session.session import Session, open_session
+from featcal.suite.views import DriftKeywords, DriftOptions, View
+from featcal.system.errors import InputError, NumericalError
+
+CONFIG = CalibrationConfig(samples=8)
+FEW = View(8)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the session's own module and the family's call, by name."""
+    called: list[str] = []
+
+    def counted(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("calibrate", "decompose", "follow", "measure_sources", "score", "task_vector_cosines"):
+        counted(session, name)
+    counted(opening, "look")
+    return called
+
+
+def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
+    def ask() -> list[object]:
+        return [
+            own.ledger(CONFIG, DriftOptions(8)),
+            own.ledger(CONFIG, DriftOptions(8, own.split)),  # the same samples, named
+            own.features("merged", FEW),
+            own.scores("expert", FEW),
+            own.sources(CONFIG),
+            own.vector_cosines(CONFIG),
+            own.seen("pets", FEW),
+            own.layer_features("base", "pets", FEW),
+            own.samples(FEW),
+            own.calibrated(CONFIG),
+        ]
+
+    own = Session(tiny)
+    first, again = ask(), ask()
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert sorted(calls) == sorted(
+        ["calibrate", "decompose", "follow", *["score"] * len(TASKS), "measure_sources", "task_vector_cosines", "look"]
+    )
+    assert own.counts(FEW) == dict.fromkeys(TASKS, 8)
+
+
+def test_numbers_are_those_of_the_public_functions(tiny: Family) -> None:
+    own = Session(tiny)
+    options = DriftOptions(8, tokens="class", attribution=True, output=True)
+    keywords: DriftKeywords = {"samples": 8, "tokens": "class", "attribution": True, "output": True}
+    assert own.ledger("merged", options).to_json() == measure_drift(tiny, **keywords).to_json()
+    assert own.scores("base", View(6, "test", 7)).to_json() == evaluate(tiny, "base", samples=6, seed=7).to_json()
+    result = calibrate(tiny, CONFIG)
+    alone, kept = measure_drift(tiny, result, samples=8), own.ledger(CONFIG, DriftOptions(8))
+    assert (alone.model, kept.model) == ("calibrated model", "calibrated")
+    assert alone.to_json()["tasks"] == kept.to_json()["tasks"]
+    assert evaluate(tiny, result).average == own.scores(CONFIG).average
+
+
+def test_public_functions_of_a_session_ask_the_session(tiny: Family) -> None:
+    own = Session(tiny)
+    assert measure_drift(own, samples=8) is own.ledger("merged", DriftOptions(8))
+    assert evaluate(own, "base") is own.scores("base")
+
+
+def test_keywords_of_measure_drift_are_the_fields_of_its_options() -> None:
+    """What mypy checks callers against is what arrives."""
+    typed, own = get_type_hints(DriftKeywords), get_type_hints(DriftOptions)
+    assert typed == {field.name: own[field.name] for field in fields(DriftOptions)}
+    with pytest.raises(TypeError, match="sample"):
+        measure_drift("tiny", sample=3)  # type: ignore[arg-type,call-arg]
+
+
+def test_an_unknown_choice_of_tokens_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(InputError, match="tokens is one of all, class, not 'some'"):
+        measure_drift(load_suite("clip-mini"), tokens="some")
+
+
+def test_scores_of_another_process_are_taken_over(tiny: Family, calls: list[str]) -> None:
+    """The session finds them as its own: for the same model and samples alone, by the model's name here."""
+    own, view = Session(tiny), View(6, "test", 7)
+    elsewhere = replace(Session(tiny).scores(CONFIG, view), model="/somewhere/calibrated")
+    calls.clear()
+    assert not own.has_scores(CONFIG, view)
+    assert own.adopt_scores(CONFIG, view, elsewhere) == replace(elsewhere, model="calibrated")
+    assert own.has_scores(CONFIG, view)
+    assert own.scores(CONFIG, view) is own.adopt_scores(CONFIG, view, elsewhere)
+    assert calls == []
+    assert not any(own.has_scores(*other) for other in (("merged", view), (CONFIG, replace(view, seed=8))))
+    for odd in (replace(view, split="validation"), replace(view, split=None)):
+        with pytest.raises(InputError, match="scores of the test split"):
+            own.adopt_scores(CONFIG, odd, elsewhere)
+
+
+def test_features_alone_and_taken_apart_tell_the_same(tiny: Family) -> None:
+    alone, apart = Session(tiny), Session(tiny)
+    whole = apart.ledger("merged", DriftOptions(8))
+    for task, found in alone.features("merged", FEW).tasks.items():
+        for one, other in zip(found.layers, whole.tasks[task].layers, strict=True):
+            assert one.layer == other.layer
+            torch.testing.assert_close(one.drift, other.drift, rtol=1e-12, atol=0)
+    assert apart.features("merged", FEW) is whole
+
+
+def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) -> None:
+    """A checkpoint by its files, an object by itself; a measured object is not held."""
+    own = Session(tiny)
+    calibrate(tiny, CONFIG).save(tmp_path / "model")
+    folder = str(tmp_path / "model")
+    ledger = own.ledger(folder, DriftOptions(8))
+    assert own.ledger(folder, DriftOptions(8)) is ledger
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({name: 1.1 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    changed = own.ledger(folder, DriftOptions(8))
+    assert changed.macro_cosine != ledger.macro_cosine
+    tensors = tiny.merged.read(tiny.adapter.tower)
+    one, other = InMemory("one", tensors), InMemory("one", tensors)
+    assert own.features(one, FEW) is own.features(one, FEW) is not own.features(other, FEW)
+    key = Same(one)
+    assert key == Same(one) != Same(other)
+    gone = ref(one)
+    del one
+    assert gone() is None
+    assert key not in (Same(other), Same(key))
+
+
+@pytest.mark.slow
+def test_a_small_budget_holds_and_changes_no_number(tiny: Family) -> None:
+    roomy, tight = Session(tiny), {budget: Session(tiny, budget=budget) for budget in (0, 20_000)}
+    for config in (CONFIG, replace(CONFIG, rho=1.5), CONFIG):
+        for own in (roomy, *tight.values()):
+            own.scores(config, FEW)
+            own.vector_cosines(config)
+        for budget, own in tight.items():
+            assert own.features(config, FEW).macro_cosine == roomy.features(config, FEW).macro_cosine
+            assert own.quick_scores(config, FEW).to_json() == roomy.quick_scores(config, FEW).to_json()
+            assert own._results.taken <= budget
+    everything = {kind for kind, _ in roomy._results}  # type: ignore[misc]
+    for budget, own in tight.items():
+        kept = {kind for kind, _ in own._results}  # type: ignore[misc]
+        assert kept < everything
+        assert bool(kept) == (budget > 0)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    results = Results(10, lambda pair: pair[1])  # type: ignore[index]
+    for key, size in (("a", 4), ("b", 4)):
+        results.once(key, lambda size=size: size)
+    results.once("a", lambda: 0)
+    results.keep("c", 3)
+    assert ([*results], results.taken) == (["a", "c"], 7)
+    assert results.once("large", lambda: 11) == 11  # handed over, not kept
+    assert ([*results], results.taken) == (["a", "c"], 7)
+    results.keep("a", 7)
+    assert ([*results], results.taken) == (["c", "a"], 10)
+
+
+def test_bytes_are_those_of_the_tensors_that_are_held(tiny: Family) -> None:
+    own = Session(tiny.resident())
+    result = own.calibrated(CONFIG)
+    solved = sum(tensor.nbytes for tensor in result.weights.replaced.values())  # type: ignore[attr-defined]
+    counted = nbytes(result, (own.family.merged, own.family.adapter, own.family.base, *own.family.experts.values()))
+    assert solved < counted < 2 * solved
+    assert own._results.taken < 3 * solved  # the models of the suite are not the result's
+    features = own.features("merged", FEW)
+    held = sum(
+        tensor.nbytes
+        for task in features.tasks.values()
+        for tensor in (
+            task.expert_features,
+            task.model_features,
+            *(number for layer in task.layers for number in (layer.drift, layer.expert_norm)),
+        )
+    )
+    assert held <= nbytes(features) < held + 10_000
+
+
+def test_expert_passes_have_their_own_room(tiny: Family) -> None:
+    own = Session(tiny, budget=0)
+    for n in range(4, 10):
+        own.features("merged", View(n))
+    assert len([*own._passes]) == session.PASSES
+    once = Session(tiny, one_shot=True)
+    whole = once.features("merged", FEW)
+    again = once.features("base", FEW)  # the samples are drawn anew: the first walk let them go
+    assert not [*once._passes]
+    assert not any(kind == "samples" for kind, _ in once._results)
+    for task in TASKS:
+        assert whole.tasks[task].expert_features.equal(again.tasks[task].expert_features)
+
+
+def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(tiny: Family) -> None:
+    bound = Session(tiny, max_memory=2**36)
+    for task, found in bound.ledger("merged", DriftOptions(6, attribution=True)).tasks.items():
+        free = measure_drift(tiny, samples=6, attribution=True).tasks[task]
+        assert found.model_features.equal(free.model_features)
+    assert not [*bound._passes]
+    with pytest.raises(InputError, match="max_memory: an open session has a limit of its own"):
+        measure_drift(bound, max_memory=2**36)
+
+
+def test_failures_are_not_kept(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NumericalError("not positive definite")
+
+    own = Session(tiny)
+    with monkeypatch.context() as broken:
+        broken.setattr(session, "calibrate", fail)
+        for _ in range(2):
+            with pytest.raises(NumericalError):
+                own.ledger(CONFIG, DriftOptions(8))
+    assert "calibrated" not in {kind for kind, _ in own._results}  # type: ignore[misc]
+    assert own.ledger(CONFIG, DriftOptions(8)).to_json() == Session(tiny).ledger(CONFIG, DriftOptions(8)).to_json()
+
+
+@pytest.fixture(scope="module")
+def calm(tiny: Family) -> dict[str, Any]:
+    """The numbers of a session that nothing disturbs."""
+    return numbers(Session(tiny))
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_work_that_is_overtaken_leaves_nothing_half_done(tiny: Family, calm: dict[str, Any], step: int) -> None:
+    class NewerRun(Exception):
+        pass
+
+    def overtaken(label: str, done: int, total: int) -> None:
+        if done == step:
+            raise NewerRun
+
+    disturbed = Session(tiny)
+    asked: list[Callable[[Session, Any], object]] = [
+        lambda own, report: own.calibrated(CONFIG, report),
+        lambda own, report: own.ledger("merged", DriftOptions(8), report),
+        lambda own, report: own.features("merged", FEW, report),
+        lambda own, report: own.scores("merged", FEW, report),
+        lambda own, report: own.sources(CONFIG, report),
+    ]
+    for ask in asked:
+        with pytest.raises(NewerRun):
+            ask(disturbed, overtaken)
+    assert {"ledger", "features", "scores", "sources"}.isdisjoint(kind for kind, _ in disturbed._results)  # type: ignore[misc]
+    assert numbers(disturbed) == calm
+
+
+def numbers(own: Session) -> dict[str, Any]:
+    """Of everything that a session computes."""
+    ledger: DriftLedger = own.ledger(CONFIG, DriftOptions(8, attribution=True))
+    return {
+        "ledger": ledger.to_json(),
+        "features": own.features("merged", FEW).macro_cosine,
+        "scores": own.scores(CONFIG, FEW).to_json(),
+        "sources": [asdict(one) for one in own.sources(CONFIG)],
+    }
+
+
+def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], calls: list[str]) -> None:
+    own, start = Session(tiny), threading.Barrier(4)
+
+    def ask(_: int) -> dict[str, Any]:
+        start.wait()
+        return numbers(own)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(ask, range(4))]
+    assert all(one == calm for one in found)
+    once = ["calibrate", "decompose", "follow", "measure_sources", *["score"] * len(TASKS)]
+    assert sorted(calls) == once
+
+
+@pytest.mark.slow
+def test_threads_of_a_tight_session_give_the_same_numbers(tiny: Family, calm: dict[str, Any]) -> None:
+    own = Session(tiny, budget=5000)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda _: numbers(own), range(2))] == [calm, calm]
+    assert own._results.taken <= 5000
+
+
+def test_the_same_files_are_one_session_while_somebody_holds_it(own_suite_file: Path) -> None:
+    first = open_session(own_suite_file)
+    assert open_session(load_suite(own_suite_file.parent)) is first
+    assert open_session(own_suite_file, resident=True) is not first
+    numbers(first)
+    del first  # nothing in it holds it, so no collector is needed
+    again = open_session(own_suite_file)
+    assert not [*again._results]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(one is again for one in pool.map(open_session, [own_suite_file] * 8))
+
+
+@pytest.mark.parametrize("changed", ["expert", "samples", "suite", "tokenizer"])
+def test_changed_content_is_another_session(own_suite_file: Path, changed: str) -> None:
+    """Also with the size and the time of the file as they were."""
+    before = open_session(own_suite_file)
+    cosine = before.features("merged", FEW).macro_cosine
+    root = own_suite_file.parent
+    if changed == "suite":
+        own_suite_file.write_text(own_suite_file.read_text().replace("scale: 0.5", "scale: 0.9"))
+    elif changed == "tokenizer":
+        file = root / "base" / "tokenizer_config.json"
+        file.write_text(file.read_text() + " ")
+    else:
+        file = root / ("experts/pets/model.safetensors" if changed == "expert" else "samples.safetensors")
+        state = file.stat()
+        torch.manual_seed(0)
+        moved = {
+            name: one + 0.3 * torch.randn_like(one) if one.is_floating_point() else one
+            for name, one in load_file(file).items()
+        }
+        save_file(moved, file, {"format": "pt"} if changed == "expert" else None)
+        assert file.stat().st_size == state.st_size
+        if os.name != "nt":
+            os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    after = open_session(own_suite_file)
+    assert after is not before
+    assert (after.features("merged", FEW).macro_cosine == cosine) == (changed == "tokenizer")
+
+
+def test_a_stamp_is_of_the_content_of_the_suite(own_suite_file: Path) -> None:
+    stamp = suite_stamp(load_suite(own_suite_file))
+    own_suite_file.write_text("# a comment\n" + own_suite_file.read_text())
+    assert suite_stamp(load_suite(own_suite_file)) == stamp
+
+
+def test_a_models_folder_costs_little_whatever_lies_below_or_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a change of the model is found among everything else."""
+    monkeypatch.setattr(fingerprint, "MOST", 10)
+    for i in range(40):
+        (tmp_path / "below" / f"{i}").mkdir(parents=True)
+        (tmp_path / "below" / f"{i}" / "config.json").write_text("{}")
+        (tmp_path / f"a{i}.jpg").write_text("")
+    for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (tmp_path / name).write_text(name)
+    before = fingerprint.model_stamp(str(tmp_path), tmp_path)
+    assert len(before) == 10
+    (tmp_path / "below" / "1" / "config.json").write_text("changed")
+    assert fingerprint.model_stamp(str(tmp_path), tmp_path) == before
+    (tmp_path / "model-00002-of-00002.safetensors").write_text("changed")
+    after = fingerprint.model_stamp(str(tmp_path), tmp_path)
+    assert after != before
+    (tmp_path / "tokenizer.json").write_text("new")
+    assert fingerprint.model_stamp(str(tmp_path), tmp_path) != after
+
+
+def test_a_suite_that_cannot_be_opened_leaves_no_session(edit_suite: Callable[..., Path]) -> None:
+    file = edit_suite(lambda content: content.update(base="gone"))
+    for _ in range(2):
+        with pytest.raises(InputError, match="gone"):
+            open_session(file)
+
+
+def test_the_experts_features_are_beside_those_of_the_merged_model(tiny: Family) -> None:
+    own = Session(tiny)
+    assert not own.has_features("expert", FEW)
+    assert own.features("expert", FEW) is own.features("merged", FEW)
+    assert own.has_features("expert", FEW)
+
+
+def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:
+    own = Session(tiny)
+    for model in ("merged", "expert"):
+        assert own.quick_scores(model, View(12)).to_json() == own.scores(model, View(None, "validation")).to_json()
+
+
+def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Session(tiny)
+    scores = kept.scores("merged").to_json()
+    assert [key[0] for kind, key in kept._results if kind == "split"] == [*TASKS]  # type: ignore[misc]
+    monkeypatch.setattr("featcal.family.opening.PART", 5)
+    passing = Session(tiny)
+    assert passing.scores("merged").to_json() == scores
+    assert "split" not in {kind for kind, _ in passing._results}  # type: ignore[misc]
+    seen = passing.seen("signs", View(None, "test"))
+    assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
+    assert seen.labels is not None
+    assert torch.equal(seen.labels, passing.samples(View(None, "test"))["signs"].labels)  # type: ignore[arg-type]
+
+
+def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: Path) -> None:
+    content = yaml.safe_load(own_suite_file.read_text())
+    own_suite_file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
+    own = open_session(own_suite_file)
+    config = CalibrationConfig(samples=4, precision="fast")
+    assert own.calibrated(config).record["config"]["precision"] == "fast"
+    assert {one.source for one in own.sources(config)} >= {"prefix", "expert"}
+    exact = own.calibrated(replace(config, precision="exact"))
+    assert exact.weights.read(own.family.adapter.tower).keys() == set(own.family.adapter.tower)
+
+
+def test_models_are_called_by_what_they_are(tiny: Family) -> None:
+    weights: Weights = tiny.merged
+    assert [label_of(one) for one in ("base", CONFIG, weights)] == ["base", "calibrated", weights.label]

@@ -1,0 +1,268 @@
+"""Every model of a suite has a name, the same on the command line, in addresses and in Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from conftest import TASKS, saying
+from featcal import calibrate, evaluate, measure_drift
+from featcal.calibration.calibrate import calibrate_to_folder, config_for
+from featcal.calibration.config import CalibrationConfig
+from featcal.cli import commands
+from featcal.export.merge import merge_to_folder
+from featcal.family.opening import Family, open_family
+from featcal.formats.weights import Weights
+from featcal.session.model_names import calibrate_command, resolved, spelled, weights_of
+from featcal.session.session import Session
+from featcal.suite.name_grammar import ModelName, model_name
+from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.suite.schema import load_suite
+from featcal.system.errors import InputError
+
+
+def tensors(family: Family, model: Weights) -> Mapping[str, Tensor]:
+    return model.read(family.adapter.tower)
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float = 0.0) -> bool:
+    return all(torch.allclose(one[name], other[name], rtol=within, atol=within) for name in one)
+
+
+IDLE = {"batch_size", "rmsnorms", "completion_only", "image_weight"}
+"""Changes nothing but time, or means nothing to a CLIP."""
+
+
+def test_a_name_in_its_parts() -> None:
+    assert model_name("merged") == ModelName("merged")
+    assert model_name("expert") == ModelName("expert")
+    assert model_name("expert:a:b") == ModelName("expert", task="a:b")
+    assert model_name("calibrated") == ModelName("calibrated", of="merged")
+    assert model_name("calibrated:rho=1@tsv-m") == ModelName("calibrated", (("rho", "1"),), of="tsv-m")
+    assert model_name("svc@calibrated@ties:scale=1").of == "calibrated@ties:scale=1"
+    assert model_name("calibrated: lam=0.1 , rho=2") == ModelName(
+        "calibrated", (("lam", "0.1"), ("rho", "2")), of="merged"
+    )
+    with_commas = ("./ties,scale=1", "mine,scale=1", "ties,more")
+    for reference in (
+        "./ties", "org/model", "open_clip:ViT-B-32:file.pt", "merged-model", "C:\\models\\a", "a+b", *with_commas
+    ):  # fmt: skip
+        assert model_name(reference).kind == "reference"
+
+
+def test_named_models_hold_the_tensors_they_say(tiny: Family) -> None:
+    merged, base = tensors(tiny, tiny.merged), tensors(tiny, tiny.base)
+    recipe = tiny.merge(MergeRecipe(method="task-arithmetic", scale=0.6))
+    assert same(tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny)), tensors(tiny, recipe))
+    assert same(tensors(tiny, weights_of(f"expert:{TASKS[1]}", tiny)), tensors(tiny, tiny.experts[TASKS[1]]))
+    assert same(tensors(tiny, weights_of("anchor:rho=1", tiny)), merged, 1e-7)
+    assert same(tensors(tiny, weights_of("anchor:rho=0", tiny)), base)
+    beyond = tensors(tiny, weights_of("anchor:rho=2.5", tiny))
+    assert same(beyond, {name: 2.5 * merged[name] - 1.5 * base[name] for name in merged}, 1e-5)
+
+
+def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
+    """Eq. (11) of a merge with scale s: rho s instead of s."""
+    of_recipe = weights_of("task-arithmetic:scale=0.3", tiny)
+    family = Family(**{**vars(tiny), "merged": of_recipe})
+    twice = tensors(tiny, weights_of("task-arithmetic:scale=0.6", tiny))
+    assert same(tensors(tiny, weights_of("anchor:rho=2", family)), twice, 1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merge_is_written_named_and_calibrated_alike(
+    method: str, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], tmp_path: Path
+) -> None:
+    """One model: what `merge` writes, what its name means, and what a strong ridge holds a calibration to."""
+    few = {"steps": 3} if method == "wudi" else {}
+    suite = load_suite(edit_suite(lambda content: content.update(merged={"method": method, **few})))
+    family = open_family(suite, device="cpu")
+    written = merge_to_folder(family, method, None, tmp_path / "out")
+    assert written["method"] == method
+    assert [note for note in written["notes"] if note.startswith("merged: ")] == MergeRecipe(method=method).notes
+    merged = tensors(family, family.merged)
+    assert same(tensors(family, family.model(str(tmp_path / "out"))), merged)
+    assert same(tensors(family, weights_of(method, family)), merged)
+    held = calibrate(family, CalibrationConfig(samples=4, lam=1e6, rho=1.0)).weights
+    assert same(tensors(family, held), merged, 1e-4)
+
+
+def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
+    own = config_for(tiny)
+    assert resolved("calibrated", tiny) == own
+    assert resolved("calibrated:lam=1e-05,biases=false,seed=7", tiny) == config_for(
+        tiny, lam=1e-5, biases=False, seed=7
+    )
+    for config in (own, CalibrationConfig(lam=1 / 3, samples=8), CalibrationConfig(layernorms=False, precision="fast")):
+        again = resolved(spelled(config, tiny), tiny)
+        assert isinstance(again, CalibrationConfig)
+        assert again.lam == pytest.approx(config.lam, rel=1e-11)
+        assert CalibrationConfig(**{**vars(again), "lam": config.lam}) == config
+    assert spelled(own, tiny) == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
+    assert [spelled(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+
+
+def changed(family: Family, name: str) -> CalibrationConfig:
+    """The options of a suite but for one."""
+    own = config_for(family, recipe={"beta": "refined", "mu": "informed", "weigh_tokens": "refined"}.get(name))
+    value = getattr(own, name)
+    named = {"blocks": ("block 1",), "maps": ("mlp",), "tasks": ("pets",), "recipe": "refined", "beta": 0.0}
+    of_kind = {bool: not value, int: 16, float: 0.5, str: "fast"}
+    return replace(own, **{name: named.get(name, of_kind.get(type(value)))})
+
+
+CHANGING = pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig())) - IDLE))
+
+
+@CHANGING
+def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
+    other = changed(tiny, name)
+    assert resolved(spelled(other, tiny), tiny) == other != config_for(tiny, recipe=other.recipe)
+
+
+@CHANGING
+def test_a_command_makes_the_very_model(tiny: Family, name: str) -> None:
+    """Every option that changes a model is one of the command line, and is said where it is not the suite's own."""
+    other = changed(tiny, name)
+    words = shlex.split(calibrate_command("suite.yaml", other, config_for(tiny), "out"))
+    command = commands.get_command(click.Context(commands), words[1])
+    assert command is not None
+    params = command.make_context(words[1], words[2:]).params
+    assert config_for(tiny, **{option: params[option] for option in vars(other)}) == other
+
+
+def test_any_model_is_calibrated_as_if_it_were_the_suites(
+    tiny: Family, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
+) -> None:
+    """The anchor behind the @ is what `merged:` of a suite file is."""
+    session = Session(tiny)
+    assert session.named("calibrated:samples=8@merged") == session.named("calibrated:samples=8")
+    name = session.named("calibrated:samples=8,rho=1@tsv-m")
+    assert name == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
+    suite = load_suite(edit_suite(lambda content: content.update(merged={"method": "tsv-m"})))
+    other = calibrate(open_family(suite, device="cpu"), CalibrationConfig(samples=8, rho=1.0))
+    assert same(tensors(tiny, session.weights(name)), tensors(tiny, other.weights))
+    assert session.calibrated(name).record["merged"] == "tsv-m"
+    assert session.weights(session.named("calibrated:rho=1,samples=8@tsv-m")) is session.weights(name)
+    held = session.named("calibrated:samples=4,lam=1e6,rho=1@regmean:samples=8")
+    regmean = tensors(tiny, session.weights(session.named("regmean:samples=8")))
+    assert same(tensors(tiny, session.weights(held)), regmean, 1e-4)
+    assert not same(regmean, tensors(tiny, tiny.merged), 1e-2)
+
+
+FEW = CalibrationConfig(samples=4)
+
+
+def interrupted(family: Family, out: Path) -> None:
+    """A calibration that ended after a block."""
+
+    def stop(_: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_to_folder(family, FEW, out, progress=stop)
+
+
+def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    given = ["--model", "wudi-optimum", "--samples", "8", "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(commands, ["calibrate", str(tiny_suite_file), *given])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["merged"] == "wudi-optimum"
+    assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
+    named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
+    assert evaluate(tiny, str(tmp_path / "out")).average == named.average
+    interrupted(Session(tiny).on("tsv-m"), tmp_path / "again")
+    with pytest.raises(InputError, match="other inputs, options or versions"):
+        calibrate_to_folder(Session(tiny).on("iso-c"), FEW, tmp_path / "again", resume=True)
+    failed = CliRunner().invoke(
+        commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
+    )
+    assert failed.exit_code == 1
+    assert "its maps and heads of" in str(failed.exception)
+
+
+def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
+    result = calibrate(tiny, CalibrationConfig(samples=8, rho=1.5))
+    name = "calibrated:samples=8,rho=1.5"
+    assert evaluate(tiny, name).average == evaluate(tiny, result).average
+    named, given = (measure_drift(tiny, one, samples=8).to_frame()["drift"] for one in (name, result))
+    assert named.tolist() == given.tolist()
+
+
+def test_the_command_line_takes_every_name(tiny_suite_file: Path) -> None:
+    for name in (
+        "anchor:rho=2",
+        "ties:scale=1,density=0.5",
+        "dare-ties:drop=0.2,seed=7",
+        f"expert:{TASKS[0]}",
+        "calibrated:samples=8",
+    ):
+        for command in (["drift", "--samples", "4"], ["evaluate"]):
+            done = CliRunner().invoke(
+                commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]
+            )
+            assert done.exit_code == 0, done.output
+            assert json.loads(done.stdout)["suite"] == "tiny"
+
+
+WRONG = {
+    "'scale' is not an option such as scale=0.6": "ties:scale",
+    "'' is not an option such as scale=0.6": ["ties:", "ties:scale=1,"],
+    "scale is given twice": "ties:scale=1,scale=2",
+    "scale is a number, not 'much'": "ties:scale=much",
+    "--scale must be a finite number, not inf": "ties:scale=inf",
+    "has no option 'scal'; it takes scale, density, dtype. Did you mean 'scale'?": "ties:scal=1",
+    "has no option 'density'; it takes scale, normalize, dtype": "task-arithmetic:density=0.5",
+    "model 'calibrated' has no option 'lamda'": "calibrated:lamda=1",
+    "samples is a whole number, not '1.5'": "calibrated:samples=1.5",
+    "biases is true or false, not 'no'": "calibrated:biases=no",
+    "names no model after @; leave @ out for the merged model": ["calibrated@", "svc@"],
+    "stands on more than 8 others": ["svc@" * 10 + "merged"],
+    "model 'ties' has no option 'scal'": "calibrated:samples=4@ties:scal=1",
+    "lam is -1; a ridge strength is >= 0": "calibrated:lam=-1",
+    "needs its rho, such as anchor:rho=2": ["anchor"],
+    "model 'anchor' has no option 'scale'": "anchor:scale=2",
+    "rho is a number, not 'two'": "anchor:rho=two",
+    "names no task; write expert:TASK": "expert:",
+    "options stand behind a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
+        "calibrated,lam=0.1",
+        "svc@calibrated,lam=0.1",
+    ],
+    "as in calibrated:lam=0.1,rho=2@tsv-m (": "calibrated, lam=0.1,rho=2@tsv-m",
+    "as in ties:density=0.2 (": "ties,density=0.2",
+    "no such task; there are pets, signs. Did you mean 'pets'?": "expert:pet",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), saying(WRONG))
+def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        measure_drift(tiny, name, samples=4)
+    assert message in str(error.value)
+
+
+def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
+    with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
+        measure_drift(tiny, "expert", samples=4)
+
+
+def test_a_folder_that_is_called_like_a_name_must_be_told_from_it(
+    tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("calibrated", "ties"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=f"two models are called '{name}'.*write ./{name} for the folder"):
+            measure_drift(tiny, name, samples=4)
+    assert model_name("./calibrated").kind == "reference"
