@@ -23,6 +23,7 @@ from tiny_text import distributions, library, text_suite
 
 from conftest import CLASSES, SIDE, TASKS
 from featcal import calibrate, cli, load_suite, measure_drift, open_family, select
+from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
@@ -526,6 +527,20 @@ def test_cells_belong_to_models_samples_and_options(many: Family, tmp_path: Path
     brought = Model(many.merged, heads=dict.fromkeys(TASKS, head))  # an object, told by nothing
     with_heads = replace(many, merged=brought, experts={t: Model(e, heads={t: head}) for t, e in many.experts.items()})
     assert folder_of(contest_of(with_heads)) is None
+
+
+def test_varied_copies_are_fitted_on_and_never_held_out() -> None:
+    """Pictures in front, then as many of every copy; a copy lies where its picture does."""
+    family = open_family(load_suite("clip-mini"), "cpu")
+    asked = config_for(family, samples=8, augment=2, tasks=("digits",))
+    contest = contest_of(family, asked)
+    for number in range(FOLDS):
+        fold = Fold(contest, number)
+        fitted, held = fold.fitted["digits"].indices, fold.held["digits"].indices
+        assert len(held) == 2
+        assert len(fitted) == 3 * 6
+        assert fitted[:6] == fitted[6:12] == fitted[12:]
+        assert not {*fitted} & {*held}
 
 
 def test_a_candidate_that_fails_is_named_and_never_chosen(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,11 @@ class Fold:
         self.fitted: dict[str, ExpertPass] = {}
         for task, own in dealt.items():
             rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
-            self.fitted[task] = fast.expert_pass(_only(drawn[task], rest), config.batch_size, room)
+            whole, copies = drawn[task], range(1 + config.augment)
+            if config.augment:  # varied copies stand behind all pictures, and what is held out has none
+                whole = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
+            several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
+            self.fitted[task] = fast.expert_pass(_only(whole, several), config.batch_size, room)
         self.held = {task: _only(drawn[task], own[number]) for task, own in dealt.items()}
         """What is held out, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
