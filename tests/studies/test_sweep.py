@@ -150,9 +150,9 @@ def test_experts_run_once_for_a_whole_sweep(tiny: Family, tmp_path: Path, monkey
     drawn: list[tuple[str, str]] = []
     real = Family.samples
 
-    def counted(family: Family, task: str, split: str, *more: Any) -> Any:
+    def counted(family: Family, task: str, split: str, *more: Any, **options: Any) -> Any:
         drawn.append((task, split))
-        return real(family, task, split, *more)
+        return real(family, task, split, *more, **options)
 
     monkeypatch.setattr(Family, "samples", counted)
     run_sweep(Session(tiny), GRID, on=FEW, history=History(tmp_path))
