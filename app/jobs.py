@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from app import state, stopped
+from app.selection import SYMBOLS
 from featcal.calibration.calibrate import CalibrationResult
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
@@ -248,7 +249,7 @@ def title(order: Order) -> str:
     """What is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = order.args.get("options", order.args)
-    numbers = {"lam": "λ", "rho": "ρ", "alpha": "α", "samples": "n", "model": "model", "split": "split"}
+    numbers = {"recipe": "recipe", **SYMBOLS, "model": "model", "split": "split"}
     said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
     return plain(" · ".join(shortened(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
 

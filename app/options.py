@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
-from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned
+from app.selection import CALIBRATED, OPTIONS, SYMBOLS, chosen_parts, turned
 from featcal.calibration.config import (
     CAUTIOUS,
     NUMBERS,
@@ -31,7 +31,6 @@ SAMPLES = (8, 16, 32, 64, 128, 256)
 RHO = tuple(step / 10 for step in range(41))
 ALPHA = tuple(step / 20 for step in range(21))
 MU = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
-SYMBOLS = {"lam": "λ", "rho": "ρ", "alpha": "α", "beta": "β", "mu": "μ", "samples": "n"}
 SWITCHES = {
     "biases": (
         "Calibrate biases",
@@ -77,7 +76,7 @@ def described(config: CalibrationConfig, session: Session) -> str:
     defaults = opening.defaults(session)
     numbers = [] if config.recipe == PAPER else [config.recipe]
     numbers += [f"{SYMBOLS[name]} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")]
-    numbers += [f"{config.augment} copies"] if config.augment else []
+    numbers += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
     return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])

@@ -25,7 +25,9 @@ OF_A_RECIPE = ("lam", "rho", "alpha", "beta", "mu")
 OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "augment", "seed", *TURNED, *PARTIAL)
 """The fields that are options of a calibration."""
 CAUTIOUS = {"alpha": 0.3, "beta": 0.0}
-"""What `cautious` is short for (`calibration.config.CAUTIOUS`, which needs torch)."""
+"""Numbers that `cautious` is short for: `calibration.config.CAUTIOUS` again, since that module needs torch."""
+SYMBOLS = {"lam": "λ", "rho": "ρ", "alpha": "α", "beta": "β", "mu": "μ", "samples": "n"}
+"""Options by the letters that the paper and featcal have for them."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
@@ -113,7 +115,7 @@ class Selection:
 
     @property
     def cautious(self) -> bool:
-        """Whether the numbers that `cautious` is short for were chosen."""
+        """Say whether alpha and beta are those that `cautious` is short for."""
         return {"alpha": self.alpha, "beta": self.beta} == CAUTIOUS
 
     def change(self, **changed: Any) -> Selection:

@@ -114,7 +114,7 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
 
 
 def job_args(grid: Grid, on: View) -> dict[str, Any]:
-    """What `featcal.server.kinds.sweep` takes."""
+    """Return the arguments of a job that sweeps (`featcal.server.kinds.sweep`)."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
     options = {name: value for name, value in options_of(grid.options).items() if name not in values}
     return {**values, "options": options, "n": on.samples}

@@ -83,7 +83,7 @@ def foldable(model: Weights) -> Model | None:
 
 
 def folded_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
-    """Of every task with a map the head with the map in it, where final features are not embeddings.
+    """Multiply the map of every task into its head, where final features are not embeddings; return these heads.
 
     Args:
         split: whose class names are those of the task, where the suite file has none.
@@ -158,7 +158,7 @@ def of_task(family: Family, model: Model, task: str, split: str) -> Located:
 
 
 def said(family: Family) -> str:
-    """What a card says of the files."""
+    """Say in a card what the files of heads are and how they are loaded."""
     if family.adapter.embeds:
         return (
             f"Every folder in `{HEADS}` is a module Dense of sentence-transformers, to stand behind the pooling for "
@@ -243,7 +243,7 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
 
 
 def _named(task: str) -> str:
-    """What the files of a task are called, of which a name with a dot in front would not be one.
+    """Return a name for the files of a task that cannot lead out of their folder.
 
     >>> _named("cars"), _named("../cars")
     ('cars', '%2E.%2Fcars')

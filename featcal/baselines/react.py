@@ -72,7 +72,7 @@ def react(
 
 
 def _takes_shift(run: Run, expert: Weights) -> bool:
-    """Whether a shift of the final features has a place in the head that a task's expert has in its files."""
+    """Say whether the head in the files of a task's expert has a bias, into which a shift of features can go."""
     first = run.adapter.classifier[:1]
     return not first or f"{first[0]}.weight" not in expert.info or f"{first[0]}.bias" in expert.info
 

@@ -86,8 +86,9 @@ class CalibrationConfig:
     """Not of "paper": let a token count by how much the expert's task vector does to it (`calibration.weighed_tokens`),
     beside what it counts anyway."""
     augment: int = 0
-    """Varied copies of every calibration picture (`tasks.vary`), >= 0, none of which needs a label: the target is what
-    the expert makes of the same copy. Each costs as much as the picture itself. Of models that read pictures alone."""
+    """Varied copies of every calibration picture (`samples.vary`), >= 0, none of which needs a label: the target is
+    what the expert makes of the same copy. Each costs as much as the picture itself. Of models that read
+    pictures alone."""
     batch_size: int = 64
     """Samples per forward pass; changes nothing but time and memory."""
     precision: str = "exact"

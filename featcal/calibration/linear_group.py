@@ -323,13 +323,20 @@ class LinearGroup:
         self._sums.tasks += 1
 
     def add_prior(self, vectors: TaskVectors) -> None:
-        """Count the vectors of a task, once it is ended, in the prior of every map (the recipe "informed")."""
+        """Count the vectors of a task, once it is ended, in the prior of every map (the recipe "informed").
+
+        Raises:
+            NumericalError: a task vector that is not finite; names the map.
+        """
         sums = self.sums
         if not sums.priors:
             like = sums.target
             sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
         for name, prior in zip(self.names, sums.priors, strict=True):
-            prior.add(vectors.of_map(name, self._modules[name], self._exact_products))
+            try:
+                prior.add(vectors.of_map(name, self._modules[name], self._exact_products))
+            except NumericalError as error:
+                raise NumericalError(f"{name}: {error}") from error
 
     @property
     def _exact_products(self) -> torch.dtype:

@@ -23,9 +23,10 @@ from torch import Tensor
 from featcal.calibration.alike import add_alike
 from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
-from featcal.formats.weights import Weights, factors_of
+from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
 from featcal.models.linear_maps import LinearMap, turned
+from featcal.system.errors import NumericalError
 
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
 """B and A of a map whose task vector is B A."""
@@ -53,9 +54,14 @@ class Prior:
 
         Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one: with
         B = Q R, tau^T tau is (R A)^T (R A), and no `[m, d]` product of full rank is formed for it.
+
+        Raises:
+            NumericalError: it is not finite.
         """
         rows, turn = spanning(tau)
         size = torch.linalg.matrix_norm(rows)
+        if not all_finite(size):
+            raise NumericalError("the task vector is not finite; look for NaN in the expert's weights and the base's")
         if not bool(size > 0):
             return
         rows = rows / size  # squares of small task vectors would be below what float32 holds

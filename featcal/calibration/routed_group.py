@@ -1,11 +1,12 @@
 """Statistics of the linear maps of one expert of a mixture: on the tokens that the student's router sends to it.
 
-In code an expert of a mixture is a member (`models.mixture`); the expert is the task's model. The router of the student
-decides which tokens count, and with which weight: what a member makes of a token enters the sum of all members g times,
-g the router's share of it, so an error of the member is an error of g^2 times its square in the stream. The target is
-that of every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same token, also where the
-expert's router sends the token elsewhere. A task counts for a member by the share of its weights that come there, so
-that one token of a task does not stand against thousands of another; docs/theory.md has it as formulas.
+In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The router of
+the student decides which tokens count, and with which weight: what a member makes of a token enters the sum of all
+members g times, g the router's share of it, so an error of the member is an error of g^2 times its square in the
+stream. The target is that of every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same
+token, also where the expert's router sends the token elsewhere. A task counts for a member by the share of its weights
+that come there, so that one token of a task does not stand against thousands of another; docs/theory.md has it as
+formulas.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class RoutedGroup(LinearGroup):
         return [f"{self._seat.name}.{TOKENS}"], []
 
     def met(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """As of every group, at the tokens that the student's router sends here."""
+        """Return what an expert gives these maps at the tokens that the student's router sends here, and their rows."""
         _, places, own, _ = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         return self._expert_features(theirs[f"{self._seat.name}.{TOKENS}"][places], expert), own
 

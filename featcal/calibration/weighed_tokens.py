@@ -21,7 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.calibration.token_rows import TokenRows
+from featcal.formats.weights import all_finite
 from featcal.system.distributed import Ranks
+from featcal.system.errors import NumericalError
 
 FLOOR = 1e-6
 """Share of the mean that is added to what the base makes of a token: one of which it makes nothing has a ratio too."""
@@ -71,10 +73,15 @@ def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
 
     Args:
         ranks: those that share the task, of which each has seen a part of its tokens, add up what means are made of.
+
+    Raises:
+        NumericalError: what the expert gives its maps, or what these make of it, is not finite.
     """
     if not acting:
         return []
     squares, weights = zip(*(one.all() for one in acting), strict=True)
+    if not all_finite(torch.stack([one.sum() for one in squares])):
+        raise NumericalError("tokens cannot be weighed: features of the expert, or its weights, are not finite")
 
     def means(values: Sequence[Tensor]) -> list[Tensor]:
         own = [weight @ value for weight, value in zip(weights, values, strict=True)]

@@ -107,7 +107,7 @@ class Family:
         """`count` samples of a task's split (all with None), drawn by (seed, task name); of these, a part.
 
         Args:
-            copies: how many varied ones of every picture there are behind all pictures (`tasks.vary`).
+            copies: how many varied ones of every picture there are behind all pictures (`samples.vary`).
 
         Raises:
             InputError: as `draw`, and inputs that the model does not take.

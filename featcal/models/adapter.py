@@ -102,7 +102,7 @@ class Block:
     """Canonical names of the block's tensors."""
     linears: Mapping[str, LinearMap] = field(init=False, compare=False)
     """Every linear map of the block that all tokens pass, by name inside it, in module order, however it stores its
-    weight (`models.maps`)."""
+    weight (`models.linear_maps`)."""
     mixtures: Mapping[str, Mixture] = field(init=False, compare=False)
     """Every mixture of experts, likewise; its linear maps are given the tokens that its router sends to them."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)

@@ -37,7 +37,7 @@ from featcal.system.json_files import read_json
 from featcal.system.sandbox import require_inside
 
 ModelId = str | CalibrationConfig | Weights | Calibrated
-"""A model of a suite: a name (`schema.model_name`), the options it is calibrated with, a calibration's result, or
+"""A model of a suite: a name (`suite.name_grammar`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
 _OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
 _SHORT = {"cautious": bool}

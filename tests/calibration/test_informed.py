@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_decoders import ROWS, tiny_decoder
 from torch import Tensor
 
-from featcal import CalibrationConfig, InputError, calibrate, load_suite, open_family
+from featcal import CalibrationConfig, InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import RECIPES
@@ -125,6 +125,13 @@ def test_a_task_that_changed_nothing_says_nothing() -> None:
     with_it, without = prior_of([tau, torch.zeros(5, 4, dtype=torch.float64)], 5, 4), prior_of([tau], 5, 4)
     assert with_it.pull.equal(without.pull)
     assert with_it.gram.full(torch.float64).equal(without.gram.full(torch.float64))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_task_vector_that_is_not_finite_is_an_error(bad: float) -> None:
+    """Also where no token would show it, as in an expert of a mixture to which none comes."""
+    with pytest.raises(NumericalError, match="the task vector is not finite"):
+        prior_of([torch.full((3, 4), bad, dtype=torch.float64)], 3, 4)
 
 
 def test_without_weight_it_is_the_refined_recipe(tiny: Family) -> None:

@@ -24,7 +24,7 @@ from featcal.calibration.token_rows import TokenRows
 from featcal.calibration.weighed_tokens import FLOOR, LEAST, MOST, Acting, weigh
 from featcal.family.opening import Family
 from featcal.system.distributed import ALONE
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NumericalError
 from featcal.testing.checks import CLOSE, _calibrated
 
 CONFIG = CalibrationConfig(recipe=REFINED, lam=1e-2, alpha=0.6, beta=0.5, samples=8, batch_size=3, weigh_tokens=True)
@@ -82,6 +82,14 @@ def test_an_expert_that_is_the_base_weighs_all_alike() -> None:
     assert other[0].weights is not None
     assert first[0].weights.equal(own)
     assert not other[0].weights.allclose(own)
+
+
+def test_features_that_are_not_finite_weigh_nothing() -> None:
+    """They do not all count alike, as those of an expert that is the base do."""
+    given = noise(9, 4)
+    given[3, 1] = torch.nan
+    with pytest.raises(NumericalError, match="tokens cannot be weighed"):
+        weigh([seen(Acting(noise(2, 4, seed=5), noise(2, 4)), [(given, None)])], ALONE)
 
 
 def test_factors_of_low_rank_act_as_their_product() -> None:

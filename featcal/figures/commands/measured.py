@@ -107,7 +107,7 @@ class Measured:
     Args:
         what: one of `KINDS`.
         suite: an embedded name or the path of a suite file.
-        models: the names of the models that are shown (`schema.model_name`).
+        models: the names of the models that are shown (`suite.name_grammar`).
         on: samples, their split and the seed that draws them.
         tokens: "all", or "class" where norms are over the class token alone.
         sublayers: whether attention and MLP are layers of their own.

@@ -23,7 +23,7 @@ class DecoderPart:
     """The norm in front of the module; empty where there is none."""
     post_norm: str = ""
     """The norm, or the scale, on what the module gives, before that enters the stream. The output of the module's last
-    map is then not what is added, so "beta" of the refined recipe does not apply to it (`calibration.pieces`)."""
+    map is then not what is added, so "beta" does not apply to it (`calibration.refined_recipe`)."""
     joined: str = ""
     """The module that makes the next state of what the module gives and of the state, where the sum is inside it
     (BERT's norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
