@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cpu_seconds
 import pytest
 import torch
 import yaml
@@ -32,6 +33,10 @@ from featcal.samples.prepare import Preparation
 from featcal.suite.schema import Suite, load_suite
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(cpu_seconds)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -175,12 +174,6 @@ def test_a_lasso_gives_ids_whatever_traces_it_crosses(tiny_suite_file: Path) -> 
     tools = [one for group in json.loads(chart.config)["modeBarButtons"] for one in group]
     assert {"lasso2d", "select2d", "pan2d"} <= set(tools)
     assert figure(app)["layout"]["dragmode"] == "lasso"
-
-
-def test_examples_are_right() -> None:
-    found = doctest.testmod(cloud)
-    assert found.attempted
-    assert not found.failed
 
 
 def test_every_task_has_a_small_map(tiny_suite_file: Path) -> None:

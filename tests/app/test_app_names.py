@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ import streamlit as st
 import torch
 from app_pages import MARKUP, assert_shown_as_text, button, drawn_as_markdown, drawn_by_plotly, hostile, opened
 
-from app import catalogue, cloud, downloads, samples, selection
-from featcal.figures import names, sample_tables, tables, theme
+from app import catalogue, cloud, samples
+from featcal.figures import names, sample_tables
 from featcal.samples.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
@@ -71,8 +69,3 @@ def test_plain_text_differs_from_it_only_by_what_is_not_seen(text: str) -> None:
     shown = names.plain(text)
     assert shown != text
     assert shown.replace("\\", "").replace("\u2060", "") == text
-
-
-@pytest.mark.parametrize("module", [names, downloads, selection, tables, theme], ids=lambda module: module.__name__)
-def test_examples_in_the_app_are_right(module: ModuleType) -> None:
-    assert doctest.testmod(module).failed == 0
