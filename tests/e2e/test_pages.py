@@ -64,8 +64,7 @@ def look(visitor: Visitor, name: str) -> Seen:
     visitor.page.evaluate(AXE)
     serious = {}
     for scheme in SCHEMES:
-        visitor.page.emulate_media(color_scheme=scheme)
-        visitor.settle()
+        visitor.dress(scheme)
         if found := visitor.page.evaluate(FOUND):
             serious[scheme] = found
     formulas = visitor.page.locator(".katex").count()

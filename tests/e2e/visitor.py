@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 import browser
@@ -23,6 +24,8 @@ UNFORMATTED = r"""() => [...document.querySelectorAll('[data-testid="stExpanderD
   words.querySelectorAll('.katex').forEach(e => e.remove());
   return [...bad, ...(words.textContent.match(/\\[a-zA-Z]+|\$/g) || [])];
 })"""
+DRESSED = """scheme => getComputedStyle(document.querySelector('.stApp')).colorScheme === scheme
+  && document.getAnimations().every(one => one.playState !== 'running' || !(one instanceof CSSTransition))"""
 SETTINGS = re.compile(r"λ\s*(\S+)\s*·\s*ρ\s*(\S+)\s*·\s*α\s*(\S+)\s*·\s*n\s*(\d+)")
 
 
@@ -104,6 +107,12 @@ class Visitor:
         """Open everything that is folded."""
         self.page.evaluate("document.querySelectorAll('details:not([open]) > summary').forEach(e => e.click())")
         self.page.wait_for_function("!document.querySelector('details:not([open])')")
+        self.settle()
+
+    def dress(self, scheme: Literal["light", "dark"]) -> None:
+        """Prefer a colour scheme, and wait until no colour is on its way to another."""
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.wait_for_function(DRESSED, arg=scheme)
         self.settle()
 
     def settle(self) -> None:
