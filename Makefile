@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: app test test-slow e2e check compat screenshots lock clean
+.PHONY: app test e2e nightly check compat screenshots lock clean
 
 # Pinned packages, compiled once: without bytecode every start would compile 10,000 files again.
 $(VENV)/installed: requirements.lock pyproject.toml
@@ -17,16 +17,19 @@ $(VENV)/installed: requirements.lock pyproject.toml
 app: $(VENV)/installed
 	$(BIN)/featcal app
 
-# Two processes, each with one thread of torch. Quick tests, then those that take long: whole journeys through the app
-# without a browser, processes that are started, commands held against charts.
+# Two processes, each with one thread of torch. Quick tests by default; `make test LANE=slow` runs those that take long:
+# every architecture and page, processes that are started and killed, commands held against charts.
+LANE ?= not slow and not e2e and not nightly
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
-
-test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(LANE)"
 
 # Journeys through the app in a real browser, and many sessions at once; skipped, with the reason, without a Chromium.
 e2e: $(VENV)/installed
+	$(BIN)/python -m pytest -m "e2e and not nightly" -rs tests/e2e
+
+# Everything: every row, seed and damaged file that the other lanes take a part of.
+nightly: check compat
+	FEATCAL_NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 	$(BIN)/python -m pytest -m e2e -rs tests/e2e
 
 check: $(VENV)/installed
