@@ -331,7 +331,7 @@ def _copy_files(container: Path, target: Path) -> list[str]:
         [
             file
             for file in sorted(container.iterdir())
-            if file.is_file()
+            if not file.is_dir()  # a link that leads nowhere is refused by the copy, not left out
             and file.name not in (INDEX_FILE, RECORD_FILE, CARD_FILE)
             and file.suffix not in _WEIGHT_SUFFIXES
             and not file.name.startswith(".")

@@ -157,6 +157,16 @@ def test_a_link_that_leads_nowhere_is_something_there(tmp_path: Path, target: st
     assert [path.name for path in tmp_path.iterdir()] == ["loop"]
 
 
+@pytest.mark.parametrize("target", ["tokenizer.json", "nowhere"])
+def test_a_file_that_leads_nowhere_is_not_left_out(own_suite_file: Path, tmp_path: Path, target: str) -> None:
+    base = own_suite_file.parent / "base"
+    (base / "tokenizer.json").unlink()
+    (base / "tokenizer.json").symlink_to(target)
+    with pytest.raises(InputError, match=r"cannot copy .*tokenizer\.json"):
+        rewrite(base, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
 @pytest.mark.parametrize("length", [900, 4080, 9000], ids=["lock", "model", "folder"])
 def test_a_path_that_is_too_long_leaves_nothing_and_a_short_message(tmp_path: Path, length: int) -> None:
     """Too long for the file of the lock, for what lies within, or for the folder itself."""
