@@ -246,7 +246,7 @@ def overview(benchmarks: Path) -> list[str]:
         tops = [average_of(rows, OVERVIEW["experts"]) for rows in found.values()]
         shares = [name in RECIPES and not math.isnan(cell) for cell in cells]
         said = [
-            "–" if math.isnan(cell) else f"{cell:.1f}" + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
+            "–" if math.isnan(cell) else f"{cell:.1%}"[:-1] + f" ({100 * (cell - floor) / (top - floor):.0f} %)" * share
             for cell, floor, top, share in zip(cells, floors, tops, shares, strict=True)
         ]
         lines.append(line([name, *said]))
@@ -254,10 +254,10 @@ def overview(benchmarks: Path) -> list[str]:
 
 
 def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
-    """Mean over seeds of the first of these models that was measured, in %; NaN where none was."""
+    """Mean over seeds of the first of these models that was measured, 0-1; NaN where none was."""
     found = by_method(rows)
     measured = next((found[one] for one in models if one in found), [])
-    return statistics.fmean(100 * row.mean for row in measured) if measured else math.nan
+    return statistics.fmean(row.mean for row in measured) if measured else math.nan
 
 
 _DRIFT = ("relative_drift", "share")

@@ -27,7 +27,7 @@ from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, brings
 from featcal.samples.sources import Samples
 from featcal.session.session import BATCH_SIZE
-from featcal.system.errors import InputError, NumericalError
+from featcal.system.errors import NoScores, NumericalError
 
 DECISION, DRIFT = CRITERIA = ("decision", "drift")
 """Probability of the expert's decision, 0-1; or, where heads cannot be had, 1 minus the relative drift of the final
@@ -95,7 +95,11 @@ class Criterion:
 
 
 def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
-    """Find out whether the experts' decisions can be had."""
+    """Find out whether the experts' decisions can be had.
+
+    Raises:
+        InputError: heads that do not fit the classes; where there are none, drift is what is scored.
+    """
     try:
         speaking = _speaking(family, drawn)
         heads = pairs_of_heads(
@@ -103,8 +107,8 @@ def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
         )
         for model in (family.merged, *(family.experts[task] for task in speaking)):
             if brings(model) & speaking:
-                raise InputError(f"{model.label} has maps of its own, with which the library cannot generate")
-    except InputError as error:
+                raise NoScores(f"{model.label} has maps of its own, with which the library cannot generate")
+    except NoScores as error:
         return Criterion(DRIFT, None, f"scored by drift, not by decisions: {error}")
     shared = not family.adapter.reads_prompts and not brings(family.merged)
     return Criterion(DECISION, heads if shared else None, "")
