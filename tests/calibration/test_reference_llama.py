@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lanes import rows
 from library_references import (
     Reference,
     assert_calibrated_alike,
@@ -32,7 +33,9 @@ STATES = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama-plain", "llama-biased"])
+@pytest.fixture(
+    scope="module", params=rows(["llama-plain", "llama-biased"], quick=["llama-plain"], slow=["llama-biased"])
+)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return text_reference(tmp_path_factory.mktemp(request.param), request.param, LlamaForCausalLM)
 

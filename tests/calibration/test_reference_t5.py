@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from lanes import rows
 from library_references import (
     Reference,
     assert_calibrated_alike,
@@ -33,7 +34,7 @@ STATES = {
 }
 
 
-@pytest.fixture(scope="module", params=["t5-gated", "t5-relu"])
+@pytest.fixture(scope="module", params=rows(["t5-gated", "t5-relu"], quick=["t5-gated"], slow=["t5-relu"]))
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return text_reference(tmp_path_factory.mktemp(request.param), request.param, T5ForConditionalGeneration)
 

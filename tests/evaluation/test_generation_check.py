@@ -20,6 +20,8 @@ from featcal.evaluation import generation_check as module
 from featcal.evaluation.generation_check import GRAM, PROMPTS, Reading, TaskCanary, canary, repetition
 from featcal.formats.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("all_tokens")
+
 FINE = Reading(repetition=0.1, loops=0.0, ended=1.0, perplexity=2.0, distance=0.2)
 FEW = 10
 """New tokens per answer, where the reference takes them one by one."""
