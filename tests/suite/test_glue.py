@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import lanes
 import pytest
 import torch
 import transformers
@@ -147,7 +148,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         yield family
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=lanes.rows(KINDS, quick=("gpt2-glue",), slow=("roberta-base-glue",)))
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -184,7 +185,7 @@ def test_the_data_sets_are_read_as_their_files_are(
         assert (theirs.class_names, theirs.texts) == (files.class_names, files.texts)
 
 
-@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize("task", lanes.rows(CLASSES, quick=("cola", "mnli"), slow=CLASSES))
 @torch.no_grad()
 def test_samples_and_scores_are_those_of_the_library(family: Family, name: str, task: str) -> None:
     """By the expert's own tokenizing and forward, of texts of several lengths: GPT-2's with the end of a text as
@@ -235,6 +236,7 @@ def test_what_is_calibrated_is_such_a_model_again(family: Family, name: str, tmp
     assert {one.metric for one in evaluate(family, str(tmp_path / "out"), split="test").tasks.values()} == {"accuracy"}
 
 
+@pytest.mark.slow
 def test_the_card_names_every_expert_by_its_folder(families: Callable[[str], Family], tmp_path: Path) -> None:
     """The Hub itself knows repositories alone, each of them once."""
     family = families("roberta-base-glue")
