@@ -25,6 +25,7 @@ from command_line import Run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from featcal.evaluation import generation_check
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory, Overlay
 from featcal.models.compute import Compute
@@ -61,6 +62,7 @@ def saying(cases: Mapping[str, Any]) -> list[Any]:
 
 SIDE, WIDTH, BLOCKS, CLASSES = 12, 16, 3, ("cat", "dog", "fish")
 TASKS = ("pets", "signs")
+TOKENS = generation_check.TOKENS
 
 
 def write_base(folder: Path) -> dict[str, Tensor]:
@@ -131,6 +133,21 @@ def write_suite(root: Path, distance: float = 0.3) -> Path:
     file = root / "suite.yaml"
     file.write_text(yaml.safe_dump({"name": "tiny", "base": "base", "merged": merged, "tasks": tasks}))
     return file
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_tokens() -> Iterator[None]:
+    """Every calibration of a text model that is written has its generation checked, whose 64 tokens per answer take
+    four times as long as all else of a tiny one: a few show as much of what is not about them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generation_check, "TOKENS", 4)
+        yield
+
+
+@pytest.fixture
+def all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as users get, where answers themselves are looked at."""
+    monkeypatch.setattr(generation_check, "TOKENS", TOKENS)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lanes import rows
 from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
@@ -24,7 +25,10 @@ from featcal.session.model_names import resolved
 FEW = Coefficients(samples=12)
 
 
-@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-plain"])
+@pytest.fixture(
+    scope="module",
+    params=rows(["clip", "t5-gated", "llama-plain"], quick=("clip", "t5-gated"), slow=("llama-plain",)),
+)
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> tuple[Reference, Sequence[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import rows
 from library_references import Reference, calibration_samples, reference_of
 from torch import Tensor
 
@@ -27,7 +28,10 @@ ALL = Fisher(samples=12, labels=64)
 """More labels than any of the models has."""
 
 
-@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-tied"])
+@pytest.fixture(
+    scope="module",
+    params=rows(["clip", "t5-gated", "llama-tied"], quick=("clip", "llama-tied"), slow=("t5-gated",)),
+)
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> Reference:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from lanes import rows
 from safetensors.torch import load_file
 from tiny_decoders import CLASSIFIERS, tiny_decoder
 from tiny_encoders import ROWS, tiny_encoder
@@ -59,7 +60,10 @@ def test_scores_are_those_behind_the_map() -> None:
         folded(LinearHead(lambda: random(0, 3, 6)), one)
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "timm"])
+@pytest.fixture(
+    scope="module",
+    params=rows([*KINDS, "timm"], quick=("bert", "vit", "gpt2"), slow=("roberta", "dinov2", "gemma2", "timm")),
+)
 def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     root = tmp_path_factory.mktemp(request.param)
     if request.param == "timm":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import rows
 from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
@@ -23,7 +24,10 @@ from featcal.system.errors import InputError
 EPS = torch.finfo(torch.float64).eps
 
 
-@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-plain"])
+@pytest.fixture(
+    scope="module",
+    params=rows(["clip", "t5-gated", "llama-plain"], quick=("clip", "t5-gated"), slow=("llama-plain",)),
+)
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> tuple[Reference, Sequence[str]]:

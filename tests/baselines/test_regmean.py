@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from lanes import rows
 from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
@@ -34,7 +35,10 @@ from featcal.testing.reference import Sample
 FEW = {"samples": 12, "reduce": 0.9}
 
 
-@pytest.fixture(scope="module", params=["clip", "t5-gated", "llama-plain"])
+@pytest.fixture(
+    scope="module",
+    params=rows(["clip", "t5-gated", "llama-plain"], quick=("clip", "t5-gated"), slow=("llama-plain",)),
+)
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_suite_file: Path, tiny64: Family
 ) -> tuple[Reference, Sequence[str]]:
@@ -172,23 +176,21 @@ def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.Mo
     assert session.scores(name).average == evaluate(tiny, again).average
 
 
-def test_merge_writes_it(tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
-    for name in (
-        "regmean:samples=8,reduce=0.5",
-        "regmean++:samples=8",
-        "lot:samples=8",
-        "esm:samples=8",
-        "fisher:samples=4",
-    ):
-        out = tmp_path / model_name(name).kind
-        done = CliRunner().invoke(
-            commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"]
-        )
-        assert done.exit_code == 0, done.output
-        document = json.loads(done.stdout)
-        assert document["verified"] == "reloaded"
-        assert document["model"] == resolved(name, tiny)
-        assert evaluate(tiny, str(out)).average == evaluate(tiny, name).average
+WRITTEN = ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8", "esm:samples=8", "fisher:samples=4")
+
+
+@pytest.mark.parametrize("name", rows(WRITTEN, quick=WRITTEN[:1], slow=WRITTEN))
+def test_merge_writes_it(name: str, tiny_suite_file: Path, tiny: Family, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["verified"] == "reloaded"
+    assert document["model"] == resolved(name, tiny)
+    assert evaluate(tiny, str(out)).average == evaluate(tiny, name).average
+
+
+def test_merge_refuses_what_means_nothing_to_it(tiny_suite_file: Path, tmp_path: Path) -> None:
     failed = CliRunner().invoke(
         commands, ["merge", str(tiny_suite_file), "--method", "regmean", "--scale", "1", "--out", str(tmp_path / "o")]
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from lanes import rows
 from tiny_text import write_text_suite
 
 from featcal import calibrate, calibrate_to_folder, load_suite, open_family
@@ -18,7 +19,7 @@ from featcal.family.opening import Family
 from featcal.models.features import final_features
 
 
-@pytest.fixture(params=["clip", "t5", "llama"])
+@pytest.fixture(params=rows(["clip", "t5", "llama"], quick=("clip", "t5"), slow=("llama",)))
 def family(request: pytest.FixtureRequest, tmp_path: Path, tiny: Family) -> Family:
     if request.param == "clip":
         return tiny

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lanes import rows
 from tiny_text import write_text_suite
 
 from featcal.calibration.block_preview import Preview
@@ -35,7 +36,15 @@ def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict
     return {task: next(o.relative_drift for o in one.layers if o.layer == layer) for task, one in tasks.items()}
 
 
-@pytest.mark.parametrize("config", [CONFIG, INFORMED, replace(INFORMED, recipe="refined", mu=0.0)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        pytest.param(INFORMED, marks=pytest.mark.slow),
+        pytest.param(replace(INFORMED, recipe="refined", mu=0.0), marks=pytest.mark.slow),
+    ],
+    ids=lambda config: config.recipe,
+)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, config: CalibrationConfig) -> None:
     found = own.preview(config, layer, FEW).solve(config)
@@ -99,8 +108,12 @@ def test_parts_that_are_left_out_stay_as_merged(own: Session) -> None:
     assert set(found.drift) == set(own.tasks)  # drift is measured on every task
 
 
-@pytest.mark.parametrize("config", [CONFIG, INFORMED])
-@pytest.mark.parametrize("layer", ["encoder block 1", "decoder block 1"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(CONFIG, marks=pytest.mark.slow), INFORMED], ids=lambda config: config.recipe
+)
+@pytest.mark.parametrize(
+    "layer", rows(["encoder block 1", "decoder block 1"], quick=("decoder block 1",), slow=("encoder block 1",))
+)
 def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConfig, tmp_path: Path) -> None:
     session = Session(open_family(load_suite(write_text_suite(tmp_path, "t5")), "cpu"))
     config = replace(config, lam=0.05, alpha=0.6, samples=6, rmsnorms=True)

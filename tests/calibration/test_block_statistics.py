@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import lanes
 import pytest
 import torch
 from tiny_text import write_text_suite
@@ -33,7 +34,10 @@ CPU = torch.device("cpu")
 NOWHERE = Call((torch.zeros(()),), {})
 ROUTES = {"inputs": (20, 30), "outputs": (4, 30), "mixed": (2, 7)}
 """Output rows, and tokens of a task, for which a route is the cheapest."""
-DTYPES = [pytest.param(torch.float64, 1e-12, id="float64"), pytest.param(torch.float32, 1e-5, id="float32")]
+DTYPES = [
+    pytest.param(torch.float64, 1e-12, id="float64"),
+    pytest.param(torch.float32, 1e-5, id="float32", marks=pytest.mark.slow),
+]
 
 
 class Counted:
@@ -268,7 +272,10 @@ def test_a_part_of_a_task_knows_of_the_whole() -> None:
     assert none.part_of("cars", counts).count("all") == 18
 
 
-@pytest.fixture(scope="module", params=["clip", "t5", "llama", "llama-biased"])
+@pytest.fixture(
+    scope="module",
+    params=lanes.rows(["clip", "t5", "llama", "llama-biased"], quick=("clip", "t5"), slow=("llama", "llama-biased")),
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Family) -> Family:
     if request.param == "clip":
         return tiny

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import pairs, rows
 from open_clip_models import suite_as_open_clip
 from several import apart, calibrated, check_alike, killed_once, record, run_ranks
 from torch import Tensor
@@ -86,7 +87,7 @@ def test_owners_have_about_the_same_to_do() -> None:
         assert max(load) <= max(sum(costs) / size * 4 / 3, max(costs))  # the bound of longest-first
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", rows(RECIPES, quick=(), slow=("paper", "informed")))
 def test_whole_tasks_give_the_same_bits(recipe: str, tiny: Family, tmp_path: Path) -> None:
     """Sums over tasks are float64, so that their order shows in no stored tensor."""
     config = replace(CONFIG, recipe=recipe, **MORE[recipe])
@@ -95,7 +96,7 @@ def test_whole_tasks_give_the_same_bits(recipe: str, tiny: Family, tmp_path: Pat
     assert [one["tasks"] for one in both["ranks"]] == [{"pets": 8}, {"signs": 8}]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", rows(RECIPES, quick=(), slow=("paper", "informed")))
 def test_tasks_that_ranks_share(recipe: str, tiny64: Family, tmp_path: Path) -> None:
     """Weight and targets of a task are of all its samples, wherever they are: two ranks and one, then two each."""
     config = replace(CONFIG, recipe=recipe, **MORE[recipe], batch_size=3)
@@ -104,6 +105,7 @@ def test_tasks_that_ranks_share(recipe: str, tiny64: Family, tmp_path: Path) -> 
     assert [one["tasks"] for one in found[2]["ranks"]] == [{"pets": 4}, {"pets": 4}, {"signs": 4}, {"signs": 4}]
 
 
+@pytest.mark.slow
 def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
     """Query, key and value maps lie in one tensor, and in the last block they have two owners."""
     family = open_family(load_suite(suite_as_open_clip(tiny_suite_file, tmp_path / "open_clip")), "cpu")
@@ -111,9 +113,15 @@ def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
     check_alike(in_float64(family), CONFIG, tmp_path / "float64", (4,), most=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
+@pytest.mark.parametrize(
+    ("suite", "recipe"),
+    pairs(
+        ["clip-mini", "t5-mini", "lm-mini"],
+        RECIPES,
+        quick=(),
+        slow=[("clip-mini", "paper"), ("t5-mini", "informed"), ("lm-mini", "refined")],
+    ),
+)
 def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
     """A small λ makes 1e-16 of the sums 1e-10 of the first block, and float32 features 3e-6 (T5, λ 1e-5) to 1e-5
     (lm-mini, λ 1e-3) of later ones: those of float64 do not."""
@@ -154,6 +162,7 @@ def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypa
     assert not experts[0] & experts[1]
 
 
+@pytest.mark.slow
 def test_bytes_that_ranks_exchange(tiny: Family, tmp_path: Path) -> None:
     """Whatever is sent is received; what a rank reads of its own expert is the lineage's matrices and the tower."""
     ended = calibrated(tiny, CONFIG, tmp_path / "out", 2)
@@ -180,6 +189,7 @@ def dying(at: str, rank: int, ranks: Ranks, how: int = signal.SIGKILL) -> Callab
     return tell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_run_resumes(victim: int, tiny: Family, tmp_path: Path) -> None:
     def work(ranks: Ranks) -> None:
@@ -201,6 +211,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_resumes(victim: int, tiny: Fa
     assert apart(tmp_path / "whole", tmp_path / "again") == 0
 
 
+@pytest.mark.slow
 def test_one_rank_says_why_all_end(tiny: Family, tmp_path: Path) -> None:
     """Samples that one rank alone reads are wrong: it says so, the others end without a word."""
     spoiled = replace(tiny, experts={**tiny.experts, "signs": Spoiled(tiny.experts["signs"])})
@@ -209,6 +220,7 @@ def test_one_rank_says_why_all_end(tiny: Family, tmp_path: Path) -> None:
     assert [one for one in ended.said if one] == ["InputError: no tensor today"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_all_with_a_message(tiny: Family, tmp_path: Path) -> None:
     """As torchrun or a job scheduler sends it."""
 
@@ -222,12 +234,14 @@ def test_sigterm_ends_all_with_a_message(tiny: Family, tmp_path: Path) -> None:
     assert not ended.said[0]
 
 
+@pytest.mark.slow
 def test_fewer_samples_than_ranks(tiny: Family, tmp_path: Path) -> None:
     ended = calibrated(tiny, replace(CONFIG, samples=1), tmp_path / "out", 3)
     assert ended.status == [1, 1, 1]
     assert "task 'pets' has 1 samples for 2 processes; start fewer" in "".join(ended.said)
 
 
+@pytest.mark.slow
 def test_memory_limit(tiny: Family, tmp_path: Path) -> None:
     """Every rank has its own limit; what does not fit is said once."""
     calibrate_to_folder(tiny, CONFIG, tmp_path / "whole")

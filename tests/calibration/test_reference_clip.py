@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lanes import rows
 from library_references import Reference, assert_calibrated_alike, calibration_samples
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -61,10 +62,16 @@ def token_weights(sample: Sample, module: str, tokens: int) -> Tensor:
     return torch.cat([torch.ones(1), torch.full((tokens - 1,), 0.01 if last else 1.0, dtype=torch.float64)])
 
 
-@pytest.mark.parametrize(
-    "config", [CONFIG, replace(CONFIG, lam=1e-4, rho=0.5, alpha=1.0), replace(CONFIG, lam=2.0, rho=1.0, alpha=0.0)]
-)
-def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+PAPER = {
+    "usual": CONFIG,
+    "little ridge, targets of the expert": replace(CONFIG, lam=1e-4, rho=0.5, alpha=1.0),
+    "much ridge, targets of the student": replace(CONFIG, lam=2.0, rho=1.0, alpha=0.0),
+}
+
+
+@pytest.mark.parametrize("name", rows(PAPER, quick=("usual",), slow=PAPER))
+def test_every_calibrated_tensor(reference: Reference, name: str) -> None:
+    config = PAPER[name]
     options = Options(config.lam, config.rho, config.alpha, norms=(nn.LayerNorm,))
     samples = calibration_samples(reference, config)
     theirs = calibrate(reference.models, reference.experts, samples, NAMES, options, token_weights)
@@ -85,18 +92,20 @@ PIECES: list[Piece] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5),
-        replace(CONFIG, recipe="refined", lam=0.05, alpha=1.0, beta=1.0, layernorms=False),
-        replace(CONFIG, recipe="refined", lam=1.0, alpha=0.0),
-        replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, weigh_tokens=True),
-        replace(CONFIG, recipe="informed", lam=1e-3, alpha=0.6, beta=0.5, mu=0.1),
-        replace(CONFIG, recipe="informed", lam=1e-5, rho=1.0, alpha=0.3, mu=3.0, layernorms=False, weigh_tokens=True),
-    ],
-)
-def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
+LITTLE = replace(CONFIG, lam=1e-5, rho=1.0, alpha=0.3, layernorms=False)
+PIECEWISE = {
+    "refined": replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5),
+    "refined, maps alone": replace(CONFIG, recipe="refined", lam=0.05, alpha=1.0, beta=1.0, layernorms=False),
+    "refined, much ridge": replace(CONFIG, recipe="refined", lam=1.0, alpha=0.0),
+    "refined, weighed": replace(CONFIG, recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, weigh_tokens=True),
+    "informed": replace(CONFIG, recipe="informed", lam=1e-3, alpha=0.6, beta=0.5, mu=0.1),
+    "informed, maps alone, weighed": replace(LITTLE, recipe="informed", mu=3.0, weigh_tokens=True),
+}
+
+
+@pytest.mark.parametrize("name", rows(PIECEWISE, quick=("refined, weighed", "informed"), slow=PIECEWISE))
+def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, name: str) -> None:
+    config = PIECEWISE[name]
     norms = (nn.LayerNorm,) if config.layernorms else ()
     options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
     options = replace(options, weigh_tokens=config.weigh_tokens)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
+from lanes import pairs, rows
 from library_references import (
     Reference,
     assert_calibrated_alike,
@@ -32,9 +35,18 @@ STATES = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama-plain", "llama-biased"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return text_reference(tmp_path_factory.mktemp(request.param), request.param, LlamaForCausalLM)
+KINDS = ("llama-plain", "llama-biased")
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """By kind, each written once."""
+    return cache(lambda kind: text_reference(tmp_path_factory.mktemp(kind), kind, LlamaForCausalLM))
+
+
+@pytest.fixture(params=rows(KINDS, quick=("llama-plain",), slow=("llama-biased",)))
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
+    return references(request.param)
 
 
 def what_predicts_an_answer(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -48,16 +60,25 @@ def prompts_last(sample: Sample) -> int:
     return int((sample["labels"][0] != -100).nonzero()[0]) - 1
 
 
+PAPER = {
+    "paper": CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.15, batch_size=4),
+    "answers": CalibrationConfig(lam=0.01, rho=2.0, alpha=0.6, rmsnorms=True, completion_only=True, batch_size=4),
+    "much ridge": CalibrationConfig(lam=3.0, rho=0.5, alpha=0.15, rmsnorms=True, batch_size=4),
+    "few": CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, completion_only=True, samples=4, batch_size=3),
+}
+
+
 @pytest.mark.parametrize(
-    "config",
-    [
-        CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.15, batch_size=4),
-        CalibrationConfig(lam=0.01, rho=2.0, alpha=0.6, rmsnorms=True, completion_only=True, batch_size=4),
-        CalibrationConfig(lam=3.0, rho=0.5, alpha=0.15, rmsnorms=True, batch_size=4),
-        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, completion_only=True, samples=4, batch_size=3),  # few
-    ],
+    ("kind", "name"),
+    pairs(
+        KINDS,
+        PAPER,
+        quick=[("llama-plain", "answers"), ("llama-plain", "few")],
+        slow=[("llama-plain", "paper"), ("llama-plain", "much ridge"), ("llama-biased", "answers")],
+    ),
 )
-def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+def test_every_calibrated_tensor(references: Callable[[str], Reference], kind: str, name: str) -> None:
+    reference, config = references(kind), PAPER[name]
     options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,) if config.rmsnorms else ())
     counted = what_predicts_an_answer if config.completion_only else every_token
     samples = calibration_samples(reference, config)
@@ -91,16 +112,26 @@ PIECES: list[Piece] = [
 ]
 
 
+PIECEWISE = {
+    "refined": CalibrationConfig(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
+    "answers": CalibrationConfig(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
+    "informed": CalibrationConfig(recipe="informed", rmsnorms=True, completion_only=False),
+}
+
+
 @pytest.mark.parametrize(
-    "config",
-    [
-        CalibrationConfig(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
-        CalibrationConfig(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
-        CalibrationConfig(recipe="informed", rmsnorms=True, completion_only=False),
-    ],
+    ("kind", "name"),
+    pairs(
+        KINDS,
+        PIECEWISE,
+        quick=[("llama-plain", "informed")],
+        slow=[("llama-plain", "refined"), ("llama-plain", "answers"), ("llama-biased", "informed")],
+    ),
 )
-def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
-    config = replace(config, batch_size=4)
+def test_every_tensor_of_the_recipes_that_go_piece_by_piece(
+    references: Callable[[str], Reference], kind: str, name: str
+) -> None:
+    reference, config = references(kind), replace(PIECEWISE[name], batch_size=4)
     options = Options(config.lam, config.rho, config.alpha, norms=(LlamaRMSNorm,), beta=config.beta, mu=config.mu)
     counted = what_predicts_an_answer if config.completion_only else every_token
     samples = calibration_samples(reference, config)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from lanes import pairs, rows
 from library_references import (
     Reference,
     assert_calibrated_alike,
@@ -33,21 +36,40 @@ STATES = {
 }
 
 
-@pytest.fixture(scope="module", params=["t5-gated", "t5-relu"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return text_reference(tmp_path_factory.mktemp(request.param), request.param, T5ForConditionalGeneration)
+KINDS = ("t5-gated", "t5-relu")
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """By kind, each written once."""
+    return cache(lambda kind: text_reference(tmp_path_factory.mktemp(kind), kind, T5ForConditionalGeneration))
+
+
+@pytest.fixture(params=rows(KINDS, quick=("t5-gated",), slow=("t5-relu",)))
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
+    return references(request.param)
+
+
+PAPER = {
+    "paper": CalibrationConfig(lam=1e-5, rho=2.0, alpha=0.6, batch_size=4),
+    "scales": CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
+    "much ridge": CalibrationConfig(lam=2.0, rho=1.0, alpha=1.0, rmsnorms=True, batch_size=4),
+    # few samples: targets token by token
+    "few": CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, samples=4, batch_size=3),
+}
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        CalibrationConfig(lam=1e-5, rho=2.0, alpha=0.6, batch_size=4),
-        CalibrationConfig(lam=1e-5, rho=0.5, alpha=0.25, rmsnorms=True, batch_size=4),
-        CalibrationConfig(lam=2.0, rho=1.0, alpha=1.0, rmsnorms=True, batch_size=4),
-        CalibrationConfig(lam=0.05, rho=1.0, alpha=0.4, samples=4, batch_size=3),  # few: targets token by token
-    ],
+    ("kind", "name"),
+    pairs(
+        KINDS,
+        PAPER,
+        quick=[("t5-gated", "scales"), ("t5-gated", "few")],
+        slow=[("t5-gated", "paper"), ("t5-gated", "much ridge"), ("t5-relu", "scales")],
+    ),
 )
-def test_every_calibrated_tensor(reference: Reference, config: CalibrationConfig) -> None:
+def test_every_calibrated_tensor(references: Callable[[str], Reference], kind: str, name: str) -> None:
+    reference, config = references(kind), PAPER[name]
     options = Options(config.lam, config.rho, config.alpha, norms=(T5LayerNorm,) if config.rmsnorms else ())
     samples = calibration_samples(reference, config)
     theirs = calibrate(reference.models, reference.experts, samples, BLOCKS, options)
@@ -78,16 +100,27 @@ def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
     return [*found, ([norm], None), ([f"{part}.{one}" for one in inner], None), ([f"{part}.wo"], norm)]
 
 
+PIECEWISE = {
+    "refined": CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
+    "scales": CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
+    "informed": CalibrationConfig(recipe="informed", batch_size=4),
+    "weighed": CalibrationConfig(recipe="informed", weigh_tokens=True, batch_size=4),
+}
+
+
 @pytest.mark.parametrize(
-    "config",
-    [
-        CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
-        CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
-        CalibrationConfig(recipe="informed", batch_size=4),
-        CalibrationConfig(recipe="informed", weigh_tokens=True, batch_size=4),
-    ],
+    ("kind", "name"),
+    pairs(
+        KINDS,
+        PIECEWISE,
+        quick=[("t5-gated", "refined")],
+        slow=[("t5-gated", "scales"), ("t5-gated", "weighed"), ("t5-relu", "informed")],
+    ),
 )
-def test_every_tensor_of_the_recipes_that_go_piece_by_piece(reference: Reference, config: CalibrationConfig) -> None:
+def test_every_tensor_of_the_recipes_that_go_piece_by_piece(
+    references: Callable[[str], Reference], kind: str, name: str
+) -> None:
+    reference, config = references(kind), PIECEWISE[name]
     norms = (T5LayerNorm,) if config.rmsnorms else ()
     options = Options(config.lam, config.rho, config.alpha, norms=norms, beta=config.beta, mu=config.mu)
     options = replace(options, weigh_tokens=config.weigh_tokens)

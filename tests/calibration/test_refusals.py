@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lanes import rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -261,7 +262,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("family", "name", "kind", "remedy"), KINDS)
-@pytest.mark.parametrize("role", ["base", "expert"])
+@pytest.mark.parametrize("role", rows(["base", "expert"], quick=("expert",), slow=("base",)))
 def test_a_model_of_another_kind_is_called_by_its_name(
     tmp_path: Path, own_suite_file: Path, family: str, name: str, kind: str, remedy: str, role: str
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lanes import rows
 from several import run_ranks
 from torch import Tensor
 
@@ -29,8 +30,10 @@ from featcal.system.errors import NumericalError
 
 PAPER = CalibrationConfig(samples=8, batch_size=5)
 REFINED = replace(PAPER, recipe="refined", beta=0.5)
-RECIPES = pytest.mark.parametrize("config", [PAPER, REFINED], ids=lambda config: config.recipe)
-HALVES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+RECIPES = pytest.mark.parametrize(
+    "config", [pytest.param(PAPER, id="paper", marks=pytest.mark.slow), pytest.param(REFINED, id="refined")]
+)
+HALVES = pytest.mark.parametrize("dtype", rows(["bfloat16", "float16"], quick=("bfloat16",), slow=("float16",)))
 
 
 def stored_in(suite: Suite, dtype: str) -> Family:
@@ -128,6 +131,7 @@ def test_record_card_and_result_say_the_same_after_an_interruption_too(
     assert f"- {note}\n" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 @RECIPES
 def test_several_ranks_measure_what_one_does(config: CalibrationConfig, half: Family, tmp_path: Path) -> None:
     """Every owner what it solved; of blocks that were finished before, from the folder of rank 0."""

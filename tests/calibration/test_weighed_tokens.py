@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import rows
 from several import check_alike
 from tiny_decoders import fresh
 from tiny_text import write_text_suite
@@ -101,7 +102,7 @@ def test_factors_of_low_rank_act_as_their_product() -> None:
     torch.testing.assert_close(by_factors[0].weights, dense[0].weights, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", rows(["mixtral", "qwen3_moe"], quick=(), slow=("qwen3_moe",)))
 def test_every_tensor_of_a_mixture(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = fresh(kind, tmp_path)
     found = _calibrated(trial, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))
@@ -131,12 +132,14 @@ def test_batches_change_nothing_and_the_option_does(recipe: str, tiny64: Family)
         assert not plain[name].allclose(whole[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2,), (3, 4)])
 def test_ranks_share_the_means_of_a_task(sizes: tuple[int, ...], tiny64: Family, tmp_path: Path) -> None:
     """Two have a task each; three and four share the samples of one."""
     check_alike(tiny64, CONFIG, tmp_path, sizes, most=1e-12)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_means_of_a_member_of_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
     trial = fresh("qwen3_moe", tmp_path)
@@ -144,7 +147,7 @@ def test_ranks_share_the_means_of_a_member_of_a_mixture(tmp_path: Path, monkeypa
     check_alike(trial.exact, config, tmp_path / "ranks", (3,), most=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("kind", rows(["t5", "llama"], quick=("llama",), slow=("t5",)))
 def test_a_budget_changes_no_bit(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")
     config = config_for(family, batch_size=3, recipe=INFORMED, weigh_tokens=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from lanes import rows
 from tiny_text import TASKS as TEXTS
 from tiny_text import write_text_suite
 from torch import Tensor
@@ -30,7 +31,7 @@ def passes(
 Measured = tuple[Family, str, tuple[str, ...]]
 
 
-@pytest.fixture(scope="module", params=["clip", "t5"])
+@pytest.fixture(scope="module", params=rows(["clip", "t5"], quick=("clip",), slow=("t5",)))
 def measured(request: pytest.FixtureRequest, tiny64: Family, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     if request.param == "clip":
         return tiny64, "validation", TASKS

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from lanes import rows
 from tiny_text import TASKS, distributions, library, scaled, text_suite
 
 from featcal import Family, InputError, load_suite, open_family, open_session
@@ -26,7 +27,7 @@ FEW = 10
 BROKEN = "calibrated:lam=1e-9,samples=4"
 
 
-@pytest.fixture(scope="module", params=["t5", "llama"])
+@pytest.fixture(scope="module", params=rows(["t5", "llama"], quick=("t5",), slow=("llama",)))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return open_family(load_suite(text_suite(tmp_path_factory.mktemp("text"), request.param)), "cpu")
 
@@ -149,6 +150,7 @@ def test_pictures_have_no_canary(tiny: Family) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_tokens")
 def test_a_planted_broken_repair_is_red_and_the_defaults_are_green() -> None:
     session = open_session("t5-mini")
     for good in ("calibrated", "calibrated:recipe=refined"):
@@ -174,6 +176,7 @@ def test_a_task_without_samples_is_not_asked_and_said(family: Family, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_tokens")
 def test_a_broken_repair_is_written_with_its_warnings(tmp_path: Path) -> None:
     options = ["calibrate", "t5-mini", "--lam", "1e-9", "--samples", "4", "--json"]
     written = CliRunner().invoke(featcal, [*options, "--out", str(tmp_path / "out")], catch_exceptions=False)
@@ -191,6 +194,7 @@ def test_a_broken_repair_is_written_with_its_warnings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_tokens")
 def test_the_command_says_what_the_function_says() -> None:
     asked = CliRunner().invoke(featcal, ["canary", "t5-mini", "--model", BROKEN, "--require", "--json"])
     session = open_session("t5-mini")

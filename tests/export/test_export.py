@@ -233,6 +233,7 @@ def test_a_damaged_block_counts_as_unfinished(tiny: Family, tmp_path: Path, how:
     assert all(found[name].equal(tensor) for name, tensor in tiny.base.read(second.names).items())
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_output(tmp_path: Path) -> None:
     with OutputFolder(tmp_path / "out"):
         code = f"from featcal.formats.output import OutputFolder; OutputFolder({str(tmp_path / 'out')!r})"

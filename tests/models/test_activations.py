@@ -79,7 +79,13 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipe"), [("t5", "paper"), ("llama", "paper"), ("t5", "refined"), ("llama", "informed")]
+    ("kind", "recipe"),
+    [
+        ("t5", "paper"),
+        ("llama", "informed"),
+        pytest.param("llama", "paper", marks=pytest.mark.slow),
+        pytest.param("t5", "refined", marks=pytest.mark.slow),
+    ],
 )
 def test_a_budget_changes_no_bit(kind: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 import transformers
 import yaml
+from checked import checks
+from lanes import rows
 from safetensors.torch import load_file, save_file
 from tiny_decoders import CLASSIFIERS, ROWS, tiny_decoder
 
@@ -35,10 +39,23 @@ WHOLE = ("gemma2", "gpt2", "mistral")
 """Everything is tested of these: a soft cap, weights `[inputs, outputs]`, a window. Of the others scores."""
 
 
-@pytest.fixture(scope="module", params=WHOLE)
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    facts = CLASSIFIERS[request.param]
-    return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
+QUICK = ("gpt2",)
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trial]:
+    """By kind, each written once."""
+
+    @cache
+    def written(kind: str) -> Trial:
+        return write_trial(tiny_decoder(CLASSIFIERS[kind]), CLASSIFIERS[kind], tmp_path_factory.mktemp(kind))
+
+    return written
+
+
+@pytest.fixture(params=rows(WHOLE, quick=QUICK, slow=WHOLE))
+def trial(request: pytest.FixtureRequest, trials: Callable[[str], Trial]) -> Trial:
+    return trials(request.param)
 
 
 @pytest.fixture
@@ -46,12 +63,12 @@ def gpt2(tmp_path: Path) -> Trial:
     return write_trial(tiny_decoder(CLASSIFIERS["gpt2"]), CLASSIFIERS["gpt2"], tmp_path / "suite")
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_what_must_hold(trial: Trial, name: str) -> None:
-    assert CHECKS[name](trial)
+@pytest.mark.parametrize(("kind", "name"), checks(WHOLE, QUICK))
+def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
+    assert CHECKS[name](trials(kind))
 
 
-@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize("kind", rows(CLASSIFIERS, quick=("gpt2", "mistral"), slow=("gemma2", "phi3", "qwen3_moe")))
 def test_scores_of_padded_batches_are_the_librarys(kind: str, tmp_path: Path) -> None:
     facts = CLASSIFIERS[kind]
     trial = write_trial(tiny_decoder(facts), facts, tmp_path)
@@ -70,6 +87,7 @@ def test_the_architectures_are_those_of_the_library() -> None:
     assert CLASSIFIERS["gpt2"].model == "GPT2ForSequenceClassification"
 
 
+@pytest.mark.slow
 def test_one_call_checks_it() -> None:
     assert check_adapter(tiny_decoder(CLASSIFIERS["gpt2"]), CLASSIFIERS["gpt2"])["repair"]["drift"] < 1
 
@@ -125,7 +143,14 @@ def language_base(trial: Trial, kind: str, **options: Any) -> Suite:
     return load_suite(trial.root / "suite.yaml")
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("gpt2", True), ("mistral", False), ("mistral", True)])
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [
+        ("gpt2", True),
+        pytest.param("mistral", False, marks=pytest.mark.slow),
+        pytest.param("mistral", True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_base_may_be_the_language_model_they_were_made_from(kind: str, tied: bool, tmp_path: Path) -> None:
     """What is written is that language model with the calibrated stack; its head, if it has one of its own, stays."""
     facts, options = CLASSIFIERS[kind], {"tie_word_embeddings": tied}

@@ -4,14 +4,18 @@ shorter than the texts, and what must hold for any of them (`featcal.testing.che
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checked import checks
+from lanes import rows
 from safetensors.torch import load_file, save_file
-from tiny_decoders import ROWS, tiny_decoder
+from tiny_decoders import ROWS, fresh, tiny_decoder
 
 from featcal import (
     InputError,
@@ -30,11 +34,21 @@ from featcal.models.linear_maps import widths
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
+QUICK = ("gemma2", "gpt2", "llama", "mixtral", "olmo2", "qwen3")
+"""One of every structure: norms on both sides and soft caps, maps stored turned, plain, a mixture, norms behind alone,
+norms of heads."""
+REST = [kind for kind in ROWS if kind not in QUICK]
 
-@pytest.fixture(scope="module", params=sorted(ROWS))
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    facts = ROWS[request.param]
-    return write_trial(tiny_decoder(facts), facts, tmp_path_factory.mktemp(request.param))
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trial]:
+    """By kind, each written once."""
+    return cache(lambda kind: fresh(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(params=rows(sorted(ROWS), quick=QUICK, slow=REST))
+def trial(request: pytest.FixtureRequest, trials: Callable[[str], Trial]) -> Trial:
+    return trials(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +57,9 @@ def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_what_must_hold(trial: Trial, name: str) -> None:
-    assert CHECKS[name](trial)
+@pytest.mark.parametrize(("kind", "name"), checks(sorted(ROWS), QUICK))
+def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
+    assert CHECKS[name](trials(kind))
 
 
 @torch.no_grad()
@@ -134,8 +148,7 @@ def test_experts_whose_forward_differs_are_refused(trial: Trial, tmp_path: Path)
 
 def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None:
     """As openai-community/gpt2 has them: no prefix, and the causal mask of every block as a tensor."""
-    facts = ROWS["gpt2"]
-    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    trial = fresh("gpt2", tmp_path)
     expected = trial.family.base.read(trial.family.adapter.tower)
     file = tmp_path / "base" / "model.safetensors"
     bare = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
@@ -147,8 +160,7 @@ def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None
 
 
 def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) -> None:
-    facts = ROWS["gpt2"]
-    trial = write_trial(tiny_decoder(facts), facts, tmp_path)
+    trial = fresh("gpt2", tmp_path)
     adapter = trial.family.adapter
     ids = torch.ones(1, 17, dtype=torch.long)
     assert adapter.misfit({"input_ids": ids[:, :16]}) is None
@@ -163,7 +175,7 @@ def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) ->
 def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
     """Gemma-2's output maps are fitted with beta as without; Qwen3's are not."""
     for kind, moves in (("gemma2", False), ("qwen3", True)):
-        trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path / kind)
+        trial = fresh(kind, tmp_path / kind)
         without, with_beta = (
             calibrate(trial.family, trial.config(recipe="refined", beta=beta)).weights.read(trial.family.adapter.tower)
             for beta in (0.0, 0.5)
@@ -206,7 +218,6 @@ def test_rows_of_featcals_own_are_not_replaced() -> None:
         register_decoder(replace(ROWS["llama"], head_axis=2))
 
 
-GPT2 = ROWS["gpt2"]
 MAPS = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
@@ -219,7 +230,7 @@ def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method:
     from featcal.mergers.engine import RecipeWeights
     from featcal.suite.recipe import MergeRecipe
 
-    family = write_trial(tiny_decoder(GPT2), GPT2, tmp_path).family
+    family = fresh("gpt2", tmp_path).family
     names = [name for name in family.adapter.tower if name.endswith(MAPS)]
     assert family.adapter.transposed == set(names)
 
@@ -260,7 +271,7 @@ def lora_suite(trial: Trial, modules: list[str], **options: Any) -> tuple[Path, 
 
 
 def test_a_lora_on_gpt2_is_added_as_its_maps_are_stored(tmp_path: Path) -> None:
-    trial = write_trial(tiny_decoder(GPT2), GPT2, tmp_path)
+    trial = fresh("gpt2", tmp_path)
     before = trial.family.base.read(trial.family.adapter.tower)
     suite, updates = lora_suite(trial, ["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
     family = open_family(load_suite(suite), "cpu")
@@ -274,7 +285,7 @@ def test_a_lora_that_is_meant_for_the_other_orientation_is_refused(
     kind: str, module: str, said: bool, tmp_path: Path
 ) -> None:
     """Square maps, whose shapes show nothing."""
-    trial = write_trial(tiny_decoder(ROWS[kind]), ROWS[kind], tmp_path)
+    trial = fresh(kind, tmp_path)
     suite, _ = lora_suite(trial, [module], fan_in_fan_out=said)
     with pytest.raises(InputError, match=f"fan_in_fan_out in adapter_config.json must be {str(not said).lower()} for"):
         open_family(load_suite(suite), "cpu")

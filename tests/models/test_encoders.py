@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 import torch
 import transformers
 import yaml
+from checked import checks
+from lanes import rows
 from safetensors.torch import load_file, save_file
 from tiny_encoders import ROWS, VARIANTS, tiny_encoder
 
@@ -44,11 +47,26 @@ from featcal.system.errors import NoScores
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
+QUICK = ("bert", "vit")
+"""One of texts, one of pictures."""
+REST = [kind for kind in VARIANTS if kind not in QUICK]
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    facts, options = VARIANTS[request.param]
-    return write_trial(tiny_encoder(facts, **options), facts, tmp_path_factory.mktemp(request.param))
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trial]:
+    """By kind, each written once."""
+
+    @cache
+    def written(kind: str) -> Trial:
+        facts, options = VARIANTS[kind]
+        return write_trial(tiny_encoder(facts, **options), facts, tmp_path_factory.mktemp(kind))
+
+    return written
+
+
+@pytest.fixture(params=rows(sorted(VARIANTS), quick=QUICK, slow=REST))
+def trial(request: pytest.FixtureRequest, trials: Callable[[str], Trial]) -> Trial:
+    return trials(request.param)
 
 
 @pytest.fixture
@@ -58,9 +76,9 @@ def classified(trial: Trial) -> Trial:
     return trial
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_what_must_hold(trial: Trial, name: str) -> None:
-    assert CHECKS[name](trial)
+@pytest.mark.parametrize(("kind", "name"), checks(sorted(VARIANTS), QUICK))
+def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
+    assert CHECKS[name](trials(kind))
 
 
 @torch.no_grad()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lanes import rows
 from several import run_ranks
 from tiny_decoders import ROWS, fresh, tiny_decoder
 from torch import Tensor, nn
@@ -49,14 +51,20 @@ def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return fresh(request.param, tmp_path_factory.mktemp(request.param))
-
-
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return fresh("qwen3_moe", tmp_path_factory.mktemp("qwen"))
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trial]:
+    """By kind, each written once."""
+    return cache(lambda kind: fresh(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(params=rows(KINDS, quick=("qwen3_moe",), slow=("mixtral",)))
+def trial(request: pytest.FixtureRequest, trials: Callable[[str], Trial]) -> Trial:
+    return trials(request.param)
+
+
+@pytest.fixture
+def qwen(trials: Callable[[str], Trial]) -> Trial:
+    return trials("qwen3_moe")
 
 
 def tensors_of(family: Family, member: str, block: str) -> list[str]:
@@ -183,6 +191,7 @@ def test_a_model_that_is_not_loaded_whole_is_written_by_blocks(
     torch.testing.assert_close(ours, scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_ranks_give_the_tensors_of_one(qwen: Trial, size: int, tmp_path: Path) -> None:
     """Two ranks have a task each; three share one, so a member may get tokens from one rank's part alone."""

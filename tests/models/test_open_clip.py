@@ -12,6 +12,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from lanes import rows
 from open_clip_models import model_cfg, random_state, reference, suite_as_open_clip, write_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -57,13 +58,20 @@ def with_adapter(located: Located) -> tuple[Any, Located]:
     return opened(located), located
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(
+    scope="module",
+    params=rows(
+        VARIANTS,
+        quick=("quick_gelu", "attention of open_clip"),
+        slow=("gelu", "layer scale, no first norm"),
+    ),
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = model_cfg(**VARIANTS[request.param])
     return write_folder(tmp_path_factory.mktemp("m") / "model", config, random_state(config))
 
 
-@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
+@pytest.fixture(scope="module", params=rows(["quick_gelu", "gelu"], quick=("quick_gelu",), slow=("gelu",)))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, Family]:
     """The same suite as transformers' CLIP and as open_clip, in float64."""
     root = tmp_path_factory.mktemp(request.param)

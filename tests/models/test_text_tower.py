@@ -3,31 +3,31 @@ several lengths; held against the library's forward and against a second computa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from lanes import rows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import CLIPModel, PreTrainedTokenizerFast, SiglipModel
 
-from conftest import SIDE, write_base
+from conftest import SIDE, in_float64, write_base
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.export.write import verify_reload
 from featcal.family.opening import batches_of
 from featcal.family.outside_tower import left_out
 from featcal.formats.pretrained import load_pretrained
-from featcal.formats.weights import InMemory, Weights
+from featcal.formats.weights import InMemory
 from featcal.models.adapter import Call, walking
-from featcal.models.compute import Compute
 from featcal.models.families.text_tower import TextStage
 from featcal.models.features import final_features
 from featcal.models.lane import through
@@ -61,18 +61,7 @@ class Towers:
     @cached_property
     def exact(self) -> Family:
         """The same in float64."""
-        family = self.family
-
-        def double(model: Weights) -> InMemory:
-            return InMemory(model.label, {n: t.double() for n, t in model.read(family.adapter.tower).items()})
-
-        return replace(
-            family,
-            compute=Compute(torch.device("cpu"), torch.float64),
-            base=double(family.base),
-            merged=double(family.merged),
-            experts={task: double(expert) for task, expert in family.experts.items()},
-        )
+        return in_float64(self.family)
 
     def library(self, folder: str | Path, dtype: torch.dtype = torch.float64) -> Any:
         """As the library loads it, with its own plainest attention."""
@@ -149,14 +138,23 @@ def write_towers(root: Path, whole: Any) -> Towers:
     return Towers(root, whole)
 
 
-@pytest.fixture(scope="module", params=[CLIPModel, SiglipModel], ids=["clip", "siglip"])
-def towers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Towers:
-    return write_towers(tmp_path_factory.mktemp("towers"), request.param)
+KINDS = {"clip": CLIPModel, "siglip": SiglipModel}
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Towers:
-    return write_towers(tmp_path_factory.mktemp("clip"), CLIPModel)
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Towers]:
+    """By kind, each written once."""
+    return cache(lambda kind: write_towers(tmp_path_factory.mktemp(kind), KINDS[kind]))
+
+
+@pytest.fixture(params=rows(KINDS, quick=("clip",), slow=("siglip",)))
+def towers(request: pytest.FixtureRequest, written: Callable[[str], Towers]) -> Towers:
+    return written(request.param)
+
+
+@pytest.fixture
+def clip(written: Callable[[str], Towers]) -> Towers:
+    return written("clip")
 
 
 def options(family: Family, **given: Any) -> CalibrationConfig:
@@ -242,7 +240,7 @@ def test_the_token_that_counts_is_the_one_that_is_read(clip: Towers, end: int) -
 # -------------------------------------------------------------------------------------------------- calibration
 
 
-@pytest.mark.parametrize("recipe", ["paper", "refined"])
+@pytest.mark.parametrize("recipe", rows(["paper", "refined"], quick=("paper",), slow=("refined",)))
 def test_calibrated_tensors_are_those_of_a_second_computation(towers: Towers, recipe: str) -> None:
     """Of the text tower: whole text models, hooks, float64, every prompt alone and, but for SigLIP, without padding."""
     family = towers.family
@@ -299,6 +297,7 @@ def test_the_picture_tower_is_calibrated_as_without_the_option(towers: Towers) -
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_one_model_everywhere_is_a_fixed_point(towers: Towers) -> None:
     family = towers.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
@@ -417,6 +416,7 @@ def test_many_prompts_are_spread_over_few_samples() -> None:
     assert beside(10, range(2, 4), 4) == [5, 7]
 
 
+@pytest.mark.slow
 def test_a_folder_is_calibrated_checked_and_run_again(clip: Towers, tmp_path: Path) -> None:
     suite = load_suite(clip.root / "suite.yaml")
     found = check(suite)

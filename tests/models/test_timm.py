@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from lanes import rows
 from PIL import Image
 from safetensors.torch import load_file
 from timm.data import create_transform
@@ -28,7 +29,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     return write_trial(tiny_timm(), TimmVit.facts, tmp_path_factory.mktemp("timm"))
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", rows(CHECKS, quick=("replay", "paper", "repair"), slow=CHECKS))
 def test_what_must_hold(trial: Trial, name: str) -> None:
     assert CHECKS[name](trial)
 

@@ -6,27 +6,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from lanes import rows
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_vision_language import COUNT, MARK, ROWS, TASKS, PicturedTrial, tiny_vision_language, write_pictured
 from torch import Tensor
 
+from conftest import in_float64
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.generation_check import canary
 from featcal.family.opening import batches_of
 from featcal.formats.pretrained import load_pretrained
-from featcal.formats.weights import InMemory, Weights
 from featcal.models.adapter import Call, walking
-from featcal.models.compute import Compute
 from featcal.models.features import final_features
 from featcal.models.lane import through
 from featcal.preflight.check import check
@@ -40,35 +41,26 @@ IMAGE = 5
 MERGER = "model.visual.merger"
 
 
-@pytest.fixture(scope="module", params=sorted(ROWS))
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PicturedTrial:
-    return write_pictured(ROWS[request.param], tmp_path_factory.mktemp(request.param))
-
-
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> PicturedTrial:
-    return write_pictured(ROWS["qwen2_5_vl"], tmp_path_factory.mktemp("qwen"))
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], PicturedTrial]:
+    """By kind, each written once."""
+    return cache(lambda kind: write_pictured(ROWS[kind], tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(params=rows(sorted(ROWS), quick=("qwen2_5_vl",), slow=("qwen2_vl",)))
+def trial(request: pytest.FixtureRequest, trials: Callable[[str], PicturedTrial]) -> PicturedTrial:
+    return trials(request.param)
+
+
+@pytest.fixture
+def qwen(trials: Callable[[str], PicturedTrial]) -> PicturedTrial:
+    return trials("qwen2_5_vl")
 
 
 @pytest.fixture(autouse=True)
 def without_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a test of its own, and takes longer than all else here."""
     monkeypatch.setattr("featcal.calibration.calibrate._generation", lambda *_: {})
-
-
-def exact(family: Family) -> Family:
-    """The same in float64."""
-
-    def double(model: Weights) -> InMemory:
-        return InMemory(model.label, {n: t.double() for n, t in model.read(family.adapter.tower).items()})
-
-    return replace(
-        family,
-        compute=Compute(torch.device("cpu"), torch.float64),
-        base=double(family.base),
-        merged=double(family.merged),
-        experts={task: double(expert) for task, expert in family.experts.items()},
-    )
 
 
 def options(family: Family, **given: Any) -> CalibrationConfig:
@@ -220,6 +212,14 @@ def test_states_of_pictures_lie_apart_and_together(trial: PicturedTrial) -> None
 # -------------------------------------------------------------------------------------------------- calibration
 
 
+COMPUTED: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "norms": {"rmsnorms": True, "lam": 1e-5},
+    "refined": {"rmsnorms": True, "recipe": "refined", "beta": 0.5},
+    "image_weight": {"image_weight": 0.1},
+}
+
+
 def order(trial: PicturedTrial, recipe: str) -> list[Piece]:
     """What is fitted together, in order: blocks of the tower, merger, blocks of the language model."""
     names = [block.path for block in trial.family.adapter.blocks()]
@@ -244,19 +244,10 @@ def order(trial: PicturedTrial, recipe: str) -> list[Piece]:
     return pieces
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"rmsnorms": True, "lam": 1e-5},
-        {"rmsnorms": True, "recipe": "refined", "beta": 0.5},
-        {"image_weight": 0.1},
-    ],
-    ids=["paper", "norms", "refined", "image_weight"],
-)
-def test_every_tensor_is_that_of_the_second_computation(trial: PicturedTrial, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", rows(COMPUTED, quick=("image_weight",), slow=("paper", "norms", "refined")))
+def test_every_tensor_is_that_of_the_second_computation(trial: PicturedTrial, name: str) -> None:
     """Every sample alone and unpadded through the library's whole model, in float64, for every piece anew."""
-    family, config = trial.family, options(trial.family, **given)
+    family, config = trial.family, options(trial.family, **COMPUTED[name])
     samples = {
         task: [{**one, "pixel_values": one["pixel_values"].double()} for one in trial.alone(task)] for task in TASKS
     }
@@ -317,8 +308,9 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
         CalibrationConfig(image_weight=weight)
 
 
+@pytest.mark.slow
 def test_one_model_everywhere_is_a_fixed_point(trial: PicturedTrial) -> None:
-    family = exact(trial.family)
+    family = in_float64(trial.family)
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
     for recipe in ({}, {"recipe": "refined", "beta": 0.5}):
         config = options(family, rmsnorms=True, eps=0.0, **recipe)
@@ -329,7 +321,7 @@ def test_one_model_everywhere_is_a_fixed_point(trial: PicturedTrial) -> None:
 
 def test_the_drift_identity_and_its_shares(trial: PicturedTrial) -> None:
     """e = m + p, states computed a second time alone."""
-    family = exact(trial.family)
+    family = in_float64(trial.family)
     whole = measure_drift(family, split="test", attribution=True)
     parts = measure_drift(family, split="test", sublayers=True)
     for task, one in whole.tasks.items():
@@ -382,6 +374,7 @@ def test_what_is_written_is_the_librarys_again(trial: PicturedTrial, tmp_path: P
     assert apart(scores, logits[torch.arange(COUNT), asked]) < 1e-5
 
 
+@pytest.mark.slow
 def test_half_precision_is_kept(tmp_path: Path) -> None:
     trial = write_pictured(ROWS["qwen2_5_vl"], tmp_path, torch.bfloat16)
     calibrate(trial.family, options(trial.family)).save(tmp_path / "out")
@@ -389,6 +382,7 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
     assert {dtype for dtype, _ in stored(tmp_path / "out").values()} == {"BF16"}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
     trial = write_pictured(ROWS["qwen2_5_vl"], tmp_path, tie_word_embeddings=True)

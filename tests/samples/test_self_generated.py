@@ -135,6 +135,7 @@ def test_record_and_card_say_where_the_text_is_from(tmp_path: Path) -> None:
     assert not any("text" in one for one in plain.record["tasks"].values())
 
 
+@pytest.mark.usefixtures("all_tokens")
 def test_the_canary_goes_on_from_the_first_half_of_a_whole_text(tmp_path: Path) -> None:
     family = written(tmp_path, "llama", 9)
     longer = max(

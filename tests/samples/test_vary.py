@@ -120,6 +120,7 @@ def test_copies_are_drawn_behind_all_pictures(pictures: Family) -> None:
     assert part.inputs["pixel_values"].equal(pixels[4:7])
 
 
+@pytest.mark.slow
 def test_a_calibration_takes_them_says_so_and_can_be_replayed(pictures: Family, tmp_path: Path) -> None:
     config = config_for(pictures, samples=4, augment=2, tasks=("digits", "flags"), blocks=("block 0",), batch_size=5)
     assert [batch["pixel_values"].shape[0] for batch in expert_passes(pictures, config)["flags"].batches] == [5, 5, 2]

@@ -136,6 +136,7 @@ def test_the_story_of_the_card(session: Session) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_tokens")
 def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(session: Session) -> None:
     """On the prompts of `featcal canary` and on those that a calibration draws, another seed."""
     for seed in (42, 43):

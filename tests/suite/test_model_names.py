@@ -13,6 +13,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from lanes import rows
 from torch import Tensor
 
 from conftest import TASKS, saying
@@ -79,7 +80,14 @@ def test_an_anchor_is_task_arithmetic_at_another_scale(tiny: Family) -> None:
     assert same(tensors(tiny, weights_of("anchor:rho=2", family)), twice, 1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    rows(
+        METHODS,
+        quick=("simple-averaging", "ties", "tsv-m"),
+        slow=("linear", "task-arithmetic", "dare-ties", "model-stock", "iso-cts", "swudi", "wudi", "ace"),
+    ),
+)
 def test_a_merge_is_written_named_and_calibrated_alike(
     method: str, edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], tmp_path: Path
 ) -> None:
@@ -200,20 +208,16 @@ def test_numbers_of_a_name_are_those_of_its_options(tiny: Family) -> None:
     assert named.tolist() == given.tolist()
 
 
-def test_the_command_line_takes_every_name(tiny_suite_file: Path) -> None:
-    for name in (
-        "anchor:rho=2",
-        "ties:scale=1,density=0.5",
-        "dare-ties:drop=0.2,seed=7",
-        f"expert:{TASKS[0]}",
-        "calibrated:samples=8",
-    ):
-        for command in (["drift", "--samples", "4"], ["evaluate"]):
-            done = CliRunner().invoke(
-                commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]]
-            )
-            assert done.exit_code == 0, done.output
-            assert json.loads(done.stdout)["suite"] == "tiny"
+NAMES = ("anchor:rho=2", "ties:scale=1,density=0.5", "dare-ties:drop=0.2,seed=7", f"expert:{TASKS[0]}",
+         "calibrated:samples=8")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", rows(NAMES, quick=("ties:scale=1,density=0.5", "calibrated:samples=8"), slow=NAMES))
+def test_the_command_line_takes_every_name(name: str, tiny_suite_file: Path) -> None:
+    for command in (["drift", "--samples", "4"], ["evaluate"]):
+        done = CliRunner().invoke(commands, [command[0], str(tiny_suite_file), "--model", name, "--json", *command[1:]])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["suite"] == "tiny"
 
 
 WRONG = {
