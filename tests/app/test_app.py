@@ -37,7 +37,10 @@ class UMAP:
 """
 
 
-@pytest.fixture(scope="module", params=rows(["t5", "llama"], quick=["t5"], slow=["llama"]))
+LANGUAGE_MODELS = ("t5", "llama")
+
+
+@pytest.fixture(scope="module", params=rows(LANGUAGE_MODELS, quick=["t5"]))
 def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite file of tiny language models whose samples are sentences with answers."""
     file = write_text_suite(tmp_path_factory.mktemp("sentences"), request.param)
@@ -108,6 +111,9 @@ def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file
     assert {key: default for key, (_, default) in drawn.items()} == {key: shown for key, (shown, _) in drawn.items()}
 
 
+@pytest.mark.parametrize(
+    "sentences", rows(LANGUAGE_MODELS, quick=["t5"], slow=["llama"]), indirect=True, scope="module"
+)
 def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
     app = opened(sentences, "calibrate")
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
@@ -172,6 +178,9 @@ def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "sentences", rows(LANGUAGE_MODELS, quick=["t5"], slow=["llama"]), indirect=True, scope="module"
+)
 def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     out = tmp_path / "repaired"
     app = opened(sentences, "calibrate", lam="0.05")

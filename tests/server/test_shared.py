@@ -192,7 +192,7 @@ LINKED = {
 }
 
 
-@pytest.mark.parametrize("what", rows(LINKED, quick=["weights"], slow=LINKED))
+@pytest.mark.parametrize("what", rows(LINKED, quick=["weights"], slow=["samples"]))
 def test_links_that_lead_elsewhere_are_refused(root: Path, what: str) -> None:
     inside = root / "tiny" / LINKED[what]
     outside = root.parent / "secret" / inside.relative_to(root / "tiny")
@@ -276,7 +276,7 @@ def test_a_draft_is_not_written_elsewhere(root: Path, where: str) -> None:
     assert not (root.parent / "own.yaml").exists()
 
 
-@pytest.mark.parametrize("what", rows(ELSEWHERE, quick=["a base by .."], slow=ELSEWHERE))
+@pytest.mark.parametrize("what", rows(ELSEWHERE, quick=["a base by .."], slow=["an adapter", "samples"]))
 def test_a_draft_that_names_what_lies_elsewhere_cannot_be_written(root: Path, what: str) -> None:
     """As it would be uploaded: its text is the field's."""
     content = yaml.safe_load((root / "tiny" / "suite.yaml").read_text())
