@@ -13,6 +13,7 @@ import streamlit as st
 import torch
 import yaml
 from app_pages import PAGES, button, charts, control, fields, go, healthy, opened, shown_and_default
+from lanes import rows
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
@@ -36,18 +37,21 @@ class UMAP:
 """
 
 
-@pytest.fixture(scope="module", params=["t5", "llama"])
+LANGUAGE_MODELS = ("t5", "llama")
+
+
+@pytest.fixture(scope="module", params=rows(LANGUAGE_MODELS, quick=["t5"]))
 def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite file of tiny language models whose samples are sentences with answers."""
     file = write_text_suite(tmp_path_factory.mktemp("sentences"), request.param)
     content = yaml.safe_load(file.read_text())
     for number, task in enumerate(TEXT_TASKS):
-        rows = [
+        lines = [
             {"split": split, "text": f"w{i % 9} w{(5 * i + number) % 27} * #", "answer": "yes" if i % 3 else "no"}
             for split in ("calibration", "validation", "test")
             for i in range(16)
         ]
-        (file.parent / f"{task}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        (file.parent / f"{task}.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
         for split in ("calibration", "validation", "test"):
             source = {"jsonl": f"{task}.jsonl", "split": split, "input": "w0 {text}", "target": "{answer}"}
             content["tasks"][task][split] = source
@@ -96,7 +100,7 @@ def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn:
     assert charts(app) == drawn
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", rows(PAGES, quick=["calibrate"], slow=PAGES))
 def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file: Path, page: str) -> None:
     other = {"lam": "0.07", "rho": "0.7", "samples": "16", "n": "16", "recipe": "refined", "biases": "false"}
     app = opened(tiny_suite_file, page, b="calibrated", task="signs", layer="block 1", picked="1,2", **other)
@@ -107,6 +111,9 @@ def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file
     assert {key: default for key, (_, default) in drawn.items()} == {key: shown for key, (shown, _) in drawn.items()}
 
 
+@pytest.mark.parametrize(
+    "sentences", rows(LANGUAGE_MODELS, quick=["t5"], slow=["llama"]), indirect=True, scope="module"
+)
 def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences: Path) -> None:
     app = opened(sentences, "calibrate")
     is_t5 = '"t5"' in (sentences.parent / "base" / "config.json").read_text()
@@ -170,6 +177,10 @@ def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
         assert score.value == float(output.correct.double().mean())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sentences", rows(LANGUAGE_MODELS, quick=["t5"], slow=["llama"]), indirect=True, scope="module"
+)
 def test_a_text_calibration_is_written(sentences: Path, tmp_path: Path) -> None:
     out = tmp_path / "repaired"
     app = opened(sentences, "calibrate", lam="0.05")
@@ -209,6 +220,7 @@ def test_a_calibration_follows_to_other_pages(tiny_suite_file: Path) -> None:
     assert control(app, "alpha").value == 0.6
 
 
+@pytest.mark.slow
 def test_norms_over_the_class_token_are_chosen_where_they_act(tiny_suite_file: Path) -> None:
     def drawn(tokens: str) -> dict[str, Any]:
         app = opened(tiny_suite_file, tokens=tokens)
@@ -255,7 +267,7 @@ def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
     assert any("gap" in one.label for one in app.metric)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", rows(PAGES, quick=PAGES[:1], slow=PAGES))
 def test_a_suite_that_is_not_there_is_one_message_and_one_way_out(page: str) -> None:
     app = opened("/nowhere/suite.yaml", page)
     assert not app.exception
@@ -263,13 +275,14 @@ def test_a_suite_that_is_not_there_is_one_message_and_one_way_out(page: str) -> 
     assert len(app.button) == 1
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", rows(PAGES, quick=PAGES[:1], slow=PAGES))
 def test_a_broken_suite_is_explained(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path], page: str) -> None:
     app = opened(edit_suite(lambda content: content.update(base="gone")), page)
     assert not app.exception
     assert "gone" in app.error[0].value
 
 
+@pytest.mark.slow
 def test_a_suite_without_labels_still_shows_drift(
     edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path],
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_layer_that_was_chosen_on_another_page_is_shown(tiny_suite_file: Path)
     assert control(opened(tiny_suite_file, "features", layer="nowhere"), "layer").value == "head"
 
 
+@pytest.mark.slow
 def test_text_has_means_over_tokens_in_both_stages(tmp_path: Path) -> None:
     app = opened(write_text_suite(tmp_path / "suite", "t5"), "features", layer="decoder block 0")
     assert healthy(app)
@@ -120,6 +121,7 @@ def test_text_has_means_over_tokens_in_both_stages(tmp_path: Path) -> None:
     assert control(app, "layer").options[-1] == "head"
 
 
+@pytest.mark.slow
 def test_picked_samples_stay_whatever_else_changes(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "features", **BOTH)
     pick(app, 3, 7)

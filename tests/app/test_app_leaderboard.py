@@ -131,6 +131,7 @@ def test_own_results_are_found(tiny_suite_file: Path, tiny: Family) -> None:
     assert len(frames(app)["methods"]) == 3
 
 
+@pytest.mark.slow
 def test_measuring_is_a_job_whose_result_the_page_finds(
     tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_measuring_is_a_job_whose_result_the_page_finds(
     assert table["average"].to_dict() == pytest.approx({name: 100 * one for name, one in expected.items()})
 
 
+@pytest.mark.slow
 def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: Family) -> None:
     library.keep(budget.budget(Session(tiny), Plan(["merged", "calibrated"], (42,), 8), (4, 8)))
     app = opened(tiny_suite_file, "leaderboard")

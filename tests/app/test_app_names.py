@@ -11,12 +11,16 @@ import pytest
 import streamlit as st
 import torch
 from app_pages import MARKUP, assert_shown_as_text, button, drawn_as_markdown, drawn_by_plotly, hostile, opened
+from lanes import rows
 
 from app import catalogue, cloud, samples
 from featcal.figures import names, sample_tables
 from featcal.samples.sources import Samples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
+
+
+DRAWN = ("drift", "calibrate", "features", "cosines", "accuracy", "suite")
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def hostile_suite(edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
     return edit_suite(rename)
 
 
-@pytest.mark.parametrize("page", ["drift", "calibrate", "features", "cosines", "accuracy", "suite"])
+@pytest.mark.parametrize("page", rows(DRAWN, quick=["drift", "accuracy"], slow=DRAWN))
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
     app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true")
     if page == "accuracy":

@@ -58,6 +58,7 @@ def test_parts_are_chosen_on_the_page_and_shown_on_all(tiny_suite_file: Path) ->
     assert app.metric[0].value == whole
 
 
+@pytest.mark.slow
 def test_what_is_written_says_what_its_dtype_costs(own_suite_file: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(own_suite_file.read_text())
     own_suite_file.write_text(yaml.safe_dump(content | {"merged": content["merged"] | {"dtype": "bfloat16"}}))
@@ -138,6 +139,7 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
     assert not any("final drift" in one.value for one in app.dataframe)
 
 
+@pytest.mark.slow
 def test_where_it_helps_is_a_map_of_tasks_and_layers(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", booked="true")
     assert healthy(app)
@@ -164,6 +166,7 @@ def test_where_it_helps_is_a_map_of_tasks_and_layers(tiny_suite_file: Path) -> N
     assert figure.customdata[1][2][0] == pytest.approx(before.tasks[TASKS[1]].layers[2].relative_drift)
 
 
+@pytest.mark.slow
 def test_three_seeds_show_their_spread(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", samples="8", spread="true", seed="5")
     assert healthy(app)
@@ -192,6 +195,7 @@ def test_a_spread_keeps_tasks_apart() -> None:
     assert (bars.error_y.array[0], bars.error_y.arrayminus[0]) == pytest.approx((10, 10))
 
 
+@pytest.mark.slow
 def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     real = Session.conditioning
@@ -212,6 +216,7 @@ def test_conditioning_is_measured_when_asked_for(tiny_suite_file: Path, monkeypa
     assert any(f"{worst['condition']:.3g}, {worst['layer']}" in one.value for one in app.caption)
 
 
+@pytest.mark.slow
 def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", lam="0.2", sources="true")
     control(app, "recipe").set_value("refined").run()
@@ -232,6 +237,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 64"
 
 
+@pytest.mark.slow
 def test_cautious_is_one_switch_for_two_numbers(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate")
     assert "cautious" not in fields(app, "toggle")

@@ -140,6 +140,7 @@ def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
     assert any("Select points of a map or rows" in one.value for one in empty.caption)
 
 
+@pytest.mark.slow
 def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path) -> None:
     file = write_answered(tmp_path / "text")
     session = open_session(str(file))  # held as the app holds it, with its results

@@ -42,7 +42,9 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
             assert all(one.value == value for one in controls(app, field)), (page, field)
 
 
-@pytest.mark.parametrize("pages", [PAGES, PAGES[::-1]], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    "pages", [PAGES, pytest.param(PAGES[::-1], marks=pytest.mark.nightly)], ids=["forwards", "backwards"]
+)
 def test_options_from_a_link_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
     app = opened(tiny_suite_file, pages[0], b="calibrated", n="16", task="signs", **OPTIONS)
     walk(app, pages, SHOWN, n=16, task="signs")

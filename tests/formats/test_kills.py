@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
+from lanes import rows
 from several import killed_once
 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
@@ -24,8 +26,15 @@ from featcal.server.queue import Order, Queue
 from featcal.studies.history import History, Measured, Run, TaskValue, new_run
 from featcal.suite.schema import load_suite
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    """Import once, before forks, what children load models with; loading itself would start threads here."""
+    import_module("open_clip")
+    import_module("transformers.models.clip.modeling_clip")
 
 
 def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[], object]:
@@ -47,6 +56,7 @@ def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[
     return doomed
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
     """What `benchmarks/kills.py` does with a larger suite and two hundred kills."""
     found = list(trials(tiny, tmp_path, 15, 0))
@@ -54,33 +64,43 @@ def test_killed_at_random_moments(tiny: Family, tmp_path: Path) -> None:
     assert sum(what in {"something half done", "nothing"} for _, what in found) >= 5
 
 
-@pytest.mark.parametrize("name", sorted(WRITES))
+def kill_and_resume(name: str, family: Family, place: Path, point: int, expected: Mapping[str, Any]) -> bool:
+    """Kill a write at one of its operations, hold what lies there and the run after it against a whole one; return
+    False where the write was finished, as it had fewer operations."""
+    write, out = WRITES[name], place / "out"
+    place.mkdir()
+    ended = in_a_process(killed_at(place, point, lambda: write(family, out, False)))
+    if os.WIFEXITED(ended):
+        assert os.WEXITSTATUS(ended) == 0
+        return False
+    assert os.WTERMSIG(ended) == signal.SIGKILL
+    if (out / STUDY).exists() if name == "studied" else out.exists():
+        assert content(out) == expected, f"killed at operation {point}"
+    else:
+        left = sorted(one for one in place.rglob("*") if one.is_dir())
+        assert in_a_process(lambda: require_none_loads(left, expected)) == 0, f"killed at operation {point}"
+        assert in_a_process(lambda: write(family, out, True)) == 0, f"after a kill at operation {point}"
+        assert content(out) == expected, f"resumed after a kill at operation {point}"
+        assert list(place.iterdir()) == [out]
+    return True
+
+
+def test_a_merge_that_is_killed_half_way(tiny: Family, tmp_path: Path) -> None:
+    WRITES["merged"](tiny, tmp_path / "whole", False)
+    assert kill_and_resume("merged", tiny, tmp_path / "killed", 12, content(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rows(sorted(WRITES), quick=(), slow=["calibrated", "merged", "studied"]))
 def test_killed_at_every_file_operation(name: str, tiny: Family, tmp_path: Path) -> None:
-    write = WRITES[name]
-    whole = tmp_path / "whole"
-    write(tiny, whole, False)
-    expected, points = content(whole), 0
-    while True:
-        place = tmp_path / f"at {points}"
-        place.mkdir()
-        out = place / "out"
-        ended = in_a_process(killed_at(place, points, lambda: write(tiny, out, False)))  # noqa: B023
-        if os.WIFEXITED(ended):
-            assert os.WEXITSTATUS(ended) == 0
-            break
-        assert os.WTERMSIG(ended) == signal.SIGKILL
-        if (out / STUDY).exists() if name == "studied" else out.exists():
-            assert content(out) == expected, f"killed at operation {points}"
-        else:
-            left = sorted(one for one in place.rglob("*") if one.is_dir())
-            assert in_a_process(lambda: require_none_loads(left, expected)) == 0, f"killed at operation {points}"  # noqa: B023
-            assert in_a_process(lambda: write(tiny, out, True)) == 0, f"after a kill at operation {points}"  # noqa: B023
-            assert content(out) == expected, f"resumed after a kill at operation {points}"
-            assert list(place.iterdir()) == [out]
+    WRITES[name](tiny, tmp_path / "whole", False)
+    expected, points = content(tmp_path / "whole"), 0
+    while kill_and_resume(name, tiny, tmp_path / f"at {points}", points, expected):
         points += 1
     assert points >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors"])
 def test_the_command_killed_while_it_runs(file: str, tmp_path: Path) -> None:
     """As users start it: what it left is no output, and the same command with --resume gives that of a whole run."""
@@ -123,6 +143,7 @@ def killed_after(done: int, seconds: float, step: Callable[[int], object]) -> in
     return finished
 
 
+@pytest.mark.slow
 def test_history_and_queue_hold_what_was_finished_before_a_kill(tmp_path: Path) -> None:
     """And nothing that is half there: at most the one step that was under way is in them beside it."""
     history, line, dice = History(tmp_path / "runs"), Queue(tmp_path / "jobs"), random.Random(0)

@@ -15,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import CASES, HOMES, Case, use_source, write_home
+from turns import NIGHTLY, SHARE, has_its_turn, is_drawn
 
 from featcal import cli
 from featcal.formats.checkpoint import read_header
@@ -44,8 +46,6 @@ ROLES = {
     "samples.safetensors": "task 'pets'",
 }
 """What messages call the things that files belong to, where they do not name the file."""
-EVERY = 25
-"""One case of so many is quick."""
 
 
 @pytest.fixture(scope="session")
@@ -111,13 +111,15 @@ def attempt(case: Case, homes: Mapping[str, Path], root: Path, read: Callable[[]
     return [f"{fault}: {said[:300]}" for fault in found]
 
 
-def parameters() -> list[Any]:
-    return [
-        pytest.param(
-            case, id=f"{case.kind}, {case.home}/{case.file}, {case.name}", marks=[pytest.mark.slow] * (n % EVERY > 0)
-        )
-        for n, case in enumerate(case for case in CASES if not case.dangerous)
-    ]
+def title(case: Case) -> str:
+    return f"{case.kind}, {case.home}/{case.file}, {case.name}"
+
+
+SAFE = [case for case in CASES if not case.dangerous]
+FILES = {f"{case.home}/{case.file}": (case.home, case.file) for case in SAFE}
+"""Every file that is damaged, by home; one parameter each, whose damages are all tried before it fails."""
+FIRST = {(case.kind, case.home, case.file): case for case in reversed(SAFE)}
+"""The quick ones: of every kind and file the first."""
 
 
 def test_there_are_enough_cases() -> None:
@@ -127,17 +129,47 @@ def test_there_are_enough_cases() -> None:
     assert len({(case.kind, case.home, case.file, case.name) for case in CASES}) == len(CASES)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", parameters())
-def test_one_message_and_nothing_written(
-    case: Case,
-    homes: Mapping[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_case_has_its_turn() -> None:
+    turns = [{title(case) for case in SAFE if is_drawn(title(case), str(state))} for state in range(60)]
+    assert all(0.5 < SHARE * len(one) / len(SAFE) < 2 for one in turns)
+    assert len(set[str]().union(*turns)) > 0.99 * len(SAFE)
+
+
+@pytest.fixture
+def require(
+    homes: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Iterable[Case]], None]:
+    """Try cases in this process, every one of them, and tell all that is wrong at once."""
     monkeypatch.setattr(sys, "argv", [])
-    assert attempt(case, homes, tmp_path / "s", lambda: capsys.readouterr().err) == []
+
+    def try_all(cases: Iterable[Case]) -> None:
+        wrong = {}
+        for number, case in enumerate(cases):
+            root = tmp_path / str(number)
+            try:
+                found = attempt(case, homes, root, lambda: capsys.readouterr().err)
+            except Exception:  # the others are tried nevertheless
+                found = [traceback.format_exc()]
+            if found:
+                wrong[title(case)] = found
+            shutil.rmtree(root)
+        assert not wrong, json.dumps(wrong, indent=1)
+
+    return try_all
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", FILES)
+def test_one_message_and_nothing_written(place: str, require: Callable[[Iterable[Case]], None]) -> None:
+    require(case for case in FIRST.values() if (case.home, case.file) == FILES[place])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", [pytest.param(place, marks=[pytest.mark.nightly] * NIGHTLY) for place in FILES])
+def test_one_message_whatever_the_damage(place: str, require: Callable[[Iterable[Case]], None]) -> None:
+    """Of the cases whose turn it is on this commit; of all in a nightly run."""
+    require(case for case in SAFE if (case.home, case.file) == FILES[place] and has_its_turn(title(case)))
 
 
 def _addresses() -> int:
@@ -146,7 +178,7 @@ def _addresses() -> int:
 
 
 def run_dangerous(folder: Path) -> None:
-    """In a process of its own: a sound run, a limit on what may come on top of it, and every dangerous case."""
+    """In a process of its own: a sound run, a limit on what may come on top of it, and dangerous cases."""
     import contextlib
     import io
 
@@ -162,7 +194,10 @@ def run_dangerous(folder: Path) -> None:
 
 
 def _dangerous() -> list[Case]:
-    return [case for case in CASES if case.dangerous]
+    """Every damage once, on the first file that has it; on other files when it is their turn."""
+    cases = [case for case in CASES if case.dangerous]
+    first = {case.name: case for case in reversed(cases)}
+    return [case for case in cases if case is first[case.name] or has_its_turn(title(case))]
 
 
 @pytest.mark.slow
@@ -182,7 +217,9 @@ def test_no_memory_out_of_proportion(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------- property-based
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=150 if NIGHTLY else 40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -31,6 +29,7 @@ def wrong(tiny_suite_file: Path) -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.slow
 def test_whatever_precision_the_host_has_set_models_run_and_it_comes_back(wrong: dict[str, str | None]) -> None:
     """Torch's older and newer settings in every combination; mixing them makes torch's own readers raise."""
     if wrong["precision"] is None:
@@ -38,6 +37,7 @@ def test_whatever_precision_the_host_has_set_models_run_and_it_comes_back(wrong:
     assert wrong["precision"] == ""
 
 
+@pytest.mark.slow
 def test_a_library_call_leaves_the_memory_allocator_alone(wrong: dict[str, str | None]) -> None:
     if wrong["allocator"] is None:
         pytest.skip("a C library without mallinfo2")
@@ -51,6 +51,7 @@ def test_the_wheel_takes_one_name() -> None:
     assert all(place.startswith("featcal/_bundle/") for place in wheel["force-include"].values())
 
 
+@pytest.mark.slow
 def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Path) -> None:
     import shutil
 
@@ -89,6 +90,7 @@ def test_an_installed_featcal_and_another_app_do_not_see_each_other(tmp_path: Pa
     python("-c", paths + started, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_tells_of_no_leaks() -> None:
     """What the app takes from the garbage collector for good goes back to it before libraries look at what is left."""
     code = (

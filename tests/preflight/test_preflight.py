@@ -317,6 +317,7 @@ def test_every_damaged_shard_is_named(own_suite_file: Path) -> None:
         assert f"{folder / shard} is not a whole safetensors file" in problem
 
 
+@pytest.mark.slow
 def test_the_conversion_command_of_a_pickle_works(own_suite_file: Path) -> None:
     file = own_suite_file.parent / "experts" / "pets" / "model.safetensors"
     before = load_file(file)

@@ -126,6 +126,7 @@ def test_time_left_is_told_by_the_steps_so_far() -> None:
     assert replace(job, state="done").seconds_left(106.0) is None
 
 
+@pytest.mark.slow
 def test_cancel_ends_a_job_within_one_block_and_leaves_its_log_alone(line: Queue, managed: Callable[[], None]) -> None:
     job = line.submit(steps(blocks=400, seconds=3.0), "ann")
     managed()
@@ -139,6 +140,7 @@ def test_cancel_ends_a_job_within_one_block_and_leaves_its_log_alone(line: Queue
     assert gone(seen.pid)
 
 
+@pytest.mark.slow
 def test_cancel_in_line_never_starts(line: Queue, managed: Callable[[], None]) -> None:
     first, second = line.submit(steps("a"), "ann"), line.submit(steps("b"), "ann")
     line.cancel(first.id)
@@ -149,6 +151,7 @@ def test_cancel_in_line_never_starts(line: Queue, managed: Callable[[], None]) -
     assert (cancelled.state, cancelled.started) == ("cancelled", None)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_told_as_died_and_the_queue_goes_on(line: Queue, managed: Callable[[], None]) -> None:
     first, second = line.submit(steps("a", 400, 0.5), "ann"), line.submit(steps("b"), "ann")
     managed()
@@ -166,6 +169,7 @@ def test_a_killed_worker_is_told_as_died_and_the_queue_goes_on(line: Queue, mana
     line.cancel(again.id)
 
 
+@pytest.mark.slow
 def test_a_killed_manager_takes_its_worker_along_and_another_goes_on(line: Queue) -> None:
     code = (
         "import sys; from pathlib import Path; from featcal.server import manager, queue; "
@@ -192,6 +196,7 @@ def test_a_killed_manager_takes_its_worker_along_and_another_goes_on(line: Queue
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_visitors_take_turns(line: Queue, managed: Callable[[], None]) -> None:
     """Ann has three in line before Bob and Cid come; each of them waits for one of hers at most, not for three."""
     asked = [line.submit(steps(f"{who}{i}"), who) for who, i in [("ann", 1), ("ann", 2), ("ann", 3), ("bob", 1)]]
@@ -230,6 +235,7 @@ def test_the_same_order_is_one_job(line: Queue) -> None:
     assert line.submit(steps("else"), "ann").id != one.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
@@ -246,6 +252,7 @@ def test_a_failing_job_says_why(line: Queue, managed: Callable[[], None], ends: 
     assert ("Traceback" in last.log.read_text()) == (ends == "broken")
 
 
+@pytest.mark.slow
 def test_one_manager_at_a_time(line: Queue, managed: Callable[[], None]) -> None:
     first = line.submit(steps("a", 400, 0.5), "ann")
     second = line.submit(steps("b"), "ann")
@@ -562,6 +569,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant_maps: None) ->
     return Queue()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_page_asks_waits_and_shows_the_result(tiny_suite_file: Path, slow: Queue) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="1.3", samples="8")
@@ -588,6 +596,7 @@ def test_a_page_asks_waits_and_shows_the_result(tiny_suite_file: Path, slow: Que
     assert button(other, "Start")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_page_says_how_a_job_ended_and_starts_it_again(tiny_suite_file: Path, slow: Queue) -> None:
     app = opened(tiny_suite_file, "calibrate", rho="1.4", samples="8")
@@ -611,6 +620,7 @@ def test_a_page_says_how_a_job_ended_and_starts_it_again(tiny_suite_file: Path, 
     assert app.error[0].value == r"lam: \*too\* small"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_jobs_page_lists_cancels_and_removes(tiny_suite_file: Path, slow: Queue) -> None:
     first = slow.submit(order("calibrate", str(tiny_suite_file), {"options": {"rho": 1.0}}), "ann")

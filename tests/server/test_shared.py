@@ -16,6 +16,7 @@ import pytest
 import yaml
 from app_pages import PAGES, button, charts, go, healthy, opened
 from click.testing import CliRunner
+from lanes import rows
 from streamlit.testing.v1 import AppTest
 
 from app import jobs as app_jobs
@@ -108,7 +109,7 @@ def test_nothing_applies_on_a_machine_of_ones_own(tmp_path: Path) -> None:
     assert without_places(f"{tmp_path} {Path.home()}") == f"{tmp_path} {Path.home()}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", rows(PAGES, quick=["calibrate"], slow=PAGES))
 def test_every_page_works_inside_and_says_no_place(root: Path, page: str) -> None:
     app = opened("tiny/suite.yaml", page, b="calibrated", rho="1.5")
     assert healthy(app)
@@ -183,10 +184,17 @@ def test_a_suite_that_names_what_lies_elsewhere_is_refused(root: Path, what: str
     assert_refused(app, root)
 
 
-@pytest.mark.parametrize("what", ["folder", "weights", "configuration", "samples"])
+LINKED = {
+    "folder": "base",
+    "weights": "base/model.safetensors",
+    "configuration": "base/config.json",
+    "samples": "samples.safetensors",
+}
+
+
+@pytest.mark.parametrize("what", rows(LINKED, quick=["weights"], slow=["samples"]))
 def test_links_that_lead_elsewhere_are_refused(root: Path, what: str) -> None:
-    names = {"folder": "base", "weights": "base/model.safetensors", "configuration": "base/config.json"}
-    inside = root / "tiny" / names.get(what, "samples.safetensors")
+    inside = root / "tiny" / LINKED[what]
     outside = root.parent / "secret" / inside.relative_to(root / "tiny")
     shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
     inside.symlink_to(outside)
@@ -213,7 +221,7 @@ def test_nothing_is_taken_from_the_hub_or_its_cache(root: Path, hub: str) -> Non
 
 
 @pytest.mark.parametrize("named", ["../secret/base", "{outside}/experts/" + TASKS[0], "/etc", "calibrated@/etc"])
-@pytest.mark.parametrize("field", ["a", "b"])
+@pytest.mark.parametrize("field", ["a", pytest.param("b", marks=pytest.mark.slow)])
 def test_a_model_elsewhere_is_refused(root: Path, field: str, named: str) -> None:
     outside = root.parent / "secret"
     app = opened("tiny/suite.yaml", "drift", **{field: named.format(outside=outside)})
@@ -223,6 +231,7 @@ def test_a_model_elsewhere_is_refused(root: Path, field: str, named: str) -> Non
     assert not app.exception
 
 
+@pytest.mark.slow
 def test_a_model_inside_is_measured(root: Path) -> None:
     app = opened("tiny/suite.yaml", "drift", b=f"tiny/experts/{TASKS[0]}")
     assert healthy(app)
@@ -267,7 +276,7 @@ def test_a_draft_is_not_written_elsewhere(root: Path, where: str) -> None:
     assert not (root.parent / "own.yaml").exists()
 
 
-@pytest.mark.parametrize("what", ELSEWHERE)
+@pytest.mark.parametrize("what", rows(ELSEWHERE, quick=["a base by .."], slow=["an adapter", "samples"]))
 def test_a_draft_that_names_what_lies_elsewhere_cannot_be_written(root: Path, what: str) -> None:
     """As it would be uploaded: its text is the field's."""
     content = yaml.safe_load((root / "tiny" / "suite.yaml").read_text())
@@ -402,6 +411,7 @@ def test_an_idle_suite_leaves_the_memory() -> None:
     assert get("b", 10) is not b
 
 
+@pytest.mark.slow
 def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the app itself, whose page is still open: the session gives back what it holds."""
     serve(idle=0.4)
@@ -494,6 +504,7 @@ def test_a_visitor_sees_own_jobs_alone_and_no_place_of_a_file(root: Path, long: 
         assert str(place) not in said
 
 
+@pytest.mark.slow
 def test_the_history_is_not_changed_by_whoever_looks(root: Path) -> None:
     app = opened("tiny/suite.yaml", "runs", b="calibrated")
     assert healthy(app)
@@ -503,6 +514,7 @@ def test_the_history_is_not_changed_by_whoever_looks(root: Path) -> None:
     assert not [one for one in app.text_input if one.label in ("Name", "Notes")]
 
 
+@pytest.mark.slow
 def test_a_report_says_no_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import streamlit as st
 

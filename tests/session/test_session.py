@@ -256,7 +256,7 @@ def calm(tiny: Family) -> dict[str, Any]:
     return numbers(Session(tiny))
 
 
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_work_that_is_overtaken_leaves_nothing_half_done(tiny: Family, calm: dict[str, Any], step: int) -> None:
     class NewerRun(Exception):
         pass

@@ -151,6 +151,7 @@ def test_a_killed_process_leaves_its_finished_rows(
     assert [row.found.failure for row in whole.rows] == [""] * len(whole.rows)
 
 
+@pytest.mark.slow
 def test_other_samples_options_or_files_are_other_rows(
     own: Session, made: list[str], edit_suite: Callable[[Callable[[dict[str, Any]], None]], Path]
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_damaged_row_is_named_and_measured_again(own: Session, made: list[str]
     assert "holds no row of a study" in rows.problems[0]
 
 
+@pytest.mark.slow
 def test_looks_at_the_test_split_are_counted_once(own: Session) -> None:
     table(own)
     assert History().looks(hash_of(own)) == (7, 7)

@@ -242,6 +242,7 @@ assert history.problems == []
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, who], cwd=Path(__file__).parents[2]) for who in ("one", "two")]

@@ -349,6 +349,7 @@ def test_the_choice_is_made_of_all_samples(many: Family, short: None) -> None:
     )
 
 
+@pytest.mark.slow
 def test_only_calibration_samples_are_read_and_no_label(
     many_file: Path, many: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: None
 ) -> None:
@@ -388,6 +389,7 @@ def _scores(found: Selection) -> list[tuple[Any, ...]]:
     return [(one.model, one.score and one.score.values, one.failure) for one in found.candidates]
 
 
+@pytest.mark.slow
 def test_a_choice_that_was_ended_goes_on_to_the_same_end(
     many: Family, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short: None
 ) -> None:
@@ -599,6 +601,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
+@pytest.mark.slow
 def test_the_command_says_what_to_run_next(
     run: Run, many_file: Path, many: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: None
 ) -> None:

@@ -122,6 +122,7 @@ def test_stale_and_parallel_blocks_are_fitted_on_their_own_features(tiny64: Fami
     assert not same(calibrate(tiny64, CONFIG).weights, parallel, 1)
 
 
+@pytest.mark.slow
 def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None:
     study = schedule.schedule(own, plan("calibrated"))
     found = drifts(study, "calibrated")
@@ -146,6 +147,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
         schedule.schedule(own, plan("calibrated@merged", "calibrated:samples=6@base"))
 
 
+@pytest.mark.slow
 def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:
     study = ablate.ablate(own, plan("merged"))
     configs = {row.method: resolved(row.point.model, tiny) for row in study.rows}
@@ -182,6 +184,7 @@ def test_switches_that_mean_nothing_to_an_architecture_are_left_out() -> None:
         resolved(name, session.family)
 
 
+@pytest.mark.slow
 def test_fewer_tasks_are_merged_and_calibrated_anew(own: Session, own_suite_file: Path) -> None:
     study = tasks.tasks(own, plan("merged", "calibrated"), (1, 2))
     content = yaml.safe_load(own_suite_file.read_text())
