@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,6 @@ from featcal.formats.weights import Overlay, Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import ModelId, spelled
 from featcal.session.session import Session
-from featcal.studies.cost import Cost, metered
 from featcal.studies.history import History, TaskValue, made_by
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
@@ -23,7 +24,7 @@ from featcal.studies.store import Found, Rows, Spent, settled
 from featcal.suite.name_grammar import FITTED, model_name, reference_in
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
-from featcal.system.progress import Progress, silent
+from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rss_bytes, silent
 
 EXPERT = "expert"
 """Every expert on its own task: what scores are a share of."""
@@ -38,6 +39,19 @@ class Views(NamedTuple):
 
     scores: View = View(None, "test")
     features: View = View(64)
+
+
+@dataclass
+class Cost:
+    """What a piece of work costs: seconds of clock and processor, memory; known when the work is done."""
+
+    wall: float = 0.0
+    """Seconds of the clock."""
+    cpu: float = 0.0
+    """Seconds of all processors together, of this process; what else runs on the machine does not count."""
+    peak_bytes: int | None = None
+    """By how much the process's resident memory grew at most, above what it held before; None where the system cannot
+    count a peak anew."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,31 @@ def _apart(session: Session, model: ModelId, view: View) -> tuple[dict[str, floa
         if not (math.isfinite(value) and math.isfinite(cosine[task])):
             raise NumericalError(f"task '{task}': the relative final drift is {value}, the cosine {cosine[task]}")
     return drift, cosine, cost
+
+
+@contextmanager
+def metered() -> Iterator[Cost]:
+    """Measure the body of the `with`; freed memory is given back before it."""
+    cost = Cost()
+    release_memory()
+    held, counts = rss_bytes(), _forget_peak()
+    started, busy = time.perf_counter(), time.process_time()
+    try:
+        yield cost
+    finally:
+        cost.wall, cost.cpu = time.perf_counter() - started, time.process_time() - busy
+        peak = peak_rss_bytes()
+        cost.peak_bytes = max(0, peak - held) if counts and peak is not None else None
+
+
+def _forget_peak() -> bool:
+    """Have the system count this process's peak from now on; whether it does (Linux alone)."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -27,13 +27,12 @@ from featcal.figures import study_tables
 from featcal.session.session import Session
 from featcal.studies import runner
 from featcal.studies.compare import compare_methods, every_method
-from featcal.studies.cost import metered
 from featcal.studies.history import History, TaskValue
 from featcal.studies.method_lists import drawn, listed, seeds
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import NEEDS, OF_A_KIND, needs
-from featcal.studies.runner import Point, Row
+from featcal.studies.runner import Point, Row, metered
 from featcal.studies.store import Found, Rows, Spent
 from featcal.studies.study import Study, read_study
 from featcal.studies.summary import spread, summaries
