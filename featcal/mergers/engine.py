@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count
 from math import prod
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from featcal.formats.output import save_tensors
 from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
 from featcal.mergers import (
     breadcrumbs,
@@ -23,7 +30,6 @@ from featcal.mergers import (
     ties_per_tensor,
     trimming,
 )
-from featcal.mergers.computed import Computed
 from featcal.suite.recipe import MergeRecipe
 
 VALUES_AT_ONCE = 2**21
@@ -33,6 +39,36 @@ A larger tensor is merged by itself. Of eight B/32 experts that is 0.2 to 0.4 GB
 base takes 0.25 GB in float32)."""
 
 _SMALLER = "merge with a smaller scale, or store the merged model with more range (`dtype: bfloat16` or `float32`)"
+
+
+class Computed:
+    """Files of single tensors that take long to compute, in a temporary folder that is gone with the object."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._files: dict[str, Path] = {}
+        self._numbers = count()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = load_file(self._files[name])[name]
+        return tensor
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep finished tensors.
+
+        Raises:
+            InputError: the disk refuses.
+        """
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=".featcal-merged-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, True)
+        for name, tensor in tensors.items():
+            file = self._folder / f"{next(self._numbers)}.safetensors"
+            save_tensors({name: tensor}, file)
+            self._files[name] = file
 
 
 @dataclass(frozen=True)
