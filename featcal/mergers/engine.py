@@ -28,7 +28,6 @@ from featcal.mergers import (
     task_arithmetic,
     ties,
     ties_per_tensor,
-    trimming,
 )
 from featcal.suite.recipe import MergeRecipe
 
@@ -198,7 +197,7 @@ class RecipeWeights:
         sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
         densities = self._by_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
         return [
-            trimming.largest(partial(self._task_vector, task, sizes), ties.kept(sum(sizes.values()), density))
+            ties.largest(partial(self._task_vector, task, sizes), ties.kept(sum(sizes.values()), density))
             for task, density in zip(self.experts, densities, strict=True)
         ]
 

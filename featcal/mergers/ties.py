@@ -2,7 +2,7 @@
 is averaged (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
 
 The largest entries are those of the *whole* task vector, over all tensors that are merged. Where the cut lies is found
-before anything is merged, in passes over every expert that hold a part of it at a time (`trimming`). mergekit's `ties`
+before anything is merged, in passes over every expert that hold a part of it at a time (`largest`). mergekit's `ties`
 trims tensor by tensor and is another method, `ties_per_tensor`.
 
 At two places, which concern single entries, the paper's code differs from its algorithm and from this one: it keeps one
@@ -12,7 +12,7 @@ here, as sgn(0) = 0 says, such an entry stays the base's. Equal magnitudes at th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from featcal.mergers.election import votes
 
 DEFAULT_DENSITY = 0.2
 DEFAULT_SCALE = 1.0
+_DIGIT = 21
+"""Bits that a pass settles: three of them are the 63 of a magnitude in float64, and 2**21 counts take 16 MiB."""
 
 
 def merge(base: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float], scale: float | None = None) -> Tensor:
@@ -48,3 +50,30 @@ def trim(vector: Tensor, threshold: float) -> Tensor:
 def kept(entries: int, density: float) -> int:
     """How many of a task vector's entries stay: `density` of them, rounded down, and at least one."""
     return max(1, int(density * entries))
+
+
+def largest(parts: Callable[[], Iterable[Tensor]], k: int) -> float:
+    """The k-th largest magnitude of a vector that is never in memory as a whole, with 1 <= k <= entries; at least `k`
+    entries are not smaller. Exact, by refining a histogram of bits.
+
+    Magnitudes in float64 are ordered as their bits are, read as a whole number: a pass counts one digit of those that
+    agree with the digits found so far, and the next digit is where the count from above reaches `k`.
+
+    Args:
+        parts: gives the vector's parts anew, in float64; called three times.
+
+    >>> largest(lambda: [torch.tensor([0.5, -3.0]).double(), torch.tensor([2.0]).double()], 2)
+    2.0
+    """
+    found = 0
+    for shift in range(63 - _DIGIT, -1, -_DIGIT):
+        counts = torch.zeros(2**_DIGIT, dtype=torch.int64)
+        for part in parts():
+            bits = part.abs().view(torch.int64)
+            inside = bits[bits >> (shift + _DIGIT) == found]
+            counts += torch.bincount((inside >> shift) & (2**_DIGIT - 1), minlength=2**_DIGIT)
+        from_above = counts.flip(0).cumsum(0)
+        place = int(torch.searchsorted(from_above, k))
+        k -= int(from_above[place - 1]) if place else 0
+        found = found << _DIGIT | 2**_DIGIT - 1 - place
+    return torch.tensor(found).view(torch.float64).item()

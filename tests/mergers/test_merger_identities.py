@@ -20,7 +20,6 @@ from featcal.mergers import (
     model_stock,
     spectral,
     ties,
-    trimming,
     tsv_m,
     wudi,
 )
@@ -31,7 +30,7 @@ from featcal.system.errors import NumericalError
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4)}
 ENTRIES = 6 * 8 + 7 + 12 + 36
 SPREAD = {"a": 1.0, "b": 0.05, "c": 3.0, "d": 0.3}
-"""Tensors change by different amounts, so that trimming them together is not trimming each."""
+"""Tensors change by different amounts, so that ties them together is not ties each."""
 
 
 def model(name: str, seed: int, base: InMemory | None = None) -> InMemory:
@@ -68,7 +67,7 @@ def close(one: Tensor, other: Tensor, within: float = 1e-12) -> None:
 def short_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that settle 9 bits: those of 21 count 2**21 magnitudes, however few there are, and have a test of their
     own."""
-    monkeypatch.setattr(trimming, "_DIGIT", 9)
+    monkeypatch.setattr(ties, "_DIGIT", 9)
 
 
 EXACT_FOR_ONE: dict[str, dict[str, object]] = {
@@ -143,7 +142,7 @@ def test_entries_that_cancel_have_no_sign() -> None:
     assert ties.merge(zero, [up, down], [0.0, 0.0]).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("digit", [9, trimming._DIGIT])
+@pytest.mark.parametrize("digit", [9, ties._DIGIT])
 @settings(max_examples=15, deadline=None)  # 2**21 counts per part take their time
 @given(
     st.lists(st.floats(-1e300, 1e300) | st.sampled_from([0.0, -1.5, 1.5]), min_size=1, max_size=40),
@@ -154,8 +153,8 @@ def test_the_kth_largest_magnitude_is_exact(digit: int, values: list[float], pla
     whole = torch.tensor(values, dtype=torch.float64)
     k = place % len(values) + 1
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trimming, "_DIGIT", digit)
-        found = trimming.largest(lambda: whole.split(size), k)
+        patched.setattr(ties, "_DIGIT", digit)
+        found = ties.largest(lambda: whole.split(size), k)
     assert found == float(whole.abs().topk(k).values[-1])
 
 
