@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
 from featcal.formats.located import Located
@@ -11,9 +12,20 @@ from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.peft import task_type
 from featcal.formats.sentences import pooled_by
-from featcal.formats.sizes import check_sizes
 from featcal.formats.weights import Canonical
 from featcal.system.errors import InputError
+from featcal.system.formatting import shortened
+
+_LAYERS = frozenset({"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "layers"})
+_SIZES = frozenset({
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "image_size",
+    "patch_size", "vocab_size", "projection_dim", "max_position_embeddings", "d_model", "d_kv", "d_ff", "num_heads",
+    "num_channels", "n_embd", "n_head", "width", "embed_dim", "head_width", "heads", "context_length",
+})  # fmt: skip
+_OFTEN_NONE = frozenset({"num_key_value_heads", "head_dim", "num_decoder_layers"})
+_OFTEN_LISTS = frozenset({"image_size", "patch_size", "intermediate_size"})
+MOST_LAYERS, MOST_SIZE = 10_000, 1 << 26
+"""Far above every published model (126 layers, 256 thousand rows of a vocabulary), far below what fills a machine."""
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
@@ -43,7 +55,7 @@ def locate(ref: str, root: Path, label: str) -> Located:
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label)
     config = read_config(folder, label) | pooled_by(folder)
-    check_sizes(config, f"{label}: {folder / 'config.json'}")
+    _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)
     lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
 
@@ -52,3 +64,30 @@ def locate(ref: str, root: Path, label: str) -> Located:
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
     return Located(label, folder, config, names, opened, "" if lora is None else task_type(lora))
+
+
+def _check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Let a configuration pass whose sizes a model can have, those of its towers included: a library would ask for
+    memory or time by other numbers.
+
+    Raises:
+        InputError: listing every size that is no whole number from 1 to `MOST_SIZE`, or `MOST_LAYERS` of layers;
+            `where` names the file.
+    """
+    problems = [
+        f"{where}: {name} is {shortened(repr(value), 40)}, {wanted}" for name, value, wanted in _wrong_sizes(config)
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
+def _wrong_sizes(config: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any, str]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping) and not under.count("."):
+            yield from _wrong_sizes(value, f"{under}{name}.")
+        elif name in _LAYERS or name in _SIZES:
+            most = MOST_LAYERS if name in _LAYERS else MOST_SIZE
+            several = value if isinstance(value, list) and name in _OFTEN_LISTS else [value]
+            fine = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in several)
+            if not fine and not (value is None and name in _OFTEN_NONE):
+                yield f"{under}{name}", value, f"a model has a whole number from 1 to {most}"
