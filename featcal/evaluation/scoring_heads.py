@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from featcal.evaluation.heads import LinearHead, stored_head
+from featcal.evaluation.heads import CosineHead, LinearHead, stored_head
 from featcal.evaluation.language import first_answers
-from featcal.evaluation.zero_shot import zero_shot_heads
 from featcal.family.opening import Family
+from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Adapter, Answers
 from featcal.models.model import Head, own_head
+from featcal.samples.prompts import class_prompts
 from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NoScores
 from featcal.system.formatting import some
@@ -135,6 +137,32 @@ def prompt_heads(family: Family, names: Mapping[str, Sequence[str]], models: Map
         of_model = {task: prompts[task] for task in names if models[task] is model}
         found |= zero_shot_heads(adapter, family.origin, of_model, model)
     return found
+
+
+@torch.no_grad()
+def zero_shot_heads(
+    adapter: Adapter,
+    base: Located,
+    tasks: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    model: Weights | None = None,
+) -> dict[str, CosineHead]:
+    """Heads of several tasks from (class names, templates): fill all templates, encode, normalise, average over
+    templates, normalise.
+
+    Args:
+        model: whose text tower makes them, where text towers are merged too; else the base's does.
+
+    Raises:
+        InputError: as `Adapter.prompt_encoder`.
+    """
+    encode, scale = adapter.prompt_encoder(base) if model is None else adapter.prompt_encoder_of(base, model)
+    heads = {}
+    for task, (class_names, templates) in tasks.items():
+        texts = class_prompts(class_names, templates)
+        unit = torch.nn.functional.normalize(encode(texts), dim=-1)
+        mean = unit.reshape(len(class_names), len(templates), -1).mean(1)
+        heads[task] = CosineHead(torch.nn.functional.normalize(mean, dim=-1), scale, tuple(class_names))
+    return heads
 
 
 def vocabulary_head(adapter: Adapter, model: Weights) -> LinearHead:

@@ -32,7 +32,7 @@ def test_base_scores_like_the_whole_clip_model(tiny: Family) -> None:
 
 
 def test_templates_are_averaged_after_normalisation(tiny: Family) -> None:
-    from featcal.evaluation.zero_shot import zero_shot_heads
+    from featcal.evaluation.scoring_heads import zero_shot_heads
 
     names, templates = ["cat", "dog"], ["a photo of a {}.", "a {}"]
     one = zero_shot_heads(tiny.adapter, tiny.origin, {"a": (names, templates[:1]), "b": (names, templates[1:])})

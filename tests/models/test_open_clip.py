@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from conftest import in_float64, write_suite
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
-from featcal.evaluation.zero_shot import zero_shot_heads
+from featcal.evaluation.scoring_heads import zero_shot_heads
 from featcal.export.clip_counterparts import to_hf, vision_pairs
 from featcal.family.opening import Family
 from featcal.formats.located import Located
