@@ -26,7 +26,7 @@ export default function ({ data, setTriggerValue }) {
 
 
 @st.fragment
-def later(key: str, version: str, meanwhile: str, draw: Callable[[], None]) -> None:
+def draw_later(key: str, version: str, meanwhile: str, draw: Callable[[], None]) -> None:
     """Draw a part of a page after all the rest of it, in a run of its own that any control of the page interrupts.
 
     Args:

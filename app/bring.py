@@ -13,7 +13,7 @@ import streamlit as st
 
 from app import catalogue, state, view
 from app.export import output_folder
-from featcal.authoring.from_form import KINDS, DraftTask, draft, read_draft, taken_over, write_draft
+from featcal.authoring.from_form import KINDS, DraftTask, draft, import_file, read_draft, write_draft
 from featcal.export.merge import DEFAULT_SCALES
 from featcal.figures.names import plain, plain_lines
 from featcal.preflight.check import Preflight, check
@@ -23,7 +23,7 @@ from featcal.suite.schema import Suite, task_catalogue
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import readable
 from featcal.system.paths import from_folder
-from featcal.system.sandbox import shared, without_places
+from featcal.system.sandbox import server_rules, without_places
 
 _TEXT, _NOTES, _FORM, _ROWS, _EDITOR = "draft", "draft notes", "draft form", "draft rows", "draft-tasks"
 _WRITTEN = "draft written"
@@ -51,7 +51,7 @@ def upload() -> None:
         file = Path(folder) / "uploaded.yaml"
         file.write_bytes(given.getvalue())
         try:
-            _put(*taken_over(file))
+            _put(*import_file(file))
         except InputError as error:
             view.problem(error)
 
@@ -111,7 +111,7 @@ def suite_text() -> str:
 
 def _require_short(text: str) -> None:
     """Raises InputError: a text that visitors of a shared server may not have it read."""
-    rules = shared()
+    rules = server_rules()
     if rules is not None and len(text.encode(errors="replace")) > rules.text:
         raise InputError(f"draft: longer than the {readable(rules.text)} that this server reads; shorten it")
 
@@ -137,7 +137,7 @@ def verdict(text: str, file: Path) -> Suite | None:
         _require_short(text)
         suite = read_draft(text, file)
         with st.spinner("Checking models and samples …"):
-            found = _checked(suite_stamp(suite), suite)
+            found = _check(suite_stamp(suite), suite)
     except FeatcalError as error:
         view.problem(error)
         return None
@@ -147,7 +147,7 @@ def verdict(text: str, file: Path) -> Suite | None:
 
 
 @st.cache_resource(max_entries=4, ttl="10m", show_spinner=False)
-def _checked(files: Stamp, _suite: Suite) -> Preflight:
+def _check(files: Stamp, _suite: Suite) -> Preflight:
     return check(_suite, probe=False)
 
 
@@ -159,7 +159,7 @@ def write(text: str, file: Path) -> None:
         except FeatcalError as error:
             view.problem(error)
             return
-        named = from_folder(file, Path.cwd()) if shared() else str(file)
+        named = from_folder(file, Path.cwd()) if server_rules() else str(file)
         state.select(suite=named)
         st.session_state[_WRITTEN] = named
         st.rerun()  # the sidebar was drawn with the suite before

@@ -106,7 +106,7 @@ def expectations(found: Preflight) -> None:
             st.dataframe(frame.style.format("{:.0f}"), alt="Share of right answers, experts in rows, tasks in columns")
             st.caption(
                 f"Right first answers in %, {found.diagonal.samples} samples per task, split "
-                f"{found.diagonal.scored_on}; experts in rows, tasks in columns. An "
+                f"{found.diagonal.split_words}; experts in rows, tasks in columns. An "
                 "expert that does another's task better than its own stands at the wrong place."
             )
 
@@ -118,7 +118,7 @@ def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
             scores, missing = session.scores("expert", on, report).tasks, ""
     except FeatcalError as error:
         scores, missing = {}, str(error)
-    samples = {task: session.seen(task, on) for task in session.tasks}
+    samples = {task: session.viewable_samples(task, on) for task in session.tasks}
     rows = []
     for task, spec in session.family.suite.tasks.items():
         row: dict[str, Any] = {"task": task}
@@ -147,14 +147,14 @@ def _text(spec: Task, samples: Samples) -> dict[str, Any]:
 def examples(session: Session) -> None:
     """Some calibration samples of every task: pictures with their classes, or texts with their answers."""
     few = View(EXAMPLES_PER_TASK, "calibration")
-    samples = {task: session.seen(task, few) for task in session.tasks}
+    samples = {task: session.viewable_samples(task, few) for task in session.tasks}
     if any(one.texts is not None for one in samples.values()):
         st.subheader("Texts")
         rows = [
             {"task": task, "text": text, "answer": answer}
             for task, one in samples.items()
             if one.texts is not None
-            for text, answer in zip(one.texts, one.targets or _named(one) or ["–"] * len(one), strict=True)
+            for text, answer in zip(one.texts, one.targets or _label_names(one) or ["–"] * len(one), strict=True)
         ]
         wide = {name: st.column_config.TextColumn(width=size) for name, size in WIDTHS.items()}
         st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=wide, height=420, alt="Texts and their answers")
@@ -164,7 +164,7 @@ def examples(session: Session) -> None:
         st.caption("The samples of this suite are tensors: there is nothing to show of them.")
 
 
-def _named(one: Samples) -> list[str]:
+def _label_names(one: Samples) -> list[str]:
     """The class name of every sample; none where classes have no names."""
     return [one.class_names[int(i)] for i in one.labels] if one.class_names and one.labels is not None else []
 
@@ -176,7 +176,7 @@ def _show_pictures(samples: Mapping[str, Samples]) -> None:
             one = samples.get(task or "")
             if one is None or one.images is None:
                 continue
-            names = _named(one)
+            names = _label_names(one)
             with column:
                 st.caption(f"**{plain(str(task))}**")
                 st.image(

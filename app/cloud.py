@@ -23,7 +23,7 @@ from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
-from featcal.session.feature_maps import EXPERT, Clouds, offered, to_expert
+from featcal.session.feature_maps import EXPERT, Clouds, compare_with_expert, visible_layers
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
 
@@ -44,17 +44,17 @@ class Shown(Clouds):
 
     @property
     def data(self) -> Samples:
-        return self.session.seen(self.task, self.on)
+        return self.session.viewable_samples(self.task, self.on)
 
     @property
     def layers(self) -> list[str]:
         """Those of the page's map."""
-        return self.on_map(self.layer)
+        return self.map_layers(self.layer)
 
 
 def layer_slider(session: Session) -> str:
     """The layer whose features are shown; one that was chosen as a part of a block elsewhere is that block here."""
-    layers = offered(session)
+    layers = visible_layers(session)
     chosen = state.selection().layer or LAST_LAYER
     alike = (one for one in layers if chosen == one or chosen.startswith(f"{one} "))
     layer = next(alike, layers[0] if chosen in session.family.adapter.layers() else LAST_LAYER)
@@ -84,7 +84,7 @@ def map_section(shown: Shown, origin: Origin) -> None:
     """PCA at once, UMAP when its process is done; points, boxes and lassos pick samples."""
     ids, cloud = shown.cloud(shown.task, shown.layer)
     key = shown.key(shown.task, len(shown.layers))
-    job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([cloud]))
+    job: Job = shown.session.get_or_make("map", key, lambda: state.map_worker().submit([cloud]))
     answers = answers_of(shown.data)
 
     row = st.container(horizontal=True)
@@ -98,8 +98,8 @@ def map_section(shown: Shown, origin: Origin) -> None:
     def draw() -> None:
         axes = _axes(job, wanted)
         flat = job.result()[0] if axes == "UMAP" else shown.pca(shown.task, shown.layer)
-        points, depth = _at_layer(shown, flat, framed)
-        dots = _dots(shown.data, ids, by_answer, samples.picked(shown.session, shown.on))
+        points, depth = _layer_points(shown, flat, framed)
+        dots = _dots(shown.data, ids, by_answer, samples.picked_samples(shown.session, shown.on))
         numbers = Numbers(
             f"map {shown.task} {shown.layer}",
             _coordinates(points, axes, dots, answers),
@@ -122,14 +122,16 @@ def map_section(shown: Shown, origin: Origin) -> None:
             st.caption(f"{len(set(answers))} colours are hard to tell apart: hover a point for its class.")
         view.fold(numbers)
 
-    _until_done(job, draw)
+    _draw_until_done(job, draw)
 
 
 def every_task_section(shown: Shown, origin: Origin) -> None:
     """One small map per task, each of its own."""
     clouds = {task: shown.cloud(task, shown.layer, alone=True) for task in shown.session.tasks}
     key = shown.key("every task", shown.layer)
-    job: Job = shown.session.once("map", key, lambda: state.map_worker().submit([one for _, one in clouds.values()]))
+    job: Job = shown.session.get_or_make(
+        "map", key, lambda: state.map_worker().submit([one for _, one in clouds.values()])
+    )
 
     def draw() -> None:
         axes = _axes(job, view.one_of(["UMAP", "PCA"], state.selection().map))
@@ -137,8 +139,10 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         points, dots, trust = {}, {}, {}
         for (task, (ids, cloud)), flat in zip(clouds.items(), flats, strict=True):
             points[task] = dict(zip(shown.models, np.split(flat, len(shown.models)), strict=True))
-            data = shown.session.seen(task, shown.on)
-            dots[task] = _dots(data, ids, False, () if task != shown.task else samples.picked(shown.session, shown.on))
+            data = shown.session.viewable_samples(task, shown.on)
+            dots[task] = _dots(
+                data, ids, False, () if task != shown.task else samples.picked_samples(shown.session, shown.on)
+            )
             trust[task] = _trust(shown.session, shown.key(task, shown.layer, axes, "alone"), cloud, flat)
         rows = pd.concat([_coordinates(points[task], axes, dots[task], None).assign(task=task) for task in points])
         units = f"coordinates; every task has a {axes} map of its own"
@@ -160,15 +164,15 @@ def every_task_section(shown: Shown, origin: Origin) -> None:
         _say_how_many(max(len(ids) for ids, _ in clouds.values()), max(origin.counts.values()))
         view.fold(numbers)
 
-    _until_done(job, draw)
+    _draw_until_done(job, draw)
 
 
 def pick_section(shown: Shown) -> None:
     """Samples by name, for those who pick by keyboard; and one button that lets all go."""
-    picked, answers = samples.picked(shown.session, shown.on), answers_of(shown.data)
+    picked, answers = samples.picked_samples(shown.session, shown.on), answers_of(shown.data)
     known = range(len(shown.data))
 
-    def called(one: int) -> str:
+    def format_answer(one: int) -> str:
         return f"{one}: {answers[one]}" if answers is not None and one in known else str(one)
 
     state.control(
@@ -178,7 +182,7 @@ def pick_section(shown: Shown) -> None:
         (),
         "Picked samples",
         sorted({*known, *picked}),
-        format_func=called,
+        format_func=format_answer,
         max_selections=MOST_PICKED,
         placeholder="Draw around points of the map, click one, or choose here",
     )
@@ -188,7 +192,9 @@ def pick_section(shown: Shown) -> None:
 
 def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str) -> None:
     """Cosine and distance to the expert in the full space, per model: means and a histogram."""
-    cosines, distances = ({n: one for n, one in found.items() if n != EXPERT} for found in to_expert(features))
+    cosines, distances = (
+        {n: one for n, one in found.items() if n != EXPERT} for found in compare_with_expert(features)
+    )
     for measure, values in (("cosine", cosines), ("L2 distance", distances)):
         view.metrics([(f"{measure}, {name}", f"{one.mean():.3f}", None) for name, one in values.items()])
     what = view.choice("Per sample", ["cosine", "L2 distance"], "distance")
@@ -207,7 +213,7 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
         f"Histogram of the {axis}, {layer}; means: {means}",
         numbers=Numbers(
             f"distances {next(iter(origin.counts))} {layer}",
-            tables.stacked(frames),
+            tables.stack_models(frames),
             units,
             origin,
             kind="features",
@@ -240,7 +246,7 @@ def _pick_task(tasks: Sequence[str]) -> None:
         state.select(task=tasks[int(points[0]["customdata"][0])], picked=ids_of(points[:1]), picked_of=None)
 
 
-def _until_done(job: Job, draw: Callable[[], None]) -> None:
+def _draw_until_done(job: Job, draw: Callable[[], None]) -> None:
     """Draw now, and look again every second while a map is being made; once it is there, or something was picked on
     the one that stands in for it, the whole page runs anew."""
     waiting, looked_at = not job.done(), state.selection()
@@ -258,7 +264,7 @@ def _axes(job: Job, wanted: str) -> str:
     return "UMAP" if wanted == "UMAP" and job.done() and job.exception() is None else "PCA"
 
 
-def _at_layer(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
+def _layer_points(shown: Shown, flat: maps.Points, framed: bool) -> tuple[dict[str, maps.Points], Depth | None]:
     """The chosen layer's points by model, and where they lie in the map of all layers, if it is one.
 
     Args:
@@ -285,7 +291,7 @@ def _dots(data: Samples, ids: Sequence[int], by_answer: bool, picked: Sequence[i
 def _coordinates(points: Mapping[str, maps.Points], axes: str, dots: Dots, answers: list[str] | None) -> pd.DataFrame:
     """One row per model and sample."""
     said = {"answer": [answers[i] for i in dots.ids]} if answers else {}
-    return tables.stacked(
+    return tables.stack_models(
         {
             model: pd.DataFrame({"sample": list(dots.ids), f"{axes} 1": flat[:, 0], f"{axes} 2": flat[:, 1], **said})
             for model, flat in points.items()
@@ -325,7 +331,7 @@ def _say_how_far(shown: Shown, job: Job, made: tuple[str, maps.Points, maps.Poin
 
 
 def _trust(session: Session, key: Hashable, cloud: maps.Points, flat: maps.Points) -> float:
-    return session.once("trust", key, lambda: maps.trust(cloud, flat))
+    return session.get_or_make("trust", key, lambda: maps.trust(cloud, flat))
 
 
 def _say_how_many(drawn: int, count: int) -> None:

@@ -11,7 +11,7 @@ from app import jobs, opening, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
 from featcal.calibration.config import CalibrationConfig
 from featcal.figures.names import plain
-from featcal.figures.report.models import labelled
+from featcal.figures.report.models import label_models
 from featcal.figures.theme import Shown
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
@@ -53,7 +53,7 @@ class Compared:
         return found[-1] if found else None
 
 
-def in_sidebar(session: Session) -> Compared:
+def choose_in_sidebar(session: Session) -> Compared:
     """Both models chosen in the sidebar, with the controls of the calibrated one; calibrated models are there when
     this returns."""
     with st.sidebar:
@@ -65,7 +65,7 @@ def in_sidebar(session: Session) -> Compared:
             state.control(st.selectbox, field, now, home, label, listed, accept_new_options=True, help=note)
         if state.selection().calibrates:
             options.controls_in_sidebar(session)
-    return chosen(session)
+    return make_chosen(session)
 
 
 def with_calibrated(session: Session) -> Compared:
@@ -77,35 +77,35 @@ def with_calibrated(session: Session) -> Compared:
         state.control(
             st.selectbox, "a", now, HOME.a, "Model A", list(dict.fromkeys([*offered, now])), accept_new_options=True
         )
-    return _made(session, [now, CALIBRATED])
+    return _make(session, [now, CALIBRATED])
 
 
-def chosen(session: Session) -> Compared:
+def make_chosen(session: Session) -> Compared:
     """What the selection names, made where it is a calibration; the page ends where a name stands for nothing."""
-    return _made(session, _selected())
+    return _make(session, _chosen_names())
 
 
-def named(session: Session) -> dict[str, ModelId]:
+def resolve_chosen(session: Session) -> dict[str, ModelId]:
     """What the selection names, not made.
 
     Raises:
         InputError: a name that stands for nothing.
     """
-    return _labelled(session, _selected())
+    return _label(session, _chosen_names())
 
 
-def _selected() -> list[str]:
+def _chosen_names() -> list[str]:
     selection = state.selection()
     return list(dict.fromkeys(filter(None, (selection.a or HOME.a, selection.b))))
 
 
-def _made(session: Session, texts: list[str]) -> Compared:
+def _make(session: Session, texts: list[str]) -> Compared:
     try:
-        found = _labelled(session, texts)
+        found = _label(session, texts)
         with state.progress() as report:
             for model in found.values():
                 if isinstance(model, CalibrationConfig):
-                    jobs.calibrated(session, model, report)
+                    jobs.ensure_calibrated(session, model, report)
                 else:
                     session.weights(model)
     except InputError as error:
@@ -130,10 +130,12 @@ def settings(session: Session, compared: Compared) -> None:
     with st.container(key="model-settings"):
         for shown, model in compared.models.items():
             if isinstance(model, CalibrationConfig):
-                st.caption(f"{shown}: {options.described(model, session)}")
+                st.caption(f"{shown}: {options.describe(model, session)}")
             elif isinstance(model, str) and model != shown:
                 st.caption(f"{shown}: {plain(model)}")
 
 
-def _labelled(session: Session, texts: list[str]) -> dict[str, ModelId]:
-    return labelled((text, options.chosen(session) if text == CALIBRATED else session.named(text)) for text in texts)
+def _label(session: Session, texts: list[str]) -> dict[str, ModelId]:
+    return label_models(
+        (text, options.chosen_config(session) if text == CALIBRATED else session.resolve(text)) for text in texts
+    )

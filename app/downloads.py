@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from app import opening
-from app.selection import made_with
+from app.selection import file_words
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
 from featcal.figures.commands import Measured
-from featcal.session.model_names import ModelId, spelled
+from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, View
 
@@ -28,7 +28,7 @@ class Origin:
 
     Args:
         counts: how many samples of the split were measured, per task.
-        models: full names of the models by what tables call them (`featcal.session.model_names.spelled`).
+        models: full names of the models by what tables call them (`featcal.session.model_names.full_name`).
         made: the part of a file's name that tells the models from others of the suite; "" for the merged one alone.
         on: which samples were asked for, and of a ledger what was measured of the drift.
         task: the one that they are about; None where that is every one.
@@ -47,7 +47,7 @@ class Origin:
         """How many samples of every task, as "64", or "40 to 64" where tasks differ; "" where none were needed."""
         return tables.how_many(self.counts.values()) if self.counts else ""
 
-    def of_task(self, task: str) -> Origin:
+    def with_task(self, task: str) -> Origin:
         """The same for numbers of one task."""
         return replace(self, counts={task: self.counts[task]}, task=task)
 
@@ -72,7 +72,7 @@ class Numbers:
     kind: str = ""
     layer: str | None = None
 
-    def measured(self, reference: str) -> Measured | None:
+    def measurement(self, reference: str) -> Measured | None:
         """What the numbers come from, of the suite with this reference; None where no command says them."""
         if not self.kind:
             return None
@@ -114,22 +114,22 @@ def file_name(what: str, origin: Origin) -> str:
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def of_samples(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
+def sample_origin(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
     """What features were measured on; tasks can have fewer samples than were asked for."""
     return _origin(session, on.split or session.split, session.counts(on), models, on)
 
 
-def of_scores(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
+def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
     """What scores were measured on."""
     counts = {task: one.n for task, one in scores.tasks.items()}
     return _origin(session, scores.split, counts, models, View(None, scores.split))
 
 
 def _origin(session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: View) -> Origin:
-    names = {str(shown): spelled(model, session.family) for shown, model in models.items()}
-    made = "-".join(_made(shown, model, session) for shown, model in models.items() if model not in USUAL)
+    names = {str(shown): full_name(model, session.family) for shown, model in models.items()}
+    made = "-".join(_model_words(shown, model, session) for shown, model in models.items() if model not in USUAL)
     return Origin(session.family.suite.name, split, counts, names, made, on)
 
 
-def _made(shown: str, model: ModelId, session: Session) -> str:
-    return made_with(model, opening.defaults(session)) if isinstance(model, CalibrationConfig) else shown
+def _model_words(shown: str, model: ModelId, session: Session) -> str:
+    return file_words(model, opening.defaults(session)) if isinstance(model, CalibrationConfig) else shown

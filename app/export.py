@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
-from app.selection import made_with
+from app.selection import file_words
 from featcal.calibration.config import CalibrationConfig
 from featcal.export.write import RECORD_FILE
 from featcal.figures.names import plain
@@ -17,7 +17,7 @@ from featcal.session.model_names import calibrate_command
 from featcal.session.session import Session
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.json_files import read_json
-from featcal.system.paths import as_named
+from featcal.system.paths import expand_home
 from featcal.system.sandbox import require_inside, without_places
 
 _FOLDER, _OFFERED, _WRITTEN = "folder", "folder offered", "written"
@@ -33,7 +33,7 @@ def section(ws: Session, config: CalibrationConfig) -> None:
         try:
             with st.spinner("Writing, reloading and comparing …", show_time=True):
                 folder = output_folder(name)
-                files = ws.calibrated(config).save(folder)
+                files = ws.calibrate(config).save(folder)
             st.session_state[_WRITTEN] = ((state.reference(), config), folder, files)
         except FeatcalError as error:
             view.problem(error)
@@ -54,7 +54,7 @@ def _folder(place: DeltaGenerator, offered: str) -> str:
 
 def default_name(suite: str, config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     """A folder name that says how the model was made: suite, numbers, and switches that differ from its defaults."""
-    return "-".join([re.sub(r"[^\w.-]+", "-", suite), made_with(config, defaults)])
+    return "-".join([re.sub(r"[^\w.-]+", "-", suite), file_words(config, defaults)])
 
 
 def output_folder(name: str) -> Path:
@@ -68,7 +68,7 @@ def output_folder(name: str) -> Path:
     if not name.isprintable():
         raise InputError("the folder's name holds a control character; type another")
     try:
-        place = as_named(name)
+        place = expand_home(name)
         require_inside(place, "folder to write", to_write=True)
         return place.resolve()
     except (OSError, RuntimeError, ValueError) as error:

@@ -11,7 +11,7 @@ from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import Comparison, Difference, compared
+from featcal.evaluation.paired import Comparison, Difference, compare_scores
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
 from featcal.session.model_names import ModelId
@@ -27,7 +27,7 @@ def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | No
     """What the second model is better on average, with its interval, for a metric card; None where the two were not
     scored on the same samples in the same way."""
     try:
-        return compared(scores[pair[0]], scores[pair[1]]).average
+        return compare_scores(scores[pair[0]], scores[pair[1]]).average
     except FeatcalError:
         return None
 
@@ -36,7 +36,7 @@ def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Com
     """Both models of a page on the same samples; None, and the reason on the page, where they cannot be compared."""
     try:
         a, b = models.values()
-        return session.compared(a, b, on)
+        return session.compare(a, b, on)
     except FeatcalError as error:
         view.problem(error)
         return None
@@ -72,23 +72,23 @@ def section(session: Session, models: Mapping[str, ModelId], task: str, on: View
     if one.counts is None:
         st.info(f"No answer of {plain(task)} is right or wrong: it is scored by a rank correlation.")
     everyone = samples.with_ends(models)
-    data = session.seen(task, on)
-    frame = sample_tables.sample_table(data, samples.known(session, everyone, task, on), a, b)
+    data = session.viewable_samples(task, on)
+    frame = sample_tables.sample_table(data, samples.measured_samples(session, everyone, task, on), a, b)
     row = st.container(horizontal=True, vertical_alignment="bottom")
     show = view.choice(f"Samples of {plain(task)}", list(sample_tables.SHOWN), "flips", row) if one.counts else "all"
     sorts = ["sample", *(name for name in frame if str(name).endswith((" margin", " drift", " cosine")))]
     sort = view.one_of(sorts, state.selection().sort)
     state.control(row.selectbox, "sort", sort, HOME.sort or sorts[0], "Sort by", sorts)
-    kept = sample_tables.kept(frame, show, sort)
+    kept = sample_tables.select_rows(frame, show, sort)
     split = on.split
-    origin = downloads.of_samples(session, on, everyone).of_task(task)
+    origin = downloads.sample_origin(session, on, everyone).with_task(task)
     if kept.empty:
         st.info(f"None of {plain(task)} is {show}.", icon=":material/info:")
     else:
         name = "flips" if show == "flipped" else f"samples {show}"
         samples.table(Numbers(f"{name} {task}", kept, f"answers; {sample_tables.UNITS}", origin, kind="answers"), split)
     samples.offer_measurements(session, everyone, on)
-    picked = samples.picked(session, on)
+    picked = samples.picked_samples(session, on)
     if not picked and data.images is not None and not kept.empty:
         samples.gallery(data, kept.head(MOST_UNASKED))
     samples.panel(session, models, task, on, picked)

@@ -56,11 +56,11 @@ class Held:
         Raises:
             InputError: it needs more than all suites may together, or as `opened` and `needs`.
         """
-        found = self._found(key)
+        found = self._find(key)
         if found is not None:
             return found
         with self._opening:
-            found = self._found(key)
+            found = self._find(key)
             if found is not None:
                 return found
             wanted = 0 if self._rules is None else needs()
@@ -79,7 +79,7 @@ class Held:
             idle = [self._open.pop(key) for key, one in list(self._open.items()) if one.used < late]
         _release(idle)
 
-    def _found(self, key: Hashable) -> Session | None:
+    def _find(self, key: Hashable) -> Session | None:
         with self._lock:
             one = self._open.get(key)
             if one is None:

@@ -23,13 +23,13 @@ from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_sco
 from featcal.server.manager import ensure_manager
 from featcal.server.orders import order
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.session.model_names import ModelId, spelled
+from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import InputError
-from featcal.system.formatting import duration, shortened
+from featcal.system.formatting import duration, shorten
 from featcal.system.progress import Progress
-from featcal.system.sandbox import shared, without_places
+from featcal.system.sandbox import server_rules, without_places
 
 LINES = 60
 """Of a log, its last."""
@@ -67,14 +67,14 @@ def ensure(kind: str, args: Mapping[str, Any], seconds: float, *, at_once: bool 
     if document is not None:
         return document
     job = queue.find(wanted)
-    if job is None or job.over:
+    if job is None or job.is_over:
         again = job is not None and job.state != DONE  # done, and its result taken off the disk: as if it never was
         if job is not None and again:
-            _said(job)
-        if (again or not at_once) and not _asked(wanted, seconds, again):
+            _show_end(job)
+        if (again or not at_once) and not _ask(wanted, seconds, again):
             return None
-        job = _submitted(queue, wanted)
-    _followed(job.id)
+        job = _submit(queue, wanted)
+    _follow(job.id)
     return None
 
 
@@ -89,23 +89,23 @@ def follow(kind: str, args: Mapping[str, Any], start: bool) -> None:
         InputError: jobs cannot be kept on this machine.
     """
     queue, wanted = Queue(), order(kind, state.reference(), args, state.opened_files()[1])
-    job = _submitted(queue, wanted) if start else queue.find(wanted)
-    if job is not None and not job.over:
-        _followed(job.id)
+    job = _submit(queue, wanted) if start else queue.find(wanted)
+    if job is not None and not job.is_over:
+        _follow(job.id)
     elif job is not None and job.state != DONE:
-        _said(job)
+        _show_end(job)
 
 
-def _submitted(queue: Queue, wanted: Order) -> Job:
+def _submit(queue: Queue, wanted: Order) -> Job:
     """The job that will do an order.
 
     Raises:
         InputError: on a shared server, one more than a visitor, or all of them, may have in line.
     """
-    rules, own = shared(), visitor()
+    rules, own = server_rules(), visitor()
     known = queue.find(wanted)
-    if rules is not None and (known is None or known.over):
-        waiting = [job.visitor for job in queue.jobs() if not job.over]
+    if rules is not None and (known is None or known.is_over):
+        waiting = [job.visitor for job in queue.jobs() if not job.is_over]
         if waiting.count(own) >= rules.jobs:
             raise InputError(f"you have {rules.jobs} unfinished jobs, which is all that this server takes of a visitor")
         if len(waiting) >= rules.all_jobs:
@@ -113,7 +113,7 @@ def _submitted(queue: Queue, wanted: Order) -> Job:
     return queue.submit(wanted, own)
 
 
-def _asked(wanted: Order, seconds: float, again: bool) -> bool:
+def _ask(wanted: Order, seconds: float, again: bool) -> bool:
     """Whether the button that starts an order was pressed; it is gone then."""
     place = st.empty()
     label = "Start again" if again else "Start"
@@ -128,7 +128,7 @@ def _asked(wanted: Order, seconds: float, again: bool) -> bool:
     return pressed
 
 
-def calibrated(session: Session, config: CalibrationConfig, progress: Progress) -> None:
+def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Progress) -> None:
     """The session has this calibrated model when this returns. Where it takes long a job makes it, and the page ends
     with that job's progress meanwhile."""
 
@@ -140,11 +140,11 @@ def calibrated(session: Session, config: CalibrationConfig, progress: Progress) 
 
     seconds = seconds_to_calibrate(session, config)
     if is_long(session, seconds):
-        if kinds.is_gone(session.once("calibrated", config, make)):
+        if kinds.is_gone(session.get_or_make("calibrated", config, make)):
             session.forget("calibrated", config)
-            session.once("calibrated", config, make)
+            session.get_or_make("calibrated", config, make)
     else:
-        session.calibrated(config, progress)
+        session.calibrate(config, progress)
 
 
 def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
@@ -160,17 +160,21 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
 
 def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
     """A report as a job has written it; None until it has."""
-    args = {"models": [_named(session, model) for model in models], **asdict(on), "split": on.split or session.split}
+    args = {
+        "models": [_model_argument(session, model) for model in models],
+        **asdict(on),
+        "split": on.split or session.split,
+    }
     document = ensure("report", args, seconds)
     return None if document is None else without_places(Path(document["out"]).read_bytes().decode()).encode()
 
 
-def asked_for_scores(session: Session, model: ModelId, view: View) -> bool:
+def has_scores_job(session: Session, model: ModelId, view: View) -> bool:
     """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
-    return session.has_scores(model, view) or asked_for("scores", _score_args(session, model, view))
+    return session.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
 
-def asked_for(kind: str, args: Mapping[str, Any]) -> bool:
+def has_job(kind: str, args: Mapping[str, Any]) -> bool:
     """Whether there is a job for this on the selected suite, or was one, however it ended; there is none where jobs
     cannot be kept."""
     wanted = order(kind, state.reference(), args, state.opened_files()[1])
@@ -181,17 +185,17 @@ def asked_for(kind: str, args: Mapping[str, Any]) -> bool:
 
 
 def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
-    return {"model": _named(session, model), **asdict(view), "split": view.split or session.split}
+    return {"model": _model_argument(session, model), **asdict(view), "split": view.split or session.split}
 
 
-def _named(session: Session, model: ModelId) -> str:
+def _model_argument(session: Session, model: ModelId) -> str:
     """A model as a job takes it; of one that a job has calibrated, the folder that it left."""
     if isinstance(model, CalibrationConfig):
         made = Queue().result(
             order("calibrate", state.reference(), {"options": kinds.options_of(model)}, state.opened_files()[1])
         )
-        return spelled(model, session.family) if made is None else str(made["out"])
-    return spelled(model, session.family)
+        return full_name(model, session.family) if made is None else str(made["out"])
+    return full_name(model, session.family)
 
 
 def visitor() -> str:
@@ -203,11 +207,11 @@ def visitor() -> str:
 
 
 @st.fragment(run_every="1s")
-def _followed(identity: int) -> None:
+def _follow(identity: int) -> None:
     """A job's card, drawn anew every second until it has ended; then the page."""
     queue = Queue()
     job = queue.get(identity)
-    if job is None or job.over:
+    if job is None or job.is_over:
         st.rerun()
     ensure_manager(queue)
     _card(queue, job)
@@ -220,7 +224,7 @@ def _card(queue: Queue, job: Job) -> None:
         share = job.done / job.total if job.total else 0.0
         st.progress(share, text=progress_line(job, time.time(), queue))
         left, right = st.columns([1, 4], vertical_alignment="top")
-        if shared() is None or job.visitor == visitor():
+        if server_rules() is None or job.visitor == visitor():
             left.button(
                 "Cancel", key=f"cancel-{job.id}", icon=":material/cancel:", on_click=queue.cancel, args=(job.id,)
             )
@@ -231,9 +235,9 @@ def _card(queue: Queue, job: Job) -> None:
 def progress_line(job: Job, now: float, queue: Queue) -> str:
     """Where a job is, in one line."""
     if job.state == QUEUED:
-        others = sum(not one.over for one in queue.jobs()) - 1
+        others = sum(not one.is_over for one in queue.jobs()) - 1
         return f"in line; {others} other {'job' if others == 1 else 'jobs'} unfinished, visitors take turns"
-    if queue.to_cancel(job.id):
+    if queue.is_cancel_requested(job.id):
         return "ending …"
     so_far = duration(now - (job.started or now))
     if not job.total:
@@ -251,10 +255,10 @@ def title(order: Order) -> str:
     options = order.args.get("options", order.args)
     numbers = {"recipe": "recipe", **SYMBOLS, "model": "model", "split": "split"}
     said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
-    return plain(" · ".join(shortened(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
+    return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
 
 
-def _said(job: Job) -> None:
+def _show_end(job: Job) -> None:
     """How a job ended that left no result, in the library's own words, and its log."""
     words = plain_lines(job.message)
     if job.state == CANCELLED:
@@ -289,15 +293,15 @@ def listing() -> None:
 def _listing(busy: bool) -> None:
     queue = Queue()
     ensure_manager(queue)
-    jobs = [job for job in queue.jobs() if shared() is None or job.visitor == visitor()]
-    if busy and all(job.over for job in jobs):
+    jobs = [job for job in queue.jobs() if server_rules() is None or job.visitor == visitor()]
+    if busy and all(job.is_over for job in jobs):
         st.rerun()  # nothing will change any more: no drawing every second
     for job in jobs:
-        if not job.over:
+        if not job.is_over:
             _card(queue, job)
     if not busy:
         st.info("Nothing is running or in line.", icon=":material/bedtime:")
-    ended = [job for job in jobs if job.over]
+    ended = [job for job in jobs if job.is_over]
     if ended:
         st.subheader("Ended")
     for job in ended[:ENDED]:
@@ -305,12 +309,12 @@ def _listing(busy: bool) -> None:
         with st.expander(f"{title(job.order)} · {job.state}{took}", icon=ICONS[job.state]):
             if job.message:
                 st.text(without_places(job.message))
-            files = "" if shared() else f"; files in {job.folder}"
-            st.caption(plain(f"Asked for {when(job.asked)}{files}"))
+            files = "" if server_rules() else f"; files in {job.folder}"
+            st.caption(plain(f"Asked for {clock_time(job.asked)}{files}"))
             _tail(job)
             st.button("Remove with its result", key=f"remove-{job.id}", on_click=queue.forget, args=(job.id,))
 
 
-def when(moment: float) -> str:
+def clock_time(moment: float) -> str:
     """A moment on this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -15,7 +15,7 @@ from featcal.figures import study_charts, study_tables, text
 from featcal.figures.names import plain
 from featcal.samples.sources import look
 from featcal.studies import library
-from featcal.studies.corrupt import CLEAN, corrupted
+from featcal.studies.corrupt import CLEAN, corrupt_suite
 from featcal.studies.history import suite_hash
 from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
@@ -35,9 +35,9 @@ HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that are in the download and not on the page."""
 
 
-def measured() -> None:
+def show_measured() -> None:
     """What was measured of the selected suite, and of every suite side by side."""
-    (own, problems), shipped = library.own(), library.shipped()
+    (own, problems), shipped = library.own(), library.shipped_studies()
     for problem in problems:
         st.warning(plain(problem), icon=":material/history_toggle_off:")
     try:
@@ -51,7 +51,7 @@ def measured() -> None:
     of_suite += [study for study in shipped if study.suite == state.reference()]  # whose file is featcal's own
     of_suite.sort(key=lambda study: study.kind != TABLE)
     if of_suite:
-        _table(_chosen(of_suite))
+        _table(_choose(of_suite))
     elif here:
         st.info("Nothing was measured of this suite yet; the button below does.", icon=":material/leaderboard:")
     if here:
@@ -59,11 +59,13 @@ def measured() -> None:
     _suites([study for study in [*own, *shipped] if study.kind == TABLE])
 
 
-def _chosen(studies: Sequence[Study]) -> Study:
+def _choose(studies: Sequence[Study]) -> Study:
     """One of several studies of the same suite, tables of methods first and the newest first."""
     if len(studies) == 1:
         return studies[0]
-    names = [f"{number + 1}: {library.KINDS.get(one.kind, one.kind)}, {_on(one)}" for number, one in enumerate(studies)]
+    names = [
+        f"{number + 1}: {library.KINDS.get(one.kind, one.kind)}, {_describe(one)}" for number, one in enumerate(studies)
+    ]
     picked = st.selectbox("Study", range(len(names)), format_func=lambda number: names[number], key="which-table")
     return studies[picked]
 
@@ -71,13 +73,13 @@ def _chosen(studies: Sequence[Study]) -> Study:
 def _table(study: Study) -> None:
     """The chart and the table of one study."""
     frame = study_tables.method_table(study.summaries())
-    st.caption(plain(_on(study)))
+    st.caption(plain(_describe(study)))
     ranked = frame[frame["average"].notna()].sort_values("average", ascending=False, kind="stable")
     numbers = Numbers(study.kind, frame, "scores in %; drift: norm / norm of the expert's", _origin(study), digits=2)
     if len(ranked):
         _picture(study, frame, ranked, numbers)
     if study.kind == "corrupt":
-        _corrupted(study)
+        _show_corrupted(study)
     order = pd.concat([ranked, frame[frame["average"].isna()]]) if study.kind == TABLE else frame
     st.dataframe(
         order.drop(columns=list(HIDDEN)),
@@ -96,17 +98,17 @@ def _picture(study: Study, frame: pd.DataFrame, ranked: pd.DataFrame, numbers: N
     best = "; ".join(f"{row['method']} {row['average']:.1f} %" for row in ranked.head(4).to_dict("records"))
     alt = f"Average score of {len(ranked)} rows, the highest: {best}"
     places = list(dict.fromkeys(name for row in study.rows for name in row.point.at))
-    figure = study_charts.over_places(frame, places) if places else study_charts.leaderboard(frame)
+    figure = study_charts.place_lines(frame, places) if places else study_charts.leaderboard(frame)
     view.picture(figure, "leaderboard", alt, numbers.name)
 
 
-def _corrupted(study: Study) -> None:
+def _show_corrupted(study: Study) -> None:
     """One calibration picture of some tasks at every place of the study, as the models see it."""
     suite, _ = state.opened_files()
     places = dict.fromkeys((str(row.point.at["corruption"]), int(row.point.at["severity"])) for row in study.rows)
     with st.expander("What the pictures look like", icon=":material/image:"):
         for kind, severity in places:
-            shown = suite if kind == CLEAN else corrupted(suite, kind, severity)
+            shown = suite if kind == CLEAN else corrupt_suite(suite, kind, severity)
             drawn = [(task, look(shown, task, "calibration", 1, SEEDS[0])) for task in list(suite.tasks)[:MOST_TASKS]]
             st.caption(kind if kind == CLEAN else f"{kind}, severity {severity}")
             seen = [(task, one.images[0]) for task, one in drawn if one.images]
@@ -172,11 +174,11 @@ def _measure() -> None:
             st.caption("It goes on where it stopped, and this page finds what it gives. Name methods instead of all.")
             st.code(shlex.join(command), language="bash", wrap_lines=True)
     args = {"methods": ["all"], "seeds": list(SEEDS), "samples": SAMPLES}
-    if wanted or jobs.asked_for("compare", args):
+    if wanted or jobs.has_job("compare", args):
         jobs.follow("compare", args, wanted)
 
 
-def _on(study: Study) -> str:
+def _describe(study: Study) -> str:
     """What a study was measured on, in words."""
     scores, drift = study.on["scores"], study.on["drift"]
     count = "all" if scores["samples"] is None else str(scores["samples"])

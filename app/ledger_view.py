@@ -42,14 +42,14 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
     with first, state.progress() as report:
         options = DriftOptions(on.samples, on.split, on.seed, tokens, sublayers=fine, attribution=True)
         ledgers = {name: _ledger(session, model, options, report) for name, model in models.items()}
-    origin = downloads.of_samples(session, options, models)
+    origin = downloads.sample_origin(session, options, models)
     if over != tables.ALL_TASKS:
-        origin = origin.of_task(over)
+        origin = origin.with_task(over)
     with first:
         _attribution(ledgers, over, layer, origin)
     with second:
         _growth(ledgers, over, layer, origin)
-    _decisions(session, ledgers, task, on, downloads.of_samples(session, options, models))
+    _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
 
 
 def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
@@ -79,8 +79,8 @@ def _attribution(ledgers: Mapping[str, DriftLedger], over: str, layer: str, orig
     view.chart(
         ledger_charts.waterfall(booked, layer),
         "attribution",
-        f"Contribution of every layer to the final drift on {over}; shares: {tables.spoken(shares)}",
-        Numbers("attribution", tables.stacked(booked), _SHARES, origin, kind="attribution"),
+        f"Contribution of every layer to the final drift on {over}; shares: {tables.describe_ranges(shares)}",
+        Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution"),
         text.ATTRIBUTION,
     )
 
@@ -90,15 +90,15 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     of_blocks = {name: one.set_index("layer") for name, one in grown.items()}
     left, right = st.columns(2)
     with left:
-        stretched = tables.spoken({f"{name}, γ": one["gamma"] for name, one in of_blocks.items()})
+        stretched = tables.describe_ranges({f"{name}, γ": one["gamma"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.growth(grown, layer), f"Stretching and new mismatch per block on {over}"
         view.picture(figure, "growth", f"{alt}: {stretched}", file_name("growth", origin))
     with right:
-        answered = tables.spoken({name: one["response"] for name, one in of_blocks.items()})
+        answered = tables.describe_ranges({name: one["response"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
         view.picture(figure, "response", f"{alt}: {answered}", file_name("response", origin))
     view.explain(text.GROWTH)
-    view.fold(Numbers("growth", tables.stacked(grown), _GROWTH, origin, kind="growth"))
+    view.fold(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"))
 
 
 def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: View, origin: Origin) -> None:
@@ -112,20 +112,20 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, 
     per_task = {name: frame.set_index("task") for name, frame in frames.items()}
     left, right = st.columns(2)
     with left:
-        drifted = tables.spoken({name: one["score_drift"] for name, one in per_task.items()})
+        drifted = tables.describe_ranges({name: one["score_drift"] for name, one in per_task.items()})
         figure, alt = ledger_charts.score_drift(frames), "Score drift and its bound per task"
         view.picture(figure, "outputs", f"{alt}: {drifted}", file_name("score drift", origin))
     with right:
-        agreed = tables.spoken({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
+        agreed = tables.describe_ranges({name: 100 * one["agreement"] for name, one in per_task.items()}, 0)
         figure, alt = ledger_charts.decisions(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", file_name("decisions", origin))
     view.explain(text.OUTPUTS_OF_TEXT if session.is_text else text.OUTPUTS)
-    view.fold(Numbers("decisions", tables.stacked(frames), _OUTPUTS, origin, kind="decisions"))
-    data, first = session.seen(task, on), next(iter(ledgers.values())).tasks[task]
-    models = {name: sample_tables.of_model(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
-    everyone = {"expert": sample_tables.of_expert(data, first), **models}
+    view.fold(Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions"))
+    data, first = session.viewable_samples(task, on), next(iter(ledgers.values())).tasks[task]
+    models = {name: sample_tables.model_samples(data, ledger.tasks[task]) for name, ledger in ledgers.items()}
+    everyone = {"expert": sample_tables.expert_samples(data, first), **models}
     rows = sample_tables.sample_table(data, everyone, *[*models, ""][:2])
-    of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.of_task(task), kind="margins")
+    of_samples = Numbers(f"margins {task}", rows, sample_tables.UNITS, origin.with_task(task), kind="margins")
     view.fold(of_samples, f"Every sample of {plain(task)}: margin and drift")
 
 
@@ -144,11 +144,11 @@ def sources(session: Session, config: CalibrationConfig) -> None:
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
     calibrated = {"calibrated": config}
-    origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), calibrated)
+    origin = downloads.sample_origin(session, View(config.samples, "calibration", config.seed), calibrated)
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",
-        f"Excess per source over the deployed minimum: {tables.spoken(largest, 4)}",
+        f"Excess per source over the deployed minimum: {tables.describe_ranges(largest, 4)}",
         Numbers("feature sources", frame, _SOURCES, origin, 4, kind="sources"),
         text.SOURCES,
     )

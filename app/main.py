@@ -49,11 +49,11 @@ st.html(HERE / "style.css")
 
 def first_chart() -> None:
     """What the app opens on, as it was measured before for these very files, while torch is loading."""
-    table = preview.kept()
+    table = preview.read_kept()
     if table is None or st.query_params.get("suite", preview.HOME_SUITE) != preview.HOME_SUITE:
         return
     st.header("Where did the merged model go wrong?")
-    frames = {"merged": tables.per_layer(table, tables.ALL_TASKS, relative=True)}
+    frames = {"merged": tables.layer_rows(table, tables.ALL_TASKS, relative=True)}
     st.plotly_chart(charts.drift_layers(frames, relative=True), key="first-chart", alt="Drift per layer, kept")
 
 
@@ -71,11 +71,11 @@ opening.empty()
 state.map_worker().wait()
 state.begin(page.url_path or HOME_PAGE)
 try:
-    with stopped.said_if_stopped():
+    with stopped.warn_if_stopped():
         with st.sidebar.container(gap=None):
             view.suite_selector()
             state.mirror_in_address()
-        view.left_out()
+        view.show_ignored()
         tour.box(name, FIRST)
         said = st.container()
         page.run()

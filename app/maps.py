@@ -95,7 +95,7 @@ class MapWorker:
         """Start the process, which compiles first, `QUIET` seconds from now unless a page runs before."""
         self.wait()
         if self._process is None:
-            self._timer = threading.Timer(QUIET, self._started)
+            self._timer = threading.Timer(QUIET, self._ensure_process)
             self._timer.daemon = True
             self._timer.start()
 
@@ -110,7 +110,7 @@ class MapWorker:
         with self._lock:
             clouds, future = self._asked.pop()
             try:
-                process = self._started()
+                process = self._ensure_process()
                 assert process.stdin is not None
                 assert process.stdout is not None
                 pickle.dump(clouds, process.stdin)
@@ -133,7 +133,7 @@ class MapWorker:
         if not sys.is_finalizing():  # then the process ends by itself, with its input
             self.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_process(self) -> subprocess.Popen[bytes]:
         """The process, started if there is none or if it has ended."""
         with self._starting:
             if self._process is not None and self._process.poll() is not None:

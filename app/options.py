@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
-from app.selection import CALIBRATED, OPTIONS, SYMBOLS, chosen_parts, turned
+from app.selection import CALIBRATED, OPTIONS, SYMBOLS, chosen_parts, turned_switches
 from featcal.calibration.config import (
     CAUTIOUS,
     NUMBERS,
@@ -19,7 +19,7 @@ from featcal.calibration.config import (
     RECIPES,
     CalibrationConfig,
     idle_options,
-    settled,
+    resolve_parts,
 )
 from featcal.figures.names import plain
 from featcal.session.session import Session
@@ -53,7 +53,7 @@ SWITCHES = {
 """Options that are on or off: label and help."""
 
 
-def on_page(session: Session) -> None:
+def controls_on_page(session: Session) -> None:
     """All controls in the body of a page."""
     _recipe(session, st)
     switches = len(_switches(session))
@@ -61,7 +61,7 @@ def on_page(session: Session) -> None:
     second = st.columns(max(4, switches + 1), vertical_alignment="center")
     _controls(session, [*first, *second[:switches]])
     _offer_defaults(second[min(switches, len(second) - 1)])
-    _exactly(session, second[-1])
+    _exact_fields(session, second[-1])
     _parts(session)
 
 
@@ -71,14 +71,14 @@ def controls_in_sidebar(session: Session) -> None:
     _controls(session, [st.sidebar] * (len(_sliders(session)) + len(_switches(session))))
 
 
-def described(config: CalibrationConfig, session: Session) -> str:
+def describe(config: CalibrationConfig, session: Session) -> str:
     """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     defaults = opening.defaults(session)
     numbers = [] if config.recipe == PAPER else [config.recipe]
     numbers += [f"{SYMBOLS[name]} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")]
     numbers += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
-    numbers += [switch.replace("-", " ") for switch in turned(config, defaults)]
+    numbers += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
     return " · ".join([*numbers, *(plain(f"only {', '.join(names)}") for names in chosen_parts(config).values())])
 
 
@@ -90,13 +90,13 @@ def offer(session: Session, what: str) -> None:
     st.button(label, type="primary", on_click=_reset, kwargs={"b": CALIBRATED})
 
 
-def chosen(session: Session) -> CalibrationConfig:
+def chosen_config(session: Session) -> CalibrationConfig:
     """The suite's defaults with what was chosen in their place; ends the page where an option is outside its range."""
     asked = state.selection().options()
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
         config = replace(recipe_defaults(session), **meant)
-        return settled(config, session.family.adapter, session.tasks)
+        return resolve_parts(config, session.family.adapter, session.tasks)
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
@@ -119,10 +119,10 @@ def _recipe(session: Session, place: Any) -> None:
         "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: refined, "
         "with what the experts' weights know as a prior (docs/theory.md)."
     )
-    now, home = chosen(session).recipe, opening.defaults(session).recipe
+    now, home = chosen_config(session).recipe, opening.defaults(session).recipe
     state.control(place.segmented_control, "recipe", now, home, "Recipe", RECIPES, required=True, help=note)
     if now != PAPER:
-        config = chosen(session)
+        config = chosen_config(session)
         on = all(getattr(config, name) == number for name, number in CAUTIOUS.items())
         note = (
             "α 0.3 and β 0: for calibration samples in fog, or drifted from what the model will see; with clean or "
@@ -133,13 +133,13 @@ def _recipe(session: Session, place: Any) -> None:
 
 def _switches(session: Session) -> list[str]:
     """Those of the recipe that is chosen."""
-    paper = chosen(session).recipe == PAPER
+    paper = chosen_config(session).recipe == PAPER
     return [name for name in opening.switches(session) if not (paper and name == "weigh_tokens")]
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
     """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    config, defaults, sliders = chosen(session), recipe_defaults(session), _sliders(session)
+    config, defaults, sliders = chosen_config(session), recipe_defaults(session), _sliders(session)
 
     def control(draw: Any, name: str, label: str, note: str) -> None:
         state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
@@ -147,7 +147,7 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
     for place, (name, steps, label, note) in zip(places[: len(sliders)], sliders, strict=True):
         now = getattr(config, name)
         offered = sorted({*steps, now, getattr(defaults, name)})
-        slider = partial(place.select_slider, options=offered, format_func=_called)
+        slider = partial(place.select_slider, options=offered, format_func=_step_name)
         control(slider, name, label, note)
     for place, name in zip(places[len(sliders) :], _switches(session), strict=True):
         control(place.toggle, name, *SWITCHES[name])
@@ -156,7 +156,7 @@ def _controls(session: Session, places: Sequence[DeltaGenerator]) -> Calibration
 
 def _parts(session: Session) -> None:
     """What is calibrated, and on which tasks; nothing chosen is all."""
-    config, adapter = chosen(session), session.family.adapter
+    config, adapter = chosen_config(session), session.family.adapter
     named = ", ".join(chosen_parts(config)) or "everything"
     with st.expander(f"Calibrate a part (now: {named})", icon=":material/select_all:"):
         offered = {
@@ -169,9 +169,9 @@ def _parts(session: Session) -> None:
             state.control(place.multiselect, name, now, [], label, names, placeholder="all", help=note)
 
 
-def _exactly(session: Session, place: DeltaGenerator) -> None:
+def _exact_fields(session: Session, place: DeltaGenerator) -> None:
     """Fields for values between a slider's steps."""
-    config, defaults = chosen(session), recipe_defaults(session)
+    config, defaults = chosen_config(session), recipe_defaults(session)
     most = {"alpha": 1.0, "beta": 1.0}
     with place.popover("Type values", icon=":material/keyboard:"):
         for name in NUMBERS[config.recipe]:
@@ -246,10 +246,10 @@ _SLIDERS = (
 
 def _sliders(session: Session) -> list[tuple[str, tuple[float, ...], str, str]]:
     """Those of the recipe that is chosen."""
-    return [one for one in _SLIDERS if one[0] in (*NUMBERS[chosen(session).recipe], "samples")]
+    return [one for one in _SLIDERS if one[0] in (*NUMBERS[chosen_config(session).recipe], "samples")]
 
 
-def _called(step: float | str) -> str:
+def _step_name(step: float | str) -> str:
     """A step as its slider names it; of one that is not offered any more streamlit hands back the name."""
     return step if isinstance(step, str) else exactly(step)
 

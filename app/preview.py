@@ -34,7 +34,7 @@ def keep(table: pd.DataFrame) -> None:
         print(f"featcal: the first chart is not kept in {file.parent}: {error.strerror}", file=sys.stderr)
 
 
-def kept() -> pd.DataFrame | None:
+def read_kept() -> pd.DataFrame | None:
     """The drift table of these very files, if it was measured before."""
     file = _file()
     if not file.is_file():

@@ -50,7 +50,7 @@ def preview(session: Session, on: View) -> Previewed:
     layer = view.one_of(blocks, state.selection().layer, -1)
     left, right = st.columns([1, 3], vertical_alignment="bottom")
     state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
-    shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen(session)
+    shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
     if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
         return shown
@@ -77,7 +77,7 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)
-    off = shown.found.apart(session.calibrated(config).weights)
+    off = shown.found.relative_error(session.calibrate(config).weights)
     shown.place.success(
         f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
         f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %.",
@@ -94,7 +94,7 @@ def rest(session: Session, compared: Compared, features: Mapping[str, Features],
 
 def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> None:
     """For the next move of a slider: what a preview of the block needs. A move meanwhile ends it within a block."""
-    if session.calibrated(config).record["seconds"]["total"] > QUICK:
+    if session.calibrate(config).record["seconds"]["total"] > QUICK:
         return
     place = st.empty()
 
@@ -110,7 +110,7 @@ def where_it_helps(session: Session, compared: Compared, features: Mapping[str, 
     """Change of drift by block and task and, when asked for, of what is booked to each layer."""
     st.subheader("Where does it help?")
     (a, before), (b, after) = features.items()
-    origin = downloads.of_samples(session, on, compared.models)
+    origin = downloads.sample_origin(session, on, compared.models)
     _changes(repair_tables.drift_change(before, after), "change of drift", f"drift, {b} − {a}", origin)
     booked = state.selection().booked
     label = "Also the change of what is booked to each layer (Prop. 2; takes several times as long)"
@@ -146,7 +146,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     units = (
         f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"
     )
-    origin = downloads.of_samples(session, on, models)
+    origin = downloads.sample_origin(session, on, models)
     view.table(Numbers("anchor only", frame, units, origin, kind="gains" if scores else "drift"))
     view.explain(text.ANCHOR_ONLY)
 
@@ -163,7 +163,7 @@ def spread(session: Session, compared: Compared, on: View) -> None:
     seeds = {config.seed + more: replace(config, seed=config.seed + more) for more in range(SEEDS)}
     with state.progress() as report:
         for one in seeds.values():
-            jobs.calibrated(session, one, report)
+            jobs.ensure_calibrated(session, one, report)
             session.features(one, on, report)
     scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
     if not scores:
@@ -181,7 +181,7 @@ def spread(session: Session, compared: Compared, on: View) -> None:
             "spread over seeds",
             frame,
             f"{metric} in %; range in points",
-            downloads.of_samples(session, on, models),
+            downloads.sample_origin(session, on, models),
             1,
             "decisions",
         ),
@@ -203,7 +203,9 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
         st.caption(
             f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
         )
-        origin = downloads.of_samples(session, View(config.samples, "calibration", config.seed), {"calibrated": config})
+        origin = downloads.sample_origin(
+            session, View(config.samples, "calibration", config.seed), {"calibrated": config}
+        )
         view.table(
             Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
         )

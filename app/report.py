@@ -9,10 +9,10 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import compare, jobs, state, view
-from app.downloads import file_name, of_samples
+from app.downloads import file_name, sample_origin
 from featcal.figures.report.write import report_command, write_report
 from featcal.server.lengths import is_long, seconds_to_report
-from featcal.session.model_names import spelled
+from featcal.session.model_names import full_name
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError
@@ -25,11 +25,11 @@ def section(session: Session, on: View) -> None:
     """A button that writes the report, the file once it is there, and the command that writes the same."""
     st.subheader("Report")
     try:
-        models = compare.named(session)
+        models = compare.resolve_chosen(session)
     except FeatcalError as error:
         view.problem(error)
         return
-    names = tuple(spelled(model, session.family) for model in models.values())
+    names = tuple(full_name(model, session.family) for model in models.values())
     st.caption(
         f"One HTML file about {' and '.join(models)}, which needs no other and asks no host for anything: "
         "scores on the test split, drift, attribution, samples that turned, features, settings, versions, hashes, and "
@@ -40,9 +40,9 @@ def section(session: Session, on: View) -> None:
     if is_long(session, seconds):
         content = jobs.report(session, models.values(), on, seconds)
     else:
-        content = _on_request(row, session, names, on)
+        content = _write_on_request(row, session, names, on)
     if content is not None:
-        name = file_name("report", of_samples(session, on, models))
+        name = file_name("report", sample_origin(session, on, models))
         row.download_button(
             "Download the report", content, f"{name}.html", "text/html", on_click="ignore", icon=":material/download:"
         )
@@ -50,20 +50,20 @@ def section(session: Session, on: View) -> None:
     st.code(report_command(state.reference(), names, on), language="bash", wrap_lines=True)
 
 
-def _on_request(row: DeltaGenerator, session: Session, names: tuple[str, ...], on: View) -> bytes | None:
+def _write_on_request(row: DeltaGenerator, session: Session, names: tuple[str, ...], on: View) -> bytes | None:
     """The report, once its button was pressed, for as long as the same is looked at."""
     asked = state.reference(), names, on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
         try:
-            st.session_state[_WRITTEN] = asked, _written(session, names, on)
+            st.session_state[_WRITTEN] = asked, _write(session, names, on)
         except FeatcalError as error:
             view.problem(error)
     made_for, content = st.session_state.get(_WRITTEN, (None, None))
     return content if made_for == asked else None
 
 
-def _written(session: Session, names: tuple[str, ...], on: View) -> bytes:
+def _write(session: Session, names: tuple[str, ...], on: View) -> bytes:
     """The file's content.
 
     Raises:

@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.calibration.config import CalibrationConfig
-from featcal.evaluation.paired import compared
+from featcal.evaluation.paired import compare_scores
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
 from featcal.session.model_names import ModelId
@@ -23,7 +23,7 @@ from featcal.studies.history import History, Mark, Run
 from featcal.studies.recording import hash_of, record
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError
-from featcal.system.sandbox import shared
+from featcal.system.sandbox import server_rules
 
 _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
@@ -37,9 +37,9 @@ def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
-def looking(session: Session, models: Iterable[ModelId], on: View) -> AbstractContextManager[None]:
+def count_looks(session: Session, models: Iterable[ModelId], on: View) -> AbstractContextManager[None]:
     """Count looks at the test split: models that the body of the `with` scores on it."""
-    return recording.looking(session, models, on, "app", History())
+    return recording.count_looks(session, models, on, "app", History())
 
 
 def say_looks(session: Session) -> None:
@@ -65,12 +65,12 @@ def choose(run_id: str) -> None:
     try:
         run = History().get(run_id)
         a = state.selection().a
-        state.select(a=HOME.a if a == CALIBRATED else a, **_as_b(run))
+        state.select(a=HOME.a if a == CALIBRATED else a, **_select_as_b(run))
     except FeatcalError as error:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _as_b(run: Run) -> dict[str, Any]:
+def _select_as_b(run: Run) -> dict[str, Any]:
     """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
     else its name."""
     if run.model == "expert":  # every page has them beside its models already
@@ -108,7 +108,7 @@ def section(session: Session, history: History) -> None:
     runs = [run for run in everything if run.suite_hash == here]
     say_problems(history)
     if runs:
-        _listed(runs)
+        _list(runs)
         _one(session, runs)
     else:
         st.info("No run yet. Whatever is calibrated in the app or by a sweep is kept here.", icon=":material/history:")
@@ -118,7 +118,7 @@ def section(session: Session, history: History) -> None:
             st.dataframe(run_tables.run_table(others), hide_index=True, alt="Runs of other suites")
 
 
-def _listed(runs: Sequence[Run]) -> None:
+def _list(runs: Sequence[Run]) -> None:
     frame = run_tables.run_table(runs)
     st.session_state["runs-listed"] = frame["run"].tolist()
     st.dataframe(
@@ -166,15 +166,15 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
     first = chosen if chosen in known else runs[0].id
     second = other if other in known and other != first else _NOTHING
 
-    def called(run_id: str) -> str:
+    def format_run(run_id: str) -> str:
         return f"{shorten(run_tables.title(known[run_id]), 70)} · {run_id[:6]}" if run_id in known else run_id
 
     left, right = st.columns(2)
-    state.control(left.selectbox, "run", first, HOME.run, "Run", list(known), format_func=called)
+    state.control(left.selectbox, "run", first, HOME.run, "Run", list(known), format_func=format_run)
     rest = [_NOTHING, *(one for one in known if one != first)]
-    state.control(right.selectbox, "against", second, _NOTHING, "Hold it against", rest, format_func=called)
+    state.control(right.selectbox, "against", second, _NOTHING, "Hold it against", rest, format_func=format_run)
     run = known[first]
-    if not shared():  # the history is everybody's: whoever looks changes nothing of it
+    if not server_rules():  # the history is everybody's: whoever looks changes nothing of it
         _marks(run)
     buttons = st.columns(3)
     buttons[0].button(
@@ -184,8 +184,8 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
         icon=":material/open_in_full:",
         width="stretch",
     )
-    if not shared():
-        _kept(run, *buttons[1:])
+    if not server_rules():
+        _keep_buttons(run, *buttons[1:])
     if second != _NOTHING:
         st.button(
             "Both on every page, as A and B",
@@ -193,10 +193,10 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
             args=(run.id, second),
             icon=":material/compare_arrows:",
         )
-        _against(session, run, known[second])
+        _compare(session, run, known[second])
 
 
-def _kept(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None:
+def _keep_buttons(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None:
     """Buttons that keep a run from being deleted, and delete it."""
     pin = "Unpin" if run.pinned else "Pin"
     left.button(pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch")
@@ -217,10 +217,10 @@ def _marks(run: Run) -> None:
         key = f"{mark}-{run.id}"
         if key not in st.session_state:
             st.session_state[key] = getattr(run, mark)
-        place.text_input(words, key=key, max_chars=200, on_change=_typed, args=(run.id, mark, key))
+        place.text_input(words, key=key, max_chars=200, on_change=_mark_typed, args=(run.id, mark, key))
 
 
-def _typed(run_id: str, mark: Mark, key: str) -> None:
+def _mark_typed(run_id: str, mark: Mark, key: str) -> None:
     _mark(run_id, mark, st.session_state[key].strip())
 
 
@@ -239,7 +239,7 @@ def _delete(run_id: str) -> None:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _against(session: Session, a: Run, b: Run) -> None:
+def _compare(session: Session, a: Run, b: Run) -> None:
     """What tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
     st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
     told = run_tables.different(a, b)
@@ -247,12 +247,12 @@ def _against(session: Session, a: Run, b: Run) -> None:
         st.dataframe(told, hide_index=True, alt="Options that differ")
     else:
         st.caption("The same options.")
-    both = [(one, other) for one in a.measured for other in b.measured if one.on == other.on]
+    both = [(one, other) for one in a.measured for other in b.measured if one.samples_key == other.samples_key]
     if not both:
         st.info("They were not measured on the same samples.", icon=":material/info:")
     for one, other in both:
-        st.caption(f"On {plain(run_tables.measured_on(one))}:")
-        frame = run_tables.compared(one, other)
+        st.caption(f"On {plain(run_tables.describe_samples(one))}:")
+        frame = run_tables.compare_runs(one, other)
         formats = {name: st.column_config.NumberColumn(format="%.3f" if "drift" in name else "%.1f") for name in frame}
         del formats["task"]
         st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
@@ -264,11 +264,11 @@ def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
     """How many samples of every task B has right and A has not, and the other way round."""
     try:
         with state.progress() as report:
-            models = [session.named(run.model) for run in runs]
+            models = [session.resolve(run.model) for run in runs]
             for model in models:
                 session.features(model, on, report)
             before, after = (session.quick_scores(model, on) for model in models)
-            found = compared(before, after)
+            found = compare_scores(before, after)
     except FeatcalError as error:
         view.problem(error)
         return

@@ -40,7 +40,7 @@ def pick(ids: Sequence[int], split: str | None = None) -> None:
     state.select(picked=tuple(sorted(set(ids)))[:MOST_PICKED], picked_of=split if ids else None)
 
 
-def picked(session: Session, on: View) -> tuple[int, ...]:
+def picked_samples(session: Session, on: View) -> tuple[int, ...]:
     """The picked samples of a view; none where those of another split are picked."""
     chosen = state.selection()
     same = (chosen.picked_of or session.split) == (on.split or session.split)
@@ -57,7 +57,7 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
             the page has a button (`offer_measurements`).
         picked: numbers of samples; those beyond the view's are passed over.
     """
-    data = session.seen(task, on)
+    data = session.viewable_samples(task, on)
     ids = [i for i in picked if 0 <= i < len(data)]
     if not ids:
         _hint(session, on)
@@ -66,12 +66,12 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
     everyone = with_ends(models)
     if on.samples is not None:
         measure(session, everyone, on)
-    found = known(session, everyone, task, on)
+    found = measured_samples(session, everyone, task, on)
     a, b = [*models, ""][0], [*models, "", ""][1]
     frame = sample_tables.sample_table(data, found, a, b)
     st.markdown(_summary(frame, ids, models, task))
     gallery(data, frame.iloc[ids])
-    origin = downloads.of_samples(session, on, everyone).of_task(task)
+    origin = downloads.sample_origin(session, on, everyone).with_task(task)
     kind = "answers" if on.samples is None else "margins" if any(" margin" in name for name in frame) else "samples"
     numbers = Numbers(f"selected samples {task}", frame.iloc[ids], sample_tables.UNITS, origin, kind=kind)
     view.table(numbers)
@@ -93,23 +93,23 @@ def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
             session.features(model, on, report)
 
 
-def known(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
+def measured_samples(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
     """What every model makes of a task's samples, as far as it was measured.
 
     Answers are whole ones where all models were scored, else those that final features decide: the same classes, but
     of a text no more than whether the first token is right.
     """
-    data = session.seen(task, on)
+    data = session.viewable_samples(task, on)
     whole = all(session.has_scores(model, on) for model in models.values())
     found = {}
     for shown, model in models.items():
         one, walked = PerSample(), session.has_features(model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
             if walked and model != "expert":
-                one = one.located(session.features(model, on).tasks[task])
+                one = one.with_features(session.features(model, on).tasks[task])
             if whole or walked:
                 scores = session.scores(model, on) if whole else session.quick_scores(model, on)
-                one = one.scored(data, scores.tasks[task])
+                one = one.with_scores(data, scores.tasks[task])
             if walked:
                 one = replace(one, margin=session.margins(model, on)[task].numpy())
         found[shown] = one
@@ -136,7 +136,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View
 def gallery(data: Samples, rows: pd.DataFrame) -> None:
     """Pictures or the first texts of some rows of a sample table, with right answer and flip."""
     ids = rows["sample"].tolist()
-    said = [_said(row) for row in rows.to_dict("records")]
+    said = [_caption(row) for row in rows.to_dict("records")]
     if data.images is not None:
         shown = ids[:MOST_PICTURES]
         captions = [plain(one) for one in said[:MOST_PICTURES]]
@@ -174,7 +174,7 @@ def table(numbers: Numbers, split: str | None = None) -> None:
         hide_index=True,
         column_config=view.formats(numbers),
         key=key,
-        on_select=partial(_rows_selected, key, split),
+        on_select=partial(_pick_rows, key, split),
         selection_mode="multi-row",
         selection_default={"selection": {"rows": [row for row, i in enumerate(ids) if i in mine]}},
         alt=f"The numbers of {numbers.what}; select rows to see their samples",
@@ -182,7 +182,7 @@ def table(numbers: Numbers, split: str | None = None) -> None:
     view.csv(numbers)
 
 
-def _rows_selected(key: str, split: str | None) -> None:
+def _pick_rows(key: str, split: str | None) -> None:
     """Rows of the table are picked, beside samples that it does not show."""
     version, (ids, mine) = st.session_state[_TABLE]
     hidden = set(mine) - set(ids)
@@ -214,7 +214,7 @@ def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelId],
     return f"{text}, and {turned} ({detail}); {rest}."
 
 
-def _said(row: Mapping[str, object]) -> str:
+def _caption(row: Mapping[str, object]) -> str:
     """Number, right answer and flip of a sample."""
     words = [f"{row['sample']}: {row['right']}" if "right" in row else str(row["sample"])]
     return ", ".join([*words, str(row["flip"])] if "flip" in row else words)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
-from featcal.system.formatting import exactly, shortened
+from featcal.system.formatting import exactly, shorten
 
 if TYPE_CHECKING:  # the selection is there before torch is
     from featcal.calibration.config import CalibrationConfig
@@ -141,7 +141,7 @@ class Selection:
     def to_query(self) -> dict[str, str]:
         """What the address bar shows: every field that is not at its default."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _written(value) for name, value in named.items() if value != getattr(HOME, name)}
+        return {name: _format_value(value) for name, value in named.items() if value != getattr(HOME, name)}
 
 
 HOME = Selection()
@@ -163,20 +163,20 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
             chosen[name] = read(query[name])
         except ValueError:
             problems.append(
-                f"The address asks for {name} = {shortened(query[name], 40)!r}, which is not a value of it; left out."
+                f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a value of it; left out."
             )
     return HOME.change(**chosen), problems
 
 
-def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
+def file_words(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     """What a calibrated model was made with, for the name of a file or folder: numbers, and switches that were turned.
 
     >>> from featcal.calibration.config import CalibrationConfig
-    >>> made_with(CalibrationConfig(rho=2.1, samples=64, biases=False), CalibrationConfig())
+    >>> file_words(CalibrationConfig(rho=2.1, samples=64, biases=False), CalibrationConfig())
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
-    >>> made_with(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
+    >>> file_words(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
     'lam0.05-rho2-alpha0.3-n256-block-0-block-2-mlp'
-    >>> made_with(CalibrationConfig(recipe="refined"), CalibrationConfig())
+    >>> file_words(CalibrationConfig(recipe="refined"), CalibrationConfig())
     'refined-lam0.001-rho2-alpha0.6-beta0.5-n256'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
@@ -187,7 +187,7 @@ def made_with(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     parts = [re.sub(r"[^\w.]+", "-", ", ".join(names)).strip("-.") for names in chosen_parts(config).values()]
     named = (f"{name}{exactly(value)}" for name, value in numbers.items())
     recipe = [] if config.recipe == "paper" else [config.recipe]
-    return "-".join([*recipe, *named, *turned(config, defaults), *(part[:60] for part in parts)])
+    return "-".join([*recipe, *named, *turned_switches(config, defaults), *(part[:60] for part in parts)])
 
 
 def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:
@@ -195,18 +195,18 @@ def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:
     return {name: tuple(getattr(config, name)) for name in PARTIAL if getattr(config, name) is not None}
 
 
-def turned(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
+def turned_switches(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
     """The switches that differ from the suite's defaults, as options of the command line.
 
     >>> from featcal.calibration.config import CalibrationConfig
-    >>> turned(CalibrationConfig(biases=False, completion_only=True), CalibrationConfig())
+    >>> turned_switches(CalibrationConfig(biases=False, completion_only=True), CalibrationConfig())
     ['no-biases', 'completion-only']
     """
     found = [name for name in TURNED if getattr(config, name) != getattr(defaults, name)]
     return [f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in found]
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else exactly(value) if isinstance(value, float) else str(value)
@@ -234,7 +234,7 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _picked(text: str) -> tuple[int, ...]:
+def _parse_picked(text: str) -> tuple[int, ...]:
     found = tuple(dict.fromkeys(int(one) for one in text.split(",")))
     if len(found) > MOST_PICKED or not all(0 <= one < 2**31 for one in found):
         raise ValueError(text)
@@ -253,7 +253,7 @@ _READ: Mapping[Any, Callable[[str], Any]] = {
     int: _count,
     float: _finite,
     str: str,
-    tuple[int, ...]: _picked,
+    tuple[int, ...]: _parse_picked,
     tuple[str, ...]: _names,
 }
 """Kind of a field → its value from text; ValueError if the text is none."""

@@ -28,7 +28,7 @@ from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.progress import Progress
-from featcal.system.sandbox import shared
+from featcal.system.sandbox import server_rules
 
 T = TypeVar("T")
 AT_ONCE = 1.0
@@ -77,7 +77,7 @@ def select(**changed: Any) -> None:
     st.session_state[_LEFT_OUT] = []
 
 
-def left_out() -> list[str]:
+def ignored_parts() -> list[str]:
     """What the session's address asked for in vain, until something is chosen."""
     problems: list[str] = st.session_state[_LEFT_OUT]
     return problems
@@ -109,7 +109,7 @@ def control(
     if key not in st.session_state or st.session_state[key] != shown:  # what was chosen, in the order that is kept
         st.session_state[key] = shown
     kwargs |= _falls_back(draw, shown, *args)
-    return draw(*args, key=key, on_change=_taken, args=(name, key, field, default), **kwargs)
+    return draw(*args, key=key, on_change=_take, args=(name, key, field, default), **kwargs)
 
 
 def _falls_back(draw: Callable[..., object], shown: Any, *args: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _key(name: str) -> str:
     return f"{name}--{renewed}" if renewed else name
 
 
-def _taken(name: str, key: str, field: str, default: Any) -> None:
+def _take(name: str, key: str, field: str, default: Any) -> None:
     if key != _key(name):
         return
     st.session_state[_USED] = name
@@ -164,7 +164,7 @@ def session() -> Session:
     """
     suite, files = opened_files()
     with st.spinner("Reading the models …"):
-        return _held().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
+        return _held_sessions().get(files, lambda: open_resident(suite), lambda: bytes_needed(suite))
 
 
 def opened_files() -> tuple[Suite, Stamp]:
@@ -181,8 +181,8 @@ def opened_files() -> tuple[Suite, Stamp]:
 
 
 @st.cache_resource(show_spinner=False)
-def _held() -> Held:
-    return Held(shared())
+def _held_sessions() -> Held:
+    return Held(server_rules())
 
 
 def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:

@@ -16,7 +16,7 @@ _NOTICE = "notice that the page is not whole"
 
 
 @contextmanager
-def said_if_stopped() -> Iterator[None]:
+def warn_if_stopped() -> Iterator[None]:
     """Around everything that a page draws. Its first element says that the page is not whole, and is hidden while the
     page runs; the end of the run takes it away. A run that was stopped can draw nothing any more, so there it stays.
     """

@@ -15,11 +15,11 @@ from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.figures.commands import Measured
 from featcal.server.kinds import options_of
 from featcal.server.lengths import is_long, seconds_to_calibrate
-from featcal.session.model_names import ModelId, spelled
+from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
 from featcal.studies.history import History, Run
 from featcal.studies.recording import hash_of, run_of
-from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable, front, missing, numbers, run_sweep
+from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable_points, front, missing, numbers, run_sweep
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly
@@ -28,13 +28,13 @@ _CHART = "sweep-chart"
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
 
 
-def offered(config: CalibrationConfig) -> dict[str, str]:
+def offered_values(config: CalibrationConfig) -> dict[str, str]:
     """Values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations. Without the
     experts' features (α = 0) there is no β.
 
-    >>> offered(CalibrationConfig())
+    >>> offered_values(CalibrationConfig())
     {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
-    >>> offered(CalibrationConfig(recipe="refined", beta=0.5, alpha=0.6))["alpha"]
+    >>> offered_values(CalibrationConfig(recipe="refined", beta=0.5, alpha=0.6))["alpha"]
     '0.3, 0.6, 1'
     """
     lam = [config.lam * factor for factor in (0.1, 1, 10)]
@@ -53,7 +53,7 @@ def section(session: Session, on: View, history: History, models: Mapping[str, M
     grid = _grid(session)
     known = history.runs(hash_of(session))
     swept = _start(session, grid, on, history, known) if grid is not None else []
-    points = comparable(session, on, known) or swept  # a history that cannot be written has none
+    points = comparable_points(session, on, known) or swept  # a history that cannot be written has none
     if points:
         _chart(session, on, points, models)
     else:
@@ -67,8 +67,8 @@ def section(session: Session, on: View, history: History, models: Mapping[str, M
 
 def _grid(session: Session) -> Grid | None:
     """Three lists of values; None, and the reason on the page, where they are not such lists."""
-    config, chosen = options.chosen(session), state.selection()
-    offer = offered(options.recipe_defaults(session))
+    config, chosen = options.chosen_config(session), state.selection()
+    offer = offered_values(options.recipe_defaults(session))
     typed = {}
     for place, (name, symbol, meaning) in zip(st.columns(3), AXES, strict=True):
         field = f"sweep_{name}"
@@ -93,11 +93,11 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
         f"{grid.options.samples} calibration samples and the other options as on the page Calibrate."
     )
     with st.popover("Command and Python", icon=":material/terminal:"):
-        names = tuple(spelled(config, session.family) for config in grid.configs())
-        view.again(Measured("sweep", state.reference(), names, on))
+        names = tuple(full_name(config, session.family) for config in grid.configs())
+        view.show_commands(Measured("sweep", state.reference(), names, on))
     args = job_args(grid, on)
     long = is_long(session, 1.5 * new * seconds_to_calibrate(session, grid.options))
-    if new and (long or jobs.asked_for("sweep", args)):  # what is left of a sweep that runs is short in the end
+    if new and (long or jobs.has_job("sweep", args)):  # what is left of a sweep that runs is short in the end
         jobs.follow("sweep", args, wanted)
         return []
     if not wanted:
@@ -126,7 +126,7 @@ def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())
     shown = {run_of(session, model).id: name for name, model in models.items()}
     units = f"mean and worst: {metric} in %; drift: norm / norm of the expert's"
-    origin = replace(downloads.of_samples(session, on, {}), models={name: name for name in frame["model"]})
+    origin = replace(downloads.sample_origin(session, on, {}), models={name: name for name in frame["model"]})
     measured = Numbers("sweep", frame, units, origin, kind="sweep")
     highest = max(points, key=lambda point: (point.kind == "calibrated", point.found.mean))
     st.plotly_chart(

@@ -49,9 +49,9 @@ def suite_selector() -> None:
     )
 
 
-def left_out() -> None:
+def show_ignored() -> None:
     """What the address asked for in vain."""
-    for sentence in state.left_out():
+    for sentence in state.ignored_parts():
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
@@ -141,7 +141,7 @@ def table(numbers: Numbers, rows: slice | None = None) -> None:
     """A table (some of its rows), the whole of it as CSV, and the command and the lines of Python that give the same
     numbers. What a row marks as within noise is grey."""
     frame = numbers.frame if rows is None else numbers.frame[rows]
-    shown = frame.style.apply(_faded, axis=None) if "within noise" in frame else frame
+    shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
     st.dataframe(shown, hide_index=True, column_config=formats(numbers), alt=alt)
     csv(numbers)
@@ -156,7 +156,7 @@ def formats(numbers: Numbers) -> dict[str, Any]:
 
 def csv(numbers: Numbers) -> None:
     """The whole table as CSV, which is written when it is asked for, and how to get its numbers again."""
-    measured = numbers.measured(state.reference())
+    measured = numbers.measurement(state.reference())
     with st.container(horizontal=True):
         st.download_button(
             "Download CSV",
@@ -169,10 +169,10 @@ def csv(numbers: Numbers) -> None:
         )
         if measured is not None:
             with st.popover("Command and Python", icon=":material/terminal:"):
-                again(measured)
+                show_commands(measured)
 
 
-def again(measured: Measured) -> None:
+def show_commands(measured: Measured) -> None:
     """The command lines and the lines of Python that give the same numbers, to be copied."""
     kind, lines = measured.kind, commands(measured)
     if lines:
@@ -184,7 +184,7 @@ def again(measured: Measured) -> None:
         st.caption(kind.note)
 
 
-def _faded(frame: pd.DataFrame) -> pd.DataFrame:
+def _fade(frame: pd.DataFrame) -> pd.DataFrame:
     """Grey for the difference and its interval in rows that are within noise."""
     styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
     between = frame.columns.get_loc("within noise")
@@ -216,7 +216,7 @@ def metrics(values: Sequence[Metric]) -> None:
             label,
             value,
             f"{points(delta.difference)} points",
-            "off" if delta.within_noise else "normal",
+            "off" if delta.is_within_noise else "normal",
             help=NOISE,
             border=True,
             height="stretch",
@@ -226,6 +226,6 @@ def metrics(values: Sequence[Metric]) -> None:
 
 def _noise(delta: Difference) -> str:
     """That a difference is within noise; with McNemar's p where that alone says so."""
-    if not delta.within_noise:
+    if not delta.is_within_noise:
         return ""
     return ", within noise" if delta.low <= 0 <= delta.high else f", within noise (McNemar p {delta.p:.2f})"

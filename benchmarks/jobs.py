@@ -54,7 +54,7 @@ def main() -> None:
         queue, job = started(suite, options.samples)
         beside = visits(visitor, options.visits)
         running = queue.get(job.id)
-        if running is None or running.over:
+        if running is None or running.is_over:
             raise SystemExit(f"the job ended before the visits did: {running}; take more --samples")
         ended = cancelled(queue, running)
     measure.show(
@@ -75,14 +75,14 @@ def started(suite: Path, samples: int) -> tuple[Queue, Job]:
     queue = Queue()
     job = queue.submit(order("calibrate", str(suite), {"options": {"samples": samples}}), "another visitor")
     ensure_manager(queue)
-    return queue, wait(queue, job, lambda one: one.done >= 1 or one.over)
+    return queue, wait(queue, job, lambda one: one.done >= 1 or one.is_over)
 
 
 def cancelled(queue: Queue, running: Job) -> dict[str, Any]:
     """Cancel the job; what that took."""
     asked = time.monotonic()
     queue.cancel(running.id)
-    last = wait(queue, running, lambda one: one.over)
+    last = wait(queue, running, lambda one: one.is_over)
     seconds = time.monotonic() - asked
     step = ((running.progressed or 0.0) - (running.since or 0.0)) / max(1, running.done)
     return {"seconds": seconds, "blocks": last.done - running.done, "seconds_per_block": step, "state": last.state}

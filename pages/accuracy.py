@@ -14,13 +14,13 @@ WHOLE = View(None, "test")
 st.header("What is it worth on the test split?")
 session = view.open_or_explain()
 task = view.task_selector(session)
-compared = compare.in_sidebar(session)
+compared = compare.choose_in_sidebar(session)
 models = {compare.BASE: "base", **compared.models, compare.EXPERT: "expert"}
 known = {
-    shown: model for shown, model in models.items() if model in USUAL or jobs.asked_for_scores(session, model, WHOLE)
+    shown: model for shown, model in models.items() if model in USUAL or jobs.has_scores_job(session, model, WHOLE)
 }
 try:
-    with runs.looking(session, known.values(), WHOLE), state.progress() as report:
+    with runs.count_looks(session, known.values(), WHOLE), state.progress() as report:
         found = {shown: jobs.scores(session, model, WHOLE, report) for shown, model in known.items()}
 except FeatcalError as error:
     view.problem(error)
@@ -39,7 +39,7 @@ if unscored and st.button(
     icon=":material/visibility:",
     help="Choose options on validation samples (page Calibrate) and look here once, for the final report.",
 ):
-    with runs.looking(session, unscored.values(), WHOLE), state.progress() as report:
+    with runs.count_looks(session, unscored.values(), WHOLE), state.progress() as report:
         for model in unscored.values():
             jobs.scores(session, model, WHOLE, report, at_once=True)
     st.rerun()
@@ -59,10 +59,10 @@ if pair is not None:
     numbers.append(("gap to the experts closed", "–" if gap != gap else f"{gap:.0f} %", None))
 view.metrics(numbers)
 units = f"{metric} in %; difference, from and to in points; gap closed in % of the distance from {compared.a} to expert"
-origin = downloads.of_scores(session, scores[compare.EXPERT], known)
+origin = downloads.score_origin(session, scores[compare.EXPERT], known)
 measured = Numbers("accuracy", frame, units, origin, 1, "scores")
 bars = charts.score_bars(frame, list(scores), f"{metric}, %")
-said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
+said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
 alt = f"{metric.capitalize()} on the test split per task and model: {said}"
 view.picture(bars, "test-scores", alt, measured.name)
 size = tables.how_many(one.n for one in scores[compare.EXPERT].tasks.values())

@@ -14,7 +14,7 @@ from featcal.system.formatting import percent
 st.header("Repair it in closed form")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-options.on_page(session)
+options.controls_on_page(session)
 previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
 (a, before_model), (b, config) = compared.models.items()
@@ -35,20 +35,20 @@ if scores:
         (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
-numbers.append(("calibration took", f"{session.calibrated(config).record['seconds']['total']:.2f} s", None))
+numbers.append(("calibration took", f"{session.calibrate(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
-origin = downloads.of_samples(session, on, compared.models)
+origin = downloads.sample_origin(session, on, compared.models)
 left, right = st.columns(2)
 with left:
     st.subheader("Drift per layer")
     drifts = {a: tables.relative_drift(before), b: tables.relative_drift(after)}
     view.chart(
-        charts.drift_compared(drifts),
+        charts.compare_drift(drifts),
         "compared",
-        f"Drift per layer before and after: {tables.spoken(drifts)}",
+        f"Drift per layer before and after: {tables.describe_ranges(drifts)}",
         numbers=Numbers(
-            "drift before and after", tables.by_layer(drifts), "norm / norm of the expert's", origin, kind="drift"
+            "drift before and after", tables.layer_columns(drifts), "norm / norm of the expert's", origin, kind="drift"
         ),
     )
 with right:
@@ -56,7 +56,7 @@ with right:
         metric = tables.metric_name(scores)
         st.subheader(f"{metric.capitalize()} per task")
         frame = tables.score_table(scores, (a, b))
-        said = tables.spoken({name: frame.set_index("task")[name] for name in scores}, 1)
+        said = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
         view.chart(
             charts.score_bars(frame, list(scores), f"{metric}, %"),
             "quick",
@@ -69,16 +69,16 @@ with right:
         st.subheader("Scores per task")
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 st.caption(
-    f"Measured on {tables.measured_on(before)}, which calibration does not see. Choose options here, not on test."
+    f"Measured on {tables.describe_samples(before)}, which calibration does not see. Choose options here, not on test."
     if session.split == "validation"
-    else f"This suite has no validation split: measured on {tables.measured_on(before)}, so it flatters."
+    else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
-fewer = {task: one["samples"] for task, one in session.calibrated(config).record["tasks"].items()}
+fewer = {task: one["samples"] for task, one in session.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())
     st.caption(f"Fewer calibration samples than the {config.samples} asked for: {counts}.")
-worse = tables.raised(before, after)
+worse = tables.raised_tasks(before, after)
 if worse:
     tasks = ", ".join(map(plain, worse))
     st.warning(
@@ -94,7 +94,7 @@ view.explain(f"{text.CALIBRATE}\n*The preview of one block.*\n{text.PREVIEW}")
 
 features = {a: before, b: after}
 repair.where_it_helps(session, compared, features, on)
-afterwards.later(
+afterwards.draw_later(
     "the rest",
     repr((state.reference(), compared, previewed.layer, on)),
     "The anchor alone is being measured …",

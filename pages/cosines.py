@@ -14,7 +14,7 @@ st.header("How close to the experts?")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
-compared = compare.in_sidebar(session)
+compared = compare.choose_in_sidebar(session)
 if compared.pair is None:
     options.offer(session, f"These panels compare two models, and there is only one: {compared.a}.")
     stopped.end_page()
@@ -28,7 +28,7 @@ features, vectors = (frame.rename_axis("task").reset_index() for frame in (featu
 scores, missing = state.quick_scores(session, compared.models, on)
 runs.keep(session, compared.models, on)
 
-origin = downloads.of_samples(session, on, compared.models)
+origin = downloads.sample_origin(session, on, compared.models)
 of_tasks = {
     name: {model: one.set_index("task")[model] for model in found} for name, one in (("a", features), ("d", vectors))
 }
@@ -38,7 +38,7 @@ with left:
     st.subheader("a. Feature cosine, per task")
     bars = charts.score_bars(features, list(found), "mean cosine to the expert")
     means = Numbers("mean cosines", features, "cosine to the expert's feature, mean over samples", origin, 4, "cosines")
-    view.chart(bars, "a", f"Mean feature cosine per task: {tables.spoken(of_tasks['a'])}", numbers=means)
+    view.chart(bars, "a", f"Mean feature cosine per task: {tables.describe_ranges(of_tasks['a'])}", numbers=means)
 with right:
     st.subheader(f"b. Per sample of {plain(task)}")
     cosines = {shown: one.tasks[task].cosine.numpy() for shown, one in found.items()}
@@ -48,7 +48,9 @@ with right:
         "b",
         f"Cosine of every sample of {task}: {(cosines[b] > cosines[a]).sum()} of {len(pairs)} are closer to the expert "
         f"in {b} than in {a}",
-        numbers=Numbers(f"cosines {task}", pairs, "cosine to the expert's feature", origin.of_task(task), 4, "samples"),
+        numbers=Numbers(
+            f"cosines {task}", pairs, "cosine to the expert's feature", origin.with_task(task), 4, "samples"
+        ),
     )
 left, right = st.columns(2)
 with left:
@@ -56,7 +58,7 @@ with left:
     if scores:
         metric = tables.metric_name(scores)
         gained = tables.gain_table(features, tables.score_table(scores, (a, b)), (a, b))
-        said = tables.spoken({name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")})
+        said = tables.describe_ranges({name: gained.set_index("task")[name] for name in ("cosine gain", "score gain")})
         view.chart(
             charts.gains(gained, metric, b),
             "c",
@@ -74,6 +76,6 @@ with right:
     weights = Numbers(
         "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
     )
-    view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.spoken(of_tasks['d'])}", numbers=weights)
-st.caption(f"a, b, c on {tables.measured_on(found[a])}; gains are those of {b} over {a}. d needs no samples.")
+    view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.describe_ranges(of_tasks['d'])}", numbers=weights)
+st.caption(f"a, b, c on {tables.describe_samples(found[a])}; gains are those of {b} over {a}. d needs no samples.")
 view.explain(text.COSINES)

@@ -22,7 +22,7 @@ averaged = view.choice("Tasks", ["mean over tasks", "one task"], "over", st.side
 task = view.task_selector(session, disabled=averaged)
 over = tables.ALL_TASKS if averaged else task
 on = view.sample_selector(session)
-compared = compare.in_sidebar(session)
+compared = compare.choose_in_sidebar(session)
 
 row = st.container(horizontal=True, vertical_alignment="bottom")
 relative = view.choice("Units", ["relative", "absolute"], "units", row) == "relative"
@@ -38,12 +38,12 @@ layers = list(dict.fromkeys(drift[first]["layer"]))
 layer = view.one_of(layers, state.selection().layer, -2)
 state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", layers)
 
-frames = {shown: tables.per_layer(one, over, relative) for shown, one in drift.items()}
-measured = downloads.of_samples(session, on, models)
+frames = {shown: tables.layer_rows(one, over, relative) for shown, one in drift.items()}
+measured = downloads.sample_origin(session, on, models)
 units = ledger_view.DRIFT_UNITS[relative]
-rows = tables.stacked(frames)
-per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.of_task(task), kind="drift")
-said = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
+rows = tables.stack_models(frames)
+per_layer = Numbers("drift per layer", rows, units, measured if averaged else measured.with_task(task), kind="drift")
+said = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
 st.plotly_chart(
     charts.drift_layers(frames, relative, layer),
     key="drift-layers",
@@ -53,16 +53,16 @@ st.plotly_chart(
     alt=f"Drift per layer on {over}, local mismatch and propagation stacked, drift as a line: {said}",
 )
 st.caption(
-    f"Mean over {tables.measured_on(ledgers[first])}. "
+    f"Mean over {tables.describe_samples(ledgers[first])}. "
     "e = m + p holds for the vectors; norms do not add: ‖e‖ ≤ ‖m‖ + ‖p‖."
 )
 view.explain(text.DRIFT)
 view.fold(per_layer)
 
 st.subheader(f"{plain(layer)}, task by task")
-of_tasks = {shown: tables.per_task(one, layer, relative) for shown, one in drift.items()}
-said = tables.spoken({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
-rows = tables.stacked(of_tasks)
+of_tasks = {shown: tables.task_rows(one, layer, relative) for shown, one in drift.items()}
+said = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+rows = tables.stack_models(of_tasks)
 view.chart(
     charts.drift_tasks(of_tasks, relative),
     "drift-tasks",

@@ -9,7 +9,7 @@ st.header("Features, before and after")
 session = view.open_or_explain()
 task = view.task_selector(session)
 on = view.sample_selector(session)
-compared = compare.in_sidebar(session)
+compared = compare.choose_in_sidebar(session)
 if compared.b is None:
     options.offer(session, f"The expert's and {compared.a} are shown; a second model adds its own points.")
 layer = cloud.layer_slider(session)
@@ -18,8 +18,8 @@ models = {compare.EXPERT: "expert", **compared.models}
 shown = cloud.Shown(session, models, on, compared.pair, task, layer)
 with state.progress() as report:
     features = shown.features(task, layer, report)[layer]
-measured = downloads.of_samples(session, on, models)
-origin = measured.of_task(task)
+measured = downloads.sample_origin(session, on, models)
+origin = measured.with_task(task)
 
 left, right = st.columns([3, 2])
 with left:
@@ -27,7 +27,7 @@ with left:
 with right:
     cloud.pick_section(shown)
     cloud.distance_section(features, origin, layer)
-samples.panel(session, compared.models, task, on, samples.picked(session, on))
+samples.panel(session, compared.models, task, on, samples.picked_samples(session, on))
 view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
 
 st.subheader("Every task")

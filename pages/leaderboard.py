@@ -5,5 +5,5 @@ import streamlit as st
 from app import leaderboard
 
 st.header("What do methods give, and what do they need?")
-leaderboard.measured()
+leaderboard.show_measured()
 leaderboard.paper()

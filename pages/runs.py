@@ -8,7 +8,7 @@ from featcal.studies.history import History
 st.header("What was tried, and what is best?")
 session = view.open_or_explain()
 on = view.sample_selector(session)
-compared = compare.in_sidebar(session)
+compared = compare.choose_in_sidebar(session)
 with state.progress() as report:
     for model in compared.models.values():
         session.features(model, on, report)

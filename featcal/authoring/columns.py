@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from featcal.samples.table import Table
 from featcal.system.errors import InputError
-from featcal.system.formatting import shortened, some
+from featcal.system.formatting import shorten, some
 
 LOOKED_AT = 64
 """Rows that tell what a column holds."""
@@ -82,7 +82,7 @@ def columns_of_hub(
         splits = list(opened)
         row = next(iter(opened[splits[0]]))
     except Exception as error:  # of the client, its transport and the format of the data: each has kinds of its own
-        reason = shortened(" ".join(str(error).split()), 200)
+        reason = shorten(" ".join(str(error).split()), 200)
         raise InputError(
             f"data set '{repo}' cannot be looked at ({type(error).__name__}: {reason}); say it out: "
             f'\'{{hub: {repo}, split: train, input: "{{question}}", target: "{{answer}}"}}\', or fetch it to a folder'
@@ -123,13 +123,13 @@ def options_of(columns: Mapping[str, Column], given: Mapping[str, Any], where: s
     """
     pictures = [name for name, column in columns.items() if column.kind == "picture"]
     if "input" not in given and pictures:
-        return _of_pictures(columns, pictures, given, where)
+        return _picture_options(columns, pictures, given, where)
     if reads != "answers" and not {"target", "targets"} & given.keys():
-        return _of_texts(columns, given, where, reads)
-    return _of_text(columns, given, where)
+        return _classifier_options(columns, given, where, reads)
+    return _text_options(columns, given, where)
 
 
-def _of_pictures(columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str) -> Told:
+def _picture_options(columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str) -> Told:
     image = next((name for name in PICTURES if name in pictures), pictures[0])
     label = next((name for name in LABELS if name in columns and columns[name].kind in ("text", "number")), None)
     found = {"image": image, **({} if label is None else {"label": label})}
@@ -138,7 +138,7 @@ def _of_pictures(columns: Mapping[str, Column], pictures: list[str], given: Mapp
     return {**found, **given}, tuple(told), ()
 
 
-def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> Told:
+def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str) -> Told:
     found = dict(given)
     told, missing = [], []
     texts = [name for name, column in columns.items() if column.kind == "text"]
@@ -175,7 +175,7 @@ def _of_text(columns: Mapping[str, Column], given: Mapping[str, Any], where: str
     return found, tuple(told), tuple(missing)
 
 
-def _of_texts(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
+def _classifier_options(columns: Mapping[str, Column], given: Mapping[str, Any], where: str, reads: Reads) -> Told:
     """One text or two with a class, or two texts with a number."""
     classes, found, told, missing = reads == "classes", dict(given), [], []
     kinds, asked = (("text", "number"), LABELS) if classes else (("number",), ALIKE)

@@ -12,7 +12,7 @@ from featcal.suite.schema import read_yaml
 from featcal.system.atomic_files import put_new
 from featcal.system.errors import InputError
 from featcal.system.paths import local_path
-from featcal.system.sandbox import require_inside, shared
+from featcal.system.sandbox import require_inside, server_rules
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def reference(path: str, revision: str | None, beside: Path) -> str:
     Raises:
         InputError: nothing can lie at the path.
     """
-    folders = [] if shared() else [local_path(path, start, "the recipe's model") for start in (Path.cwd(), beside)]
+    folders = (
+        [] if server_rules() else [local_path(path, start, "the recipe's model") for start in (Path.cwd(), beside)]
+    )
     found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
     return found if revision is None else f"{found}@{revision}"
 

@@ -69,10 +69,10 @@ def draft(name: str, base: str, merged: str | Mapping[str, Any], tasks: Iterable
     if twice:
         raise InputError(f"two lines have the task {some(sorted(twice))}; give every task a name of its own")
     filled = {one.task: one.content() for one in lines}
-    return written({"name": name, "base": base, "merged": merged, "tasks": filled})
+    return format_suite({"name": name, "base": base, "merged": merged, "tasks": filled})
 
 
-def written(content: Mapping[str, Any]) -> str:
+def format_suite(content: Mapping[str, Any]) -> str:
     """The content of a suite file as text, texts of several lines on one line in double quotes."""
     return str(yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
@@ -85,7 +85,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def taken_over(file: Path) -> tuple[str, list[str]]:
+def import_file(file: Path) -> tuple[str, list[str]]:
     """The text of a suite out of another file, and what is still to be said: a suite file as it is, a configuration of
     mergekit or a model pool of FusionBench as a suite.
 
@@ -96,7 +96,7 @@ def taken_over(file: Path) -> tuple[str, list[str]]:
     if isinstance(content, dict) and "tasks" in content and "base" in content:
         return file.read_text(encoding="utf-8"), []
     imported = import_recipe(file)
-    return written(imported.suite), [*imported.missing, *imported.notes]
+    return format_suite(imported.suite), [*imported.missing, *imported.notes]
 
 
 def read_draft(text: str, out: Path) -> Suite:

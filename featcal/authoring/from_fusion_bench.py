@@ -51,7 +51,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
             unknown keys, models that are loaded by unknown functions.
     """
     content = read_recipe(file)
-    problems = list(_unresolved(content)) or list(_unknown(content))
+    problems = list(_list_unresolved(content)) or list(_list_unknown(content))
     models: dict[str, str] = {}
     for name, value in _mapping(content.get("models")).items():
         try:
@@ -78,7 +78,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
     return Imported({**suite, "tasks": tasks}, tuple(missing), tuple(notes))
 
 
-def _unresolved(content: Mapping[str, Any]) -> Iterator[str]:
+def _list_unresolved(content: Mapping[str, Any]) -> Iterator[str]:
     """What only Hydra can fill in: groups of other files, variables, and values that are yet to be given."""
     write_out = "let Hydra write the whole pool (`fusion_bench modelpool=… --cfg job --package modelpool --resolve`)"
     groups = [one for one in content.get("defaults") or [] if one != "_self_"]
@@ -107,7 +107,7 @@ def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(one, f"{place}[{i}]")
 
 
-def _unknown(content: Mapping[str, Any]) -> Iterator[str]:
+def _list_unknown(content: Mapping[str, Any]) -> Iterator[str]:
     target = str(content.get("_target_"))
     if not target.startswith("fusion_bench.") or target.rpartition(".")[2] not in POOLS:
         yield f"_target_: '{target}' is no pool that featcal knows, only {', '.join(POOLS)}"
@@ -151,7 +151,7 @@ def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], t
             else:
                 why = f"'{LOAD_DATASET}' alone is known" if name in tasks else "no expert has this name"
                 notes.append(f"{key}.{name} is not taken over: {why}")
-    known = [name for name in tasks if _in_catalogue(name, text)]
+    known = [name for name in tasks if _is_in_catalogue(name, text)]
     for name in known:  # what a pool says of pictures is enough to read them; of text it lacks the templates
         own = tasks[name] if not text else {"expert": tasks[name]["expert"]}
         tasks[name] = {"use": name, **own}
@@ -160,7 +160,7 @@ def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], t
     return notes
 
 
-def _in_catalogue(name: str, text: bool) -> bool:
+def _is_in_catalogue(name: str, text: bool) -> bool:
     entry = task_catalogue().get(name)
     return entry is not None and ("input" in entry["calibration"]) == text
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from featcal.authoring.common import Imported, read_recipe, reference, samples_missing, task_names
-from featcal.authoring.mergekit_schema import Configuration, Model, validated
+from featcal.authoring.mergekit_schema import Configuration, Model, validate_configuration
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -45,11 +45,11 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
         InputError: listing all that is wrong or cannot be taken over: unknown keys, methods or parameters for which
             featcal has no recipe (only without `merged`), a vocabulary other than the base's.
     """
-    config = validated(read_recipe(file), str(file))
+    config = validate_configuration(read_recipe(file), str(file))
     base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
     models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
     experts = [model for model in dict.fromkeys(models) if model != base]
-    tasks = dict(zip(task_names([model.written(file.parent) for model in experts]), experts, strict=True))
+    tasks = dict(zip(task_names([model.to_reference(file.parent) for model in experts]), experts, strict=True))
     problems, notes = list(_vocabulary_problems(config)), list(_notes(config))
     if not experts:
         problems.append("no model besides base_model; a suite needs at least one expert")
@@ -63,8 +63,8 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
     if problems:
         raise InputError(*(f"{file}: {problem}" for problem in problems))
     about = {"name": file.stem, "description": f"Imported from {file.name} (mergekit, {config.merge_method})."}
-    named = {} if base is None else {"base": base.written(file.parent)}
-    experts_by_task = {name: {"expert": model.written(file.parent)} for name, model in tasks.items()}
+    named = {} if base is None else {"base": base.to_reference(file.parent)}
+    experts_by_task = {name: {"expert": model.to_reference(file.parent)} for name, model in tasks.items()}
     no_base = f"base: the model that the experts were fine-tuned from, which {config.merge_method} does not name"
     missing = [*([no_base] if base is None else []), *samples_missing(tasks)]
     return Imported({**about, **named, "merged": content, "tasks": experts_by_task}, tuple(missing), tuple(notes))
@@ -121,11 +121,11 @@ class _Recipe:
         inputs = self.config.models or []
         for model in dict.fromkeys(one.model for one in inputs):
             if sum(one.model == model for one in inputs) > 1:
-                self.problems.append(f"models: '{model.written(Path())}' stands twice")
+                self.problems.append(f"models: '{model.to_reference(Path())}' stands twice")
         if self.base is None and self.config.merge_method != "linear":
             self.problems.append(f"base_model: {self.config.merge_method} needs one")
         places: list[tuple[str, Mapping[str, Any], Sequence[str]]] = [("", self.config.parameters, _PARAMETERS)]
-        places += [(f" of '{one.model.written(Path())}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
+        places += [(f" of '{one.model.to_reference(Path())}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
         for where, parameters, known in places:
             unknown = [name for name in parameters if name not in known]
             self.problems += [f"unknown parameter '{name}'{where}.{did_you_mean(name, known)}" for name in unknown]
@@ -174,7 +174,7 @@ class _Recipe:
 
     def _number(self, name: str, model: Model | None, default: float | None = None) -> float:
         value = self._value(name, model, default)
-        of = "" if model is None else f" of '{model.written(Path())}'"
+        of = "" if model is None else f" of '{model.to_reference(Path())}'"
         if isinstance(value, (list, dict)):
             self.problems.append(f"{name}{of}: gradients and filtered values are no recipe of featcal; {_RUN_IT}")
         elif value is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from featcal.authoring.columns import Reads
 from featcal.authoring.common import comments, samples_missing
-from featcal.authoring.from_form import written
+from featcal.authoring.from_form import format_suite
 from featcal.authoring.guess import guess
 from featcal.formats.hub import hub_model
 from featcal.formats.located import TEXT_CLASSES, is_classifier
@@ -70,18 +70,18 @@ def begin(parts: Parts, out: Path) -> Beginning:
     for task in parts.data.keys() - parts.experts.keys():
         hint = did_you_mean(task, parts.experts)
         problems.append(f"samples of '{task}', which has no expert; give --expert {task}=… or leave them out.{hint}")
-    with _collected(problems):
+    with _collect_problems(problems):
         content["base"] = _model(parts.base, out.parent, "base")
-    with _collected(problems):
-        content["merged"], more = _merged(parts.merged, out.parent)
+    with _collect_problems(problems):
+        content["merged"], more = _choose_merged(parts.merged, out.parent)
         assumed += more
     reads = _reads(parts.base, parts.experts.values())
     for task, expert in parts.experts.items():
         content["tasks"][task] = {}
-        with _collected(problems):
+        with _collect_problems(problems):
             content["tasks"][task] = {"expert": _model(expert, out.parent, f"expert '{task}'")}
         if task in parts.data:
-            with _collected(problems, f"task '{task}': "):
+            with _collect_problems(problems, f"task '{task}': "):
                 found = guess(parts.data[task], out.parent, reads)
                 classes = _classes(expert) if reads == "classes" else {}
                 content["tasks"][task] |= {**classes, **found.task}
@@ -92,7 +92,7 @@ def begin(parts: Parts, out: Path) -> Beginning:
         raise InputError(*problems)
     missing += samples_missing(task for task in parts.experts if task not in parts.data)
     head = comments({"To be filled in:": missing, "Taken for granted:": assumed})
-    return Beginning(head + written(content), tuple(assumed), tuple(missing))
+    return Beginning(head + format_suite(content), tuple(assumed), tuple(missing))
 
 
 def _reads(base: str, experts: Iterable[str]) -> Reads:
@@ -132,7 +132,7 @@ def _classes(expert: str) -> dict[str, list[str]]:
     return {}
 
 
-def _merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:
+def _choose_merged(given: str | None, root: Path) -> tuple[str | dict[str, Any], list[str]]:
     if given is None:
         return dict(DEFAULT_MERGE), ["merged: Task Arithmetic at scale 0.3, for want of a merged model (--merged)"]
     if given in METHODS and not Path(given).is_dir():
@@ -168,7 +168,7 @@ def _folder_or_id(given: str, root: Path, label: str) -> str:
 
 
 @contextmanager
-def _collected(problems: list[str], label: str = "") -> Iterator[None]:
+def _collect_problems(problems: list[str], label: str = "") -> Iterator[None]:
     """What is wrong is put to the other problems."""
     try:
         yield

@@ -60,15 +60,15 @@ def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
         InputError: nothing is there, or it cannot be read.
     """
     if given.lstrip().startswith("{"):
-        return _written_out(given, root, reads)
+        return _guess_explicit(given, root, reads)
     path = local_path(given, Path(), "samples")
     if path.exists():
-        return _of_path(path, root, {}, reads)
+        return _guess_path(path, root, {}, reads)
     catalogue = task_catalogue()
     if given in catalogue:
         return Guess({"use": given}, (f"samples of '{given}' in the catalogue of published benchmarks",))
     if given.count("/") == 1 and not given.startswith((".", "/", "~")):
-        return _of_hub(given, {}, reads)
+        return _guess_hub(given, {}, reads)
     raise InputError(
         f"no samples '{given}': neither a path here, nor an id OWNER/NAME on the Hub, nor a task of the catalogue; "
         "give a folder of pictures with one sub-folder per class, or a .jsonl, .parquet or .npz file."
@@ -76,10 +76,10 @@ def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
     )
 
 
-def _written_out(given: str, root: Path, reads: Reads) -> Guess:
+def _guess_explicit(given: str, root: Path, reads: Reads) -> Guess:
     content = parse_yaml(given, "samples")
     if content.keys() <= set(SPLITS):
-        return Guess({split: _anchored(source, root) for split, source in content.items()})
+        return Guess({split: _anchor(source, root) for split, source in content.items()})
     kinds = [kind for kind in SOURCE_KINDS if kind in content]
     if len(kinds) != 1:
         raise InputError(
@@ -90,17 +90,17 @@ def _written_out(given: str, root: Path, reads: Reads) -> Guess:
     if kind == "embedded":
         return Guess({split: {**content, "split": split} for split in SPLITS})
     if "split" in content or kind == "tensors":
-        return Guess({"calibration": _anchored(content, root)})
+        return Guess({"calibration": _anchor(content, root)})
     options = {name: value for name, value in content.items() if name != kind}
     path = local_path(str(content[kind]), Path(), "samples")
     if kind == "hub" and not path.exists():
-        return _of_hub(str(content[kind]), options, reads)
+        return _guess_hub(str(content[kind]), options, reads)
     if not path.exists():
         raise InputError(f"samples: {path} does not exist; paths start from where the command runs")
-    return _of_path(path, root, options, reads)
+    return _guess_path(path, root, options, reads)
 
 
-def _anchored(source: Any, root: Path) -> Any:
+def _anchor(source: Any, root: Path) -> Any:
     """A source whose path, if it names one that is here, is as the suite file has to say it."""
     if not isinstance(source, dict):
         return source
@@ -115,16 +115,16 @@ def _anchored(source: Any, root: Path) -> Any:
 # ------------------------------------------------------------------------------------------ files and folders
 
 
-def _of_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     refuse_saved_to_disk(path)
     if path.is_dir():
-        return _of_folder(path, root, given, reads)
+        return _guess_folder(path, root, given, reads)
     if path.name.endswith(".npz"):
         told = f"{path}: of its training samples every tenth is for validation, the others for calibration"
         return Guess({split: {"arrays": from_folder(path, root), **given} for split in SPLITS}, (told,))
     if path.name.endswith((*_JSON, ".parquet")):
         kind, table = _table(path)
-        return _of_table({kind: from_folder(path, root)}, table, given, str(path), reads)
+        return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
     raise InputError(
         f"samples: {path} is of no kind that can be told from its name ({', '.join(_FILES)}, or a folder of pictures); "
         "say it out: '{tensors: FILE, key: NAME}', for example"
@@ -135,22 +135,22 @@ def _table(file: Path) -> tuple[str, Table]:
     return ("parquet", read_parquet(file, None)[0]) if file.suffix == ".parquet" else ("jsonl", read_jsonl(file))
 
 
-def _of_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
+def _guess_table(source: Mapping[str, Any], table: Table, given: Mapping[str, Any], where: str, reads: Reads) -> Guess:
     """A file of rows: its column "split" tells splits apart, else all of it is for calibration."""
     options, assumed, missing = options_of(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
     values = set(table.column("split"))
-    found = _named(lambda name: name if name in values else None)
+    found = _find_splits(lambda name: name if name in values else None)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
-    return _with_warning(task, (*_renamed(found, where), *assumed), missing, where)
+    return _with_warning(task, (*_note_renamed(found, where), *assumed), missing, where)
 
 
-def _of_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     """Splits are sub-folders or files of that name; a folder without them is one of pictures, for calibration."""
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
-        return _of_parquet(folder, root, given, reads)
-    found = _named(lambda name: _below(folder, name))
+        return _guess_parquet(folder, root, given, reads)
+    found = _find_splits(lambda name: _find_below(folder, name))
     if not found:
         if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
             raise InputError(
@@ -159,7 +159,7 @@ def _of_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads)
         imagefolder(folder, given.get("label"))
         told = f"{folder}: a folder of pictures, one sub-folder per class"
         return _with_warning({"calibration": _pictures(folder, root, given)}, (told,), (), str(folder))
-    assumed = _renamed({split: one.name for split, one in found.items()}, str(folder))
+    assumed = _note_renamed({split: one.name for split, one in found.items()}, str(folder))
     missing: tuple[str, ...] = ()
     task: dict[str, Any] = {}
     options: Mapping[str, Any] | None = None
@@ -180,27 +180,27 @@ def _pictures(folder: Path, root: Path, given: Mapping[str, Any]) -> dict[str, A
     return {"imagefolder": from_folder(folder, root), **given}
 
 
-def _below(folder: Path, name: str) -> Path | None:
+def _find_below(folder: Path, name: str) -> Path | None:
     places = (folder / f"{name}{ending}" for ending in ("", *_JSON))
     return next((place for place in places if place.exists()), None)
 
 
-def _of_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
+def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     """A folder in the Hub's layout: files or their folders have the names of splits."""
-    found = _named(lambda name: name if read_parquet(folder, name)[1] else None)
+    found = _find_splits(lambda name: name if read_parquet(folder, name)[1] else None)
     table, _ = read_parquet(folder, next(iter(found.values()), None))
     source = {"parquet": from_folder(folder, root)}
     if not found:
-        return _of_table(source, table, given, str(folder), reads)
+        return _guess_table(source, table, given, str(folder), reads)
     options, assumed, missing = options_of(columns_of_table(table), given, str(folder), reads)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
-    return _with_warning(task, (*_renamed(found, str(folder)), *assumed), missing, str(folder))
+    return _with_warning(task, (*_note_renamed(found, str(folder)), *assumed), missing, str(folder))
 
 
 # ---------------------------------------------------------------------------------------------------- the Hub
 
 
-def _of_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
+def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     """A data set on the Hub, of which names of splits and columns are asked for and nothing else is kept.
 
     Raises:
@@ -210,17 +210,17 @@ def _of_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     source = {"hub": repo, **({"revision": revision} if revision else {})}
     place = {option: given[option] for option in ("config", "revision") if option in given}
     splits, columns = columns_of_hub(repo, **{"revision": revision or None, **place})
-    found = _named(lambda one: one if one in splits else None)
+    found = _find_splits(lambda one: one if one in splits else None)
     rest = {option: value for option, value in given.items() if option not in place}
     options, assumed, missing = options_of(columns, rest, name, reads)
     task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
-    return _with_warning(task, (*_renamed(found, name), *assumed), missing, name)
+    return _with_warning(task, (*_note_renamed(found, name), *assumed), missing, name)
 
 
 # ------------------------------------------------------------------------------------------------- what is said
 
 
-def _named(find: Callable[[str], T | None]) -> dict[str, T]:
+def _find_splits(find: Callable[[str], T | None]) -> dict[str, T]:
     """Split → what `find` has under the first of its names that is there."""
     places = {
         split: next((one for name in names if (one := find(name)) is not None), None) for split, names in NAMES.items()
@@ -228,7 +228,7 @@ def _named(find: Callable[[str], T | None]) -> dict[str, T]:
     return {split: one for split, one in places.items() if one is not None}
 
 
-def _renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
+def _note_renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
     return tuple(
         f"{where}: '{name}' is the suite's {split} split" for split, name in found.items() if not name.startswith(split)
     )

@@ -40,7 +40,7 @@ class Model(Strict):
     model: Place
     lora: Place | None = None
 
-    def written(self, beside: Path) -> str:
+    def to_reference(self, beside: Path) -> str:
         """The reference as a suite file has it; relative folders may lie in `beside`."""
         parts = [self.model] if self.lora is None else [self.model, self.lora]
         return "+".join(reference(part.path, part.revision, beside) for part in parts)
@@ -108,7 +108,7 @@ class Configuration(Strict):
             yield from (source.model for one in part.slices or [] for source in one.sources)
 
 
-def validated(content: dict[str, Any], label: str) -> Configuration:
+def validate_configuration(content: dict[str, Any], label: str) -> Configuration:
     """The configuration, or an InputError with all of its mistakes; `label` names the file."""
     try:
         return Configuration.model_validate(content)

@@ -39,7 +39,7 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
     if foreign:
         raise InputError(*(f"model '{name}': export it to transformers' layout for a pool" for name in foreign))
     sources = [source for task in suite.tasks.values() for source in map(task.source, DATA) if source is not None]
-    classifies = any(source.classified for source in sources)
+    classifies = any(source.has_classes for source in sources)
     architecture = architecture_for(locate(suite.base, suite.root, "base").config, "base", classifies)
     modality = architecture.modality
     if modality not in _LOADERS or (modality == "pixels" and architecture.family != "clip"):

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import averaged
-from featcal.baselines.gradients import Sample, alike, drawn, final, log_probabilities, samples_of
+from featcal.baselines.averaged import average_experts
+from featcal.baselines.gradients import Sample, batch_by_shape, draw_batches, final, log_probabilities, samples_of
 from featcal.baselines.options import AdaMerging
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
@@ -59,7 +59,7 @@ def adamerging(
     optimizer = torch.optim.Adam([merge.coefficients], lr=options.rate)
     with walking(run.adapter), run.seconds(options.kind):
         before = _entropy(run, merge.tensors(), samples, heads)
-        for step, few in enumerate(drawn(tasks, options.steps, options.batch, options.seed)):
+        for step, few in enumerate(draw_batches(tasks, options.steps, options.batch, options.seed)):
             run.progress(options.kind, step, options.steps)
             tensors = {name: tensor.requires_grad_() for name, tensor in merge.tensors().items()}
             with torch.enable_grad():
@@ -69,7 +69,7 @@ def adamerging(
         found = merge.tensors()
         after = _entropy(run, found, samples, heads)
         run.progress(options.kind, options.steps, options.steps)
-    under = averaged(run, experts)
+    under = average_experts(run, experts)
     stored = {name: tensor.to(under.info[name].dtype) for name, tensor in found.items()}
     account = {
         "coefficients": {
@@ -87,13 +87,12 @@ class Merge:
     """A merge by coefficients, with what their gradient needs."""
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
-        def placed(weights: Weights) -> dict[str, Tensor]:
+        def load(weights: Weights) -> dict[str, Tensor]:
             return run.compute.place(weights.read(run.adapter.tower))
 
-        self._base = placed(run.base)
+        self._base = load(run.base)
         self._vectors = [
-            {name: tensor - self._base[name] for name, tensor in placed(one.weights).items()}
-            for one in experts.values()
+            {name: tensor - self._base[name] for name, tensor in load(one.weights).items()} for one in experts.values()
         ]
         self.coefficients = torch.full((len(experts), len(self._base)), START, dtype=torch.float64)
         """`[tasks, tensors]`"""
@@ -124,7 +123,7 @@ def _entropy(
     """Entropy of the predictions, its mean over the samples of a task, summed over tasks; where gradients are enabled
     its own is added to those of the tensors."""
     total, counts = 0.0, Counter(one.task for one in samples)
-    for batch, some in alike(samples):
+    for batch, some in batch_by_shape(samples):
         features, parts = final(run, tensors, batch), []
         for task, rows in groupby(range(len(some)), key=lambda row: some[row].task):
             logs = log_probabilities(run, tensors, features[[*rows]], heads[task])

@@ -10,14 +10,14 @@ from featcal.models.lane import ExpertPass
 from featcal.suite.recipe import MergeRecipe
 
 
-def averaged(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
+def average_experts(run: Run, experts: Mapping[str, ExpertPass]) -> RecipeWeights:
     """Simple Averaging of the experts; of the base the dtype counts."""
     models = {task: one.weights for task, one in experts.items()}
     recipe = MergeRecipe(method="simple-averaging")
     return RecipeWeights(recipe, run.base, models, run.adapter.tower, run.adapter.vocabulary)
 
 
-def averaged_changes(run: Run, experts: Mapping[str, ExpertPass], scale: float) -> RecipeWeights:
+def average_changes(run: Run, experts: Mapping[str, ExpertPass], scale: float) -> RecipeWeights:
     """The base plus `scale` times the mean of the experts' changes."""
     models = {task: one.weights for task, one in experts.items()}
     recipe = MergeRecipe(method="task-arithmetic", scale=scale / len(experts))

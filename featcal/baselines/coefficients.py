@@ -26,13 +26,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import averaged
+from featcal.baselines.averaged import average_experts
 from featcal.baselines.options import Coefficients
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import task_weight
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.store import as_stored, named
+from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
@@ -55,7 +55,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
         NumericalError: features that are not finite; names the maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
-    average = averaged(run, experts)
+    average = average_experts(run, experts)
     student = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
     found: dict[str, Tensor] = {}
     account: dict[str, Any] = {"coefficients": {}, "captured": {}}
@@ -66,12 +66,12 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
             rows = lane_rows(stage, walk.experts, experts, options.counting)
             for index, block in walk.blocks(stage):
                 merged = average.read(block.names)
-                with named(block.name):
-                    sums = _counted(run, walk.experts, stage, index, rows, merged, experts)
+                with prefix_errors(block.name):
+                    sums = _count(run, walk.experts, stage, index, rows, merged, experts)
                     solved, told = sums.solve(_double(run, block, run.base))
-                found |= (own := merged | as_stored(block, merged, [solved]))
+                found |= (own := merged | to_stored(block, merged, [solved]))
                 for kind, values in told.items():
-                    account[kind] |= {block.stored(name): value for name, value in values.items()}
+                    account[kind] |= {block.stored_name(name): value for name, value in values.items()}
                 _move(run, walk, stage, block, own)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", average, found), account
@@ -82,7 +82,7 @@ def _double(run: Run, block: Block, weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.double() for name, tensor in block.local(run.compute.move(weights.read(block.names))).items()}
 
 
-def _counted(
+def _count(
     run: Run,
     lanes: Mapping[str, Lane],
     stage: Stage,

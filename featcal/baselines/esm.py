@@ -31,19 +31,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.averaged import averaged_changes
+from featcal.baselines.averaged import average_changes
 from featcal.baselines.options import Esm
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.store import as_stored, named
+from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.mergers.singular import orthonormal
 from featcal.models.adapter import Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Step
-from featcal.models.linear_maps import turned
+from featcal.models.linear_maps import orient_weight
 from featcal.models.walk import Walk
 from featcal.system.errors import NumericalError
 
@@ -64,7 +64,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
         NumericalError: features that are not finite, or a decomposition that does not converge; names the map.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
-    under = averaged_changes(run, experts, options.scale)
+    under = average_changes(run, experts, options.scale)
     found: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
         walk = Walk(run, options.kind, experts, {})
@@ -75,15 +75,15 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
             for index, block in walk.blocks(stage):
                 shifts = BlockShifts(stage, index, len(experts))
                 base = {n: t.double() for n, t in block.local(run.compute.move(run.base.read(block.names))).items()}
-                with named(block.name):
+                with prefix_errors(block.name):
                     for task, tensors in walk.experts_at(block):
                         steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears)
                         shifts.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
-                    changes.append({name: change.cpu() for name, change in shifts.merged().items()})
-            for block, own in zip(stage.blocks, by_layer(changes), strict=True):
+                    changes.append({name: change.cpu() for name, change in shifts.merge().items()})
+            for block, own in zip(stage.blocks, scale_layers(changes), strict=True):
                 start = block.local(run.base.read(block.names))
                 solved = {name: start[name].double() + options.scale * change for name, change in own.items()}
-                found |= as_stored(block, under.read(block.names), [solved])
+                found |= to_stored(block, under.read(block.names), [solved])
         walk.finish()
     return Overlay(f"merged model ({options.kind})", under, found)
 
@@ -118,11 +118,11 @@ class BlockShifts:
             if not all_finite(gram):
                 raise NumericalError(f"{group}: features are not finite")
             for name in group.names:
-                change = turned(self._maps[name], vectors[f"{name}.weight"])
-                with _decomposed(name):
+                change = orient_weight(self._maps[name], vectors[f"{name}.weight"])
+                with _explain_failure(name):
                     self._found[name].append(directions(change, gram, self._tasks))
 
-    def merged(self) -> dict[str, Tensor]:
+    def merge(self) -> dict[str, Tensor]:
         """What every linear map is changed by before layers are scaled, as weights are stored, by name of the tensor
         inside the block.
 
@@ -132,8 +132,8 @@ class BlockShifts:
         changes: dict[str, Tensor] = {}
         for name, found in self._found.items():
             if found:
-                with _decomposed(name):
-                    changes[f"{name}.weight"] = turned(self._maps[name], together(found)).contiguous()
+                with _explain_failure(name):
+                    changes[f"{name}.weight"] = orient_weight(self._maps[name], merge_directions(found)).contiguous()
         return changes
 
 
@@ -146,30 +146,30 @@ def directions(change: Float[Tensor, "m d"], gram: Float[Tensor, "d d"], tasks: 
     return principal, principal.mT @ change
 
 
-def together(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
+def merge_directions(found: Sequence[Directions]) -> Float[Tensor, "m d"]:
     """P A of the P_t and A_t of all tasks, with the scales of tasks and inputs."""
-    by_task = polarised(torch.stack([own.norm() for _, own in found]))
+    by_task = polarise(torch.stack([own.norm() for _, own in found]))
     coordinates = torch.cat([factor * own for factor, (_, own) in zip(by_task, found, strict=True)])
     norms = coordinates.norm(dim=1)
     principal = orthonormal(torch.cat([own for own, _ in found], 1))
     merged: Tensor = principal * norms @ orthonormal(coordinates / norms.where(norms > 0, 1)[:, None])
-    return merged * polarised(coordinates.norm(dim=0))
+    return merged * polarise(coordinates.norm(dim=0))
 
 
-def by_layer(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+def scale_layers(changes: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     """The changes of the blocks of a stage, by name inside the block, scaled against those of that name in others."""
     norms: dict[str, list[Tensor]] = {}
     for own in changes:
         for name, change in own.items():
             norms.setdefault(name, []).append(change.norm())
-    factors = {name: iter(polarised(torch.stack(own))) for name, own in norms.items()}
+    factors = {name: iter(polarise(torch.stack(own))) for name, own in norms.items()}
     return [{name: next(factors[name]) * change for name, change in own.items()} for own in changes]
 
 
-def polarised(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def polarise(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """(size / mean of all sizes)^2; 0 where all sizes are.
 
-    >>> polarised(torch.tensor([1.0, 3.0])).tolist()
+    >>> polarise(torch.tensor([1.0, 3.0])).tolist()
     [0.25, 2.25]
     """
     mean = sizes.mean()
@@ -177,7 +177,7 @@ def polarised(sizes: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 @contextmanager
-def _decomposed(name: str) -> Iterator[None]:
+def _explain_failure(name: str) -> Iterator[None]:
     """Inside the `with`, a decomposition that does not converge is an error that says of which map."""
     try:
         yield

@@ -21,14 +21,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from featcal.baselines.averaged import averaged
+from featcal.baselines.averaged import average_experts
 from featcal.baselines.gradients import final, log_probabilities, samples_of
 from featcal.baselines.options import Fisher
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.model import Head, mapped
+from featcal.models.model import Head, map_features
 from featcal.system.errors import NumericalError
 
 
@@ -45,7 +45,7 @@ def fisher(run: Run, experts: Mapping[str, ExpertPass], heads: Mapping[str, Head
     Raises:
         NumericalError: an expert's information is not finite.
     """
-    average, names = averaged(run, experts), run.adapter.tower
+    average, names = average_experts(run, experts), run.adapter.tower
     mean = {name: tensor.to(run.compute.device, torch.float64) for name, tensor in average.read(names).items()}
     mass, moved = ({name: torch.zeros_like(tensor) for name, tensor in mean.items()} for _ in range(2))
     with walking(run.adapter), run.seconds(options.kind):
@@ -81,7 +81,7 @@ def information(
     samples, wanted = samples_of(one), [*tensors.values()]
     for sample in samples:
         with torch.enable_grad():
-            features = mapped(one.weights, one.task, final(run, tensors, sample.inputs))
+            features = map_features(one.weights, one.task, final(run, tensors, sample.inputs))
             logs = log_probabilities(run, tensors, features, head)[0]
         labels, shares = labels_of(logs.detach().double().exp().cpu(), options.labels, generator)
         for label, share in zip(labels.tolist(), shares.tolist(), strict=True):

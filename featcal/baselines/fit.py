@@ -34,7 +34,7 @@ from featcal.baselines.regmean import regmean
 from featcal.baselines.surgery import surgery
 from featcal.baselines.svc import svc
 from featcal.calibration.calibrate import expert_passes
-from featcal.export.record_facts import drawn_of
+from featcal.export.record_facts import read_draws
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
@@ -57,7 +57,7 @@ def fit(
 
     Args:
         family: its merged model is what a method that acts on a model acts on; another one stands there by
-            `Family.on`.
+            `Family.with_merged`.
         experts: expert passes to use again, of `options.counting` and `options.split`; left out, samples are drawn
             where any are needed.
 
@@ -68,11 +68,11 @@ def fit(
     started, run = time.perf_counter(), family.run(progress)
     passes: Mapping[str, ExpertPass] = {}
     if isinstance(options, Sampled):
-        kept = Kept.on(family.compute.device)
+        kept = Kept.from_device(family.compute.device)
         passes = expert_passes(family, options.counting, kept, options.split) if experts is None else experts
         require_same_compute(passes, family.compute)
-    drawn = drawn_of(passes)
-    weights, account = _made(run, family, options, passes)
+    drawn = read_draws(passes)
+    weights, account = _make(run, family, options, passes)
     record = {
         "suite": family.suite.name,
         "suite_file": suite_facts(family.suite),
@@ -89,7 +89,7 @@ def fit(
     return Fitted(family, options, weights, record)
 
 
-def _made(
+def _make(
     run: Run, family: Family, options: Baseline, experts: Mapping[str, ExpertPass]
 ) -> tuple[Weights, Mapping[str, Any]]:
     """The model, and what its method has to say of it."""

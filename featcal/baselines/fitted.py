@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.baselines.folded import foldable, of_task, said, write_heads
+from featcal.baselines.folded import describe_heads, foldable, locate_task, write_heads
 from featcal.baselines.options import Baseline
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
-from featcal.family.outside_tower import left_out
+from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.suite.name_grammar import AFTER
@@ -48,7 +48,7 @@ class Fitted:
 
         Raises:
             InputError: `out` exists or cannot be written, an expert that does not come from the base, or a model that
-                is more than its weights and such maps; a `task` of a model without maps, or as `of_task`.
+                is more than its weights and such maps; a `task` of a model without maps, or as `locate_task`.
             NumericalError: the folder does not load back to the same model.
         """
         mapped = foldable(self.weights)
@@ -56,7 +56,7 @@ class Fitted:
         require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
         container = family.container if self.options.kind in AFTER else family.origin
-        notes = [*check_lineage(family), *(left_out(family).values() if container is family.origin else ())]
+        notes = [*check_lineage(family), *(note_left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."
         title = f"{family.suite.name}, {self.options.kind}"
@@ -65,12 +65,12 @@ class Fitted:
                 raise InputError(
                     f"{self.options.name}: one model for all tasks; only one with maps is written per task"
                 )
-            container = of_task(family, mapped, task, _NAMED)
+            container = locate_task(family, mapped, task, _NAMED)
             title, record["task"] = f"{title}, {task}", task
         with OutputFolder(out) as folder:
             if mapped is not None and task is None:
                 record[HEADS] = write_heads(folder.model, family, mapped, _NAMED)
-                what = f"{what} {said(family)}"
+                what = f"{what} {describe_heads(family)}"
             card = model_card(family.suite, title, what, settings, family.adapter.library, family.merged_name)
             content = write_model(folder, family.adapter, container, weights, lambda: record, card)
         return {"out": str(folder.out), **content}

@@ -46,7 +46,7 @@ _TABLE = ("classifier",)
 _DENSE = "linear"
 
 
-def folded(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
+def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
     """The head that says of features what `head` says of them behind a map; of class prompts up to a factor, which is
     positive and the same for all classes of a sample.
 
@@ -54,20 +54,20 @@ def folded(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
         InputError: a head that begins with no linear map.
 
     >>> half = AffineMap(torch.eye(2) / 2, torch.ones(2))
-    >>> found = folded(ClassificationHead(torch.tensor([[4.0, 0.0], [0.0, 2.0]])), half)
+    >>> found = fold_head(ClassificationHead(torch.tensor([[4.0, 0.0], [0.0, 2.0]])), half)
     >>> found.weight.tolist(), found.bias.tolist()
     ([[2.0, 0.0], [0.0, 1.0]], [4.0, 2.0])
     """
     match head:
         case PooledHead() | ClassificationHead():
-            weight, bias = _behind(one, head.weight, head.bias)
+            weight, bias = _compose(one, head.weight, head.bias)
             return replace(head, weight=weight, bias=bias)
         case CosineHead():
-            return ClassificationHead(*_behind(one, head.scale * head.prompts, None), head.classes)
+            return ClassificationHead(*_compose(one, head.scale * head.prompts, None), head.classes)
     raise InputError(f"a map of final features cannot be multiplied into a {type(head).__name__}")
 
 
-def _behind(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _compose(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """W A and W b + c, in the dtype of W."""
     wide, turn = weight.double(), one.weight.to(weight.device, torch.float64)
     shift = None if one.bias is None else wide @ one.bias.to(wide)
@@ -82,18 +82,18 @@ def foldable(model: Weights) -> Model | None:
     return model if isinstance(model, Model) and affine and model.maps and not model.heads else None
 
 
-def folded_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
+def fold_heads(family: Family, model: Model, split: str) -> dict[str, ClassificationHead | PooledHead]:
     """Multiply the map of every task into its head, where final features are not embeddings; return these heads.
 
     Args:
         split: whose class names are those of the task, where the suite file has none.
 
     Raises:
-        InputError: a task without a head, or as `folded`.
+        InputError: a task without a head, or as `fold_head`.
     """
     shared = scoring_heads(family, split, dict.fromkeys(model.maps, model))
     return {
-        task: folded(head_of(family, model, task, shared.get(task)), one)
+        task: fold_head(head_of(family, model, task, shared.get(task)), one)
         for task, one in model.maps.items()
         if isinstance(one, AffineMap)
     }
@@ -104,17 +104,17 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     None where there are no scores.
 
     Raises:
-        InputError: as `folded_heads`, or the disk refuses.
+        InputError: as `fold_heads`, or the disk refuses.
     """
     if family.adapter.embeds:
         for task, one in model.maps.items():
             assert isinstance(one, AffineMap)
-            _write_dense(folder / HEADS / _named(task), one)
+            _write_dense(folder / HEADS / _file_name(task), one)
         return dict.fromkeys(model.maps)
-    heads = folded_heads(family, model, split)
+    heads = fold_heads(family, model, split)
     (folder / HEADS).mkdir()
     for task, head in heads.items():
-        save_tensors(_tensors(family, task, head), folder / HEADS / f"{_named(task)}.safetensors")
+        save_tensors(_tensors(family, task, head), folder / HEADS / f"{_file_name(task)}.safetensors")
     return {task: list(head.classes) for task, head in heads.items()}
 
 
@@ -125,20 +125,20 @@ class _Headed(Overlay):
     under: Stored
 
     @property
-    def left_out(self) -> Mapping[str, Path]:
-        return self.under.left_out
+    def leftovers(self) -> Mapping[str, Path]:
+        return self.under.leftovers
 
     def repeats(self, stored: str, name: str) -> bool:
         return self.under.repeats(stored, name)
 
 
-def of_task(family: Family, model: Model, task: str, split: str) -> Located:
+def locate_task(family: Family, model: Model, task: str, split: str) -> Located:
     """The files of a task's expert with the task's head in the place of their own: what a model is written into that
     does this task alone.
 
     Raises:
         InputError: no such task, or an expert whose files are not a folder with a head of its own; else as
-            `folded_heads`.
+            `fold_heads`.
     """
     spec, names = family.suite.task(task), family.adapter.classifier
     if not names:
@@ -146,18 +146,18 @@ def of_task(family: Family, model: Model, task: str, split: str) -> Located:
     label = f"expert '{task}'"
     folder = checkpoint_folder(spec.expert, family.suite.root, label)
     located = locate(str(folder), family.suite.root, label)
-    tensors = _tensors(family, task, folded_heads(family, model, split)[task])
+    tensors = _tensors(family, task, fold_heads(family, model, split)[task])
 
-    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
+    def open_stored(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
         own = located.open(canonical, aliases)
         if missing := sorted(tensors.keys() - own.info.keys()):
             raise InputError(f"{label}: no {some(missing)} in {folder}, so its head has no place there")
         return _Headed(own.label, own, {name: tensor.to(own.info[name].dtype) for name, tensor in tensors.items()})
 
-    return replace(located, open=opened)
+    return replace(located, open=open_stored)
 
 
-def said(family: Family) -> str:
+def describe_heads(family: Family) -> str:
     """Say in a card what the files of heads are and how they are loaded."""
     if family.adapter.embeds:
         return (
@@ -193,11 +193,11 @@ def with_heads(family: Family, model: Weights, folder: Path) -> Weights:
     maps: dict[str, FeatureMap] = {}
     for task in (task for task in family.suite.tasks if task in listed):
         if family.adapter.embeds:
-            tensors = _read(folder / HEADS / _named(task) / SINGLE_FILE, [f"{_DENSE}.weight", f"{_DENSE}.bias"])
+            tensors = _read(folder / HEADS / _file_name(task) / SINGLE_FILE, [f"{_DENSE}.weight", f"{_DENSE}.bias"])
             maps[task] = AffineMap(tensors[f"{_DENSE}.weight"], tensors[f"{_DENSE}.bias"])
             continue
         names = family.adapter.classifier or _TABLE
-        tensors = _read(folder / HEADS / f"{_named(task)}.safetensors", [f"{name}.weight" for name in names])
+        tensors = _read(folder / HEADS / f"{_file_name(task)}.safetensors", [f"{name}.weight" for name in names])
         found = stored_head(InMemory(str(folder), tensors), names, tuple(map(str, listed[task] or ())))
         assert found is not None
         heads[task] = found
@@ -242,10 +242,10 @@ def _read(file: Path, needed: list[str]) -> dict[str, Tensor]:
     return tensors
 
 
-def _named(task: str) -> str:
+def _file_name(task: str) -> str:
     """Return a name for the files of a task that cannot lead out of their folder.
 
-    >>> _named("cars"), _named("../cars")
+    >>> _file_name("cars"), _file_name("../cars")
     ('cars', '%2E.%2Fcars')
     """
     quoted = quote(task, safe=" ")

@@ -20,7 +20,7 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Call
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, through
+from featcal.models.lane import ExpertPass, run_block
 from featcal.models.model import Head, own_head
 
 TOGETHER = 64
@@ -47,7 +47,7 @@ def samples_of(one: ExpertPass) -> list[Sample]:
     ]
 
 
-def drawn(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> Iterator[list[Sequence[S]]]:
+def draw_batches(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> Iterator[list[Sequence[S]]]:
     """For every step some samples of every task, `batch` at most, in an order that the seed decides: all of a task's
     before one comes again."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +61,7 @@ def drawn(tasks: Sequence[Sequence[S]], steps: int, batch: int, seed: int) -> It
         yield few
 
 
-def alike(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
+def batch_by_shape(samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
     """Samples of inputs of one shape, `TOGETHER` of them at most, with the batch that they make."""
     groups: dict[Hashable, list[S]] = {}
     for one in samples:
@@ -78,7 +78,7 @@ def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor
     for stage in adapter.stages:
         call = stage.first_call({name: tensors[name] for name in stage.outer}, batch, call)
         for block in stage.blocks:
-            call = through(stage, block, block.local(tensors), call)
+            call = run_block(stage, block, block.local(tensors), call)
     assert isinstance(call, Call)
     return adapter.final({name: tensors[name] for name in adapter.closing} | dict(run.head), call, batch)
 

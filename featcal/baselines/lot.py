@@ -24,13 +24,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from featcal.baselines.averaged import averaged_changes
+from featcal.baselines.averaged import average_changes
 from featcal.baselines.options import Lot
 from featcal.calibration.block_statistics import check_inputs, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import check_norm, normalised_sums
-from featcal.calibration.store import as_stored, named
+from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Stage, walking
@@ -52,7 +52,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
         InputError: an architecture that cannot be run block by block, a map that is not given one row per token, or a
             norm that is another function of its parameters.
     """
-    under = averaged_changes(run, experts, options.scale)
+    under = average_changes(run, experts, options.scale)
     found: dict[str, Tensor] = {}
     with walking(run.adapter), run.seconds(options.kind):
         walk = Walk(run, options.kind, experts, {})
@@ -65,9 +65,9 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
                 for task, tensors in walk.experts_at(block):
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=sums.modules)
                     sums.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
-                with named(block.name):
+                with prefix_errors(block.name):
                     solved = {name: base[name] + options.scale * vector for name, vector in sums.solve().items()}
-                found |= as_stored(block, under.read(block.names), [solved])
+                found |= to_stored(block, under.read(block.names), [solved])
         walk.finish()
     return Overlay(f"merged model ({options.kind})", under, found)
 
@@ -112,7 +112,7 @@ class BlockSums:
                 grams.setdefault(str(group), Gram.zeros(group.inputs, x.device, x.dtype)).add_rows(x)
             for name, norm in self._norms.items():
                 own = tokens[self._stage.weighting(self._index, name)]
-                given = self._stage.by_token(step.inputs[name])
+                given = self._stage.arrange_tokens(step.inputs[name])
                 square = normalised_sums(norm, given, own, self._stage.norm_offset)[1].double()
                 squares[name] = squares[name] + square if name in squares else square
         for group in self._groups:

@@ -34,7 +34,7 @@ class Options:
     @property
     def name(self) -> str:
         """The model's name with every option."""
-        return f"{self.kind}:{','.join(f'{option}={_said(value)}' for option, value in asdict(self).items())}"
+        return f"{self.kind}:{','.join(f'{option}={_format_value(value)}' for option, value in asdict(self).items())}"
 
 
 @dataclass(frozen=True)
@@ -276,5 +276,5 @@ def _require_training(options: Polish | AdaMerging | Surgery) -> None:
     options.require(options.batch >= 1, "batch", "is at least 1")
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return exactly(value) if isinstance(value, float) else str(value).lower()

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.baselines.gradients import Sample, alike, drawn, final, samples_of
+from featcal.baselines.gradients import Sample, batch_by_shape, draw_batches, final, samples_of
 from featcal.baselines.options import Polish
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.adapter import walking
 from featcal.models.context import Run
 from featcal.models.features import expert_features
 from featcal.models.lane import ExpertPass
-from featcal.models.model import mapped
+from featcal.models.model import map_features
 from featcal.system.errors import NumericalError
 
 
@@ -52,17 +52,17 @@ def polish(
         NumericalError: the loss is not finite.
     """
     stored = model.read(run.adapter.tower)
-    tasks = _aimed(experts, expert_features(run, experts))
+    tasks = _aim(experts, expert_features(run, experts))
     samples = [one for own in tasks for one in own]
     moved = {name: tensor.clone().requires_grad_() for name, tensor in run.compute.place(stored).items()}
     optimizer = torch.optim.Adam(moved.values(), lr=options.rate)
     with walking(run.adapter), run.seconds(options.kind):
         before = _loss(run, model, moved, samples)
-        for step, few in enumerate(drawn(tasks, options.steps, options.batch, options.seed)):
+        for step, few in enumerate(draw_batches(tasks, options.steps, options.batch, options.seed)):
             run.progress(options.kind, step, options.steps)
             optimizer.zero_grad()
             with torch.enable_grad():
-                _loss(run, model, moved, _weighted(few, tasks))
+                _loss(run, model, moved, _weigh(few, tasks))
             optimizer.step()
         after = _loss(run, model, moved, samples)
         run.progress(options.kind, options.steps, options.steps)
@@ -70,7 +70,7 @@ def polish(
     return Overlay(f"{model.label}, {options.kind}", model, found), {"loss_before": before, "loss": after}
 
 
-def _aimed(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> list[list[Aimed]]:
+def _aim(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> list[list[Aimed]]:
     """All samples, by task."""
     return [
         [
@@ -81,7 +81,7 @@ def _aimed(experts: Mapping[str, ExpertPass], targets: Mapping[str, Tensor]) -> 
     ]
 
 
-def _weighted(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> list[Aimed]:
+def _weigh(few: Sequence[Sequence[Aimed]], tasks: Sequence[Sequence[Aimed]]) -> list[Aimed]:
     """Some samples of every task, weighted so that their loss estimates that of all."""
     return [
         replace(one, share=one.share * len(own) / len(some))
@@ -97,10 +97,10 @@ def _loss(run: Run, model: Weights, tensors: Mapping[str, Tensor], samples: Iter
         model: whose maps of final features apply.
     """
     total = 0.0
-    for batch, some in alike(samples):
+    for batch, some in batch_by_shape(samples):
         features = torch.split(final(run, tensors, batch), 1)
         errors = [
-            one.share * (mapped(model, one.task, own) - one.target).square().sum()
+            one.share * (map_features(model, one.task, own) - one.target).square().sum()
             for one, own in zip(some, features, strict=True)
         ]
         part = torch.stack(errors).sum()

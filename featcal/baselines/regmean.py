@@ -17,13 +17,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from featcal.baselines.averaged import averaged
+from featcal.baselines.averaged import average_experts
 from featcal.baselines.options import RegMean, RegMeanPlusPlus
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
-from featcal.calibration.store import as_stored, named
+from featcal.calibration.store import prefix_errors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Overlay, Weights, all_finite
 from featcal.models.adapter import Block, Stage, walking
@@ -49,7 +49,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
         NumericalError: features that are not finite, or too few samples for a `reduce` of 1; names the maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
-    average = averaged(run, experts)
+    average = average_experts(run, experts)
     streamed = isinstance(options, RegMeanPlusPlus)
     own = {task: replace(one, weights=average, batches=[*one.batches], kept=None) for task, one in experts.items()}
     solved: dict[str, Tensor] = {}
@@ -64,9 +64,9 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
                     steps = walk.experts[task].walk(stage, block, tensors, inputs=block.linears, move=not streamed)
                     sums.count(steps, tensors, rows[task])
                 merged = average.read(block.names)
-                with named(block.name):
+                with prefix_errors(block.name):
                     found = sums.solve(block.local(run.compute.move(merged)))
-                found = merged | as_stored(block, merged, [found])
+                found = merged | to_stored(block, merged, [found])
                 solved |= found
                 if streamed:
                     _move(run, walk, stage, block, found)

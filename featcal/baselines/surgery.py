@@ -55,7 +55,7 @@ def surgery(
         NumericalError: modules that are not finite.
     """
     return with_modules(
-        run, experts, model, options.kind, lambda _, own, wanted: _trained(own.float(), wanted.float(), options)
+        run, experts, model, options.kind, lambda _, own, wanted: _train(own.float(), wanted.float(), options)
     )
 
 
@@ -102,7 +102,7 @@ def _difference(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"]) ->
 
 
 @torch.enable_grad()
-def _trained(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options: Surgery) -> LowRank:
+def _train(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], options: Surgery) -> LowRank:
     """One task's module; D starts uniform within 1 / sqrt(k), everything else at 0, so that the module does nothing."""
     generator, width = torch.Generator().manual_seed(options.seed), features.shape[1]
     start = (2 * torch.rand(options.rank, width, generator=generator) - 1) / width**0.5
@@ -111,7 +111,7 @@ def _trained(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], optio
     optimizer = torch.optim.Adam(
         [down, up, spread] if isinstance(options, ProbSurgery) else [down, up], lr=options.rate
     )
-    for rows in _drawn(len(features), options, generator):
+    for rows in _draw_rows(len(features), options, generator):
         few, wanted = features[rows], target[rows]
         optimizer.zero_grad()
         inner = torch.relu(few @ down.mT)
@@ -129,7 +129,7 @@ def _trained(features: Float[Tensor, "n k"], target: Float[Tensor, "n k"], optio
     return LowRank(down.detach(), up.detach())
 
 
-def _drawn(count: int, options: Surgery, generator: torch.Generator) -> Iterator[Tensor]:
+def _draw_rows(count: int, options: Surgery, generator: torch.Generator) -> Iterator[Tensor]:
     """Rows of every step: all samples in batches, in a new order every time."""
     waiting: list[Tensor] = []
     for _ in range(options.steps):

@@ -31,7 +31,7 @@ def svc(run: Run, experts: Mapping[str, Weights], model: Weights, options: Svc) 
     shapes, found = run.adapter.shapes(), dict[str, Tensor]()
     matrices = [name for name in run.adapter.tower if len(shapes[name]) == 2]
 
-    turned = run.adapter.transposed
+    turned = run.adapter.transposed_weights
 
     def read(weights: Weights, name: str) -> Tensor:
         stored = weights.read([name])[name].to(run.compute.device, torch.float64)

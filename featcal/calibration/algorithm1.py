@@ -16,7 +16,7 @@ from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_bloc
 from featcal.calibration.distributed import end_task, shared_rows, solve
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.rounding import Rounding
-from featcal.calibration.store import STUDENT, Solved, Watch, named, unwatched
+from featcal.calibration.store import STUDENT, Solved, Watch, prefix_errors, watch_nothing
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.context import Run
@@ -34,7 +34,7 @@ Gap = tuple[float, float]
 class Blocks(Protocol):
     """Where solved blocks go, and where those of an interrupted run come from."""
 
-    def finished(self, block: Block) -> dict[str, Tensor] | None:
+    def read_finished(self, block: Block) -> dict[str, Tensor] | None:
         """The tensors of a block that an earlier run solved, by canonical name; None if it did not."""
 
     def facts(self, block: Block) -> Rounding:
@@ -50,7 +50,7 @@ class InMemoryBlocks:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def finished(self, block: Block) -> None:
+    def read_finished(self, block: Block) -> None:
         return None
 
     def facts(self, block: Block) -> Rounding:
@@ -85,7 +85,7 @@ def calibrate_blocks(
     blocks: Blocks,
     first: FirstBlock | None = None,
     warn: bool = True,
-    watch: Watch = unwatched,
+    watch: Watch = watch_nothing,
 ) -> Account:
     """Algorithm 1 of the paper (Appendix H).
 
@@ -118,21 +118,21 @@ def calibrate_blocks(
             tokens = tokens or _tokens(walk.experts, experts)
             for index, block in walk.blocks(stage):
                 outset.step(stage, block, merged := _read(run, block))
-                deployed = blocks.finished(block)
+                deployed = blocks.read_finished(block)
                 if deployed is not None:
                     _replay(walk, stage, block)
-                    deployed = merged | (solved := Solved(_moved(deployed, merged), blocks.facts(block))).tensors
+                    deployed = merged | (solved := Solved(_changes(deployed, merged), blocks.facts(block))).tensors
                 elif pieces is not None and block.name in chosen:
                     solved = pieces.calibrate(stage, index, rows)
                     blocks.put(block, merged | solved.tensors, solved.rounding)
                 else:
                     moments = BlockMoments(stage, index, config, block.name in chosen)
-                    moments = _counted(run, walk, moments, merged, rows, first, experts)
+                    moments = _reuse_or_count(run, walk, moments, merged, rows, first, experts)
                     first = None if moments.groups else first
                     watch(moments)
                     solved = solve(run, block, merged, moments)
                     blocks.put(block, deployed := merged | solved.tensors, solved.rounding)
-                starved |= _starved(stage, block, config, solved.tensors) if block.name in chosen else {}
+                starved |= _find_starved(stage, block, config, solved.tensors) if block.name in chosen else {}
                 rounding[block.name] = solved.rounding
                 gaps[block.name] = _deploy(run, walk, stage, block, deployed, experts)
         final = outset.close(walk.experts, walk.lanes[STUDENT])
@@ -140,13 +140,15 @@ def calibrate_blocks(
     return replace(_account(run, tokens, gaps, final), starved=starved, rounding=rounding)
 
 
-def _moved(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _changes(finished: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a finished block that are not as merged: the others lie where a run without interruption has them,
     which can show in the last bit of a product."""
     return {name: tensor for name, tensor in finished.items() if not tensor.equal(merged[name])}
 
 
-def _starved(stage: Stage, block: Block, config: CalibrationConfig, solved: Collection[str]) -> dict[str, list[str]]:
+def _find_starved(
+    stage: Stage, block: Block, config: CalibrationConfig, solved: Collection[str]
+) -> dict[str, list[str]]:
     """Experts of a block's mixtures that were to be calibrated and were not solved, by name inside the block, under the
     name of the block if there are any.
 
@@ -154,7 +156,9 @@ def _starved(stage: Stage, block: Block, config: CalibrationConfig, solved: Coll
         solved: names of the tensors that were; where an interrupted run solved them, of those that are not as merged.
     """
     fitted = calibrated_maps(stage, block, config)
-    whole = {name.rpartition(".")[0]: f"{block.stored(name)}.weight" for name in fitted if name not in block.linears}
+    whole = {
+        name.rpartition(".")[0]: f"{block.stored_name(name)}.weight" for name in fitted if name not in block.linears
+    }
     found = [member for member, tensor in whole.items() if tensor not in solved]
     return {block.name: found} if found else {}
 
@@ -163,7 +167,7 @@ def _account(
     run: Run, tokens: Mapping[str, int], gaps: Mapping[str, Mapping[str, Gap]], final: Mapping[str, FinalDrift]
 ) -> Account:
     """The account of all tasks, of those that several ranks share from all their parts."""
-    found = run.ranks.gathered((tokens, gaps, run.ranks.led(final)))
+    found = run.ranks.all_gather((tokens, gaps, run.ranks.select_led(final)))
     tasks = [*dict.fromkeys(task for own, _, _ in found for task in own)]
 
     def whole(block: str, task: str) -> float:
@@ -193,14 +197,14 @@ def _enter(
 
 
 def _tokens(lanes: Mapping[str, Lane], experts: Mapping[str, ExpertPass]) -> dict[str, int]:
-    def counted(call: Call, batch: Batch) -> int:
+    def count(call: Call, batch: Batch) -> int:
         mask = batch.get("attention_mask")
-        return call.hidden.shape[:-1].numel() if mask is None else int(mask.sum())
+        return call.hidden_state.shape[:-1].numel() if mask is None else int(mask.sum())
 
-    return {task: sum(map(counted, lane.calls, experts[task].batches)) for task, lane in lanes.items()}
+    return {task: sum(map(count, lane.calls, experts[task].batches)) for task, lane in lanes.items()}
 
 
-def _counted(
+def _reuse_or_count(
     run: Run,
     walk: Walk,
     moments: BlockMoments,
@@ -248,7 +252,7 @@ def count_block(
     for task, tensors in walk.experts_at(block):
         lanes = walk.lanes[STUDENT][task], walk.experts[task]
         _count_task(run.seconds, moments, lanes, (student, tensors), rows[task])
-        with run.seconds("moments"), named(f"{block.name}, task '{task}'"):
+        with run.seconds("moments"), prefix_errors(f"{block.name}, task '{task}'"):
             for one in moments:
                 end_task(run.ranks, one, tensors)
         run.store.settle()
@@ -264,13 +268,13 @@ def _count_task(
     """Args: `lanes` and `tensors` are the student's and the expert's."""
     (student, expert), (placed, stored) = lanes, tensors
     first, steps = moments[0], None
-    given = student.inputs(first.block, placed, first.modules, whole=not first.started)
-    for position, inputs in enumerate(_timed(seconds, "student forward", given)):
+    given = student.inputs(first.block, placed, first.modules, whole=not first.is_started)
+    for position, inputs in enumerate(_time_each(seconds, "student forward", given)):
         for one in moments:
             one.see(inputs)
         if steps is None:
-            asked = first.asked_of_expert(rows)
-            steps = _timed(seconds, "expert forward", expert.walk(first.stage, first.block, stored, *asked))
+            asked = first.expert_modules(rows)
+            steps = _time_each(seconds, "expert forward", expert.walk(first.stage, first.block, stored, *asked))
         step = next(steps)
         with seconds("moments"):
             for one in moments:
@@ -279,7 +283,7 @@ def _count_task(
         pass
 
 
-def _timed(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
+def _time_each(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
     """The same things, with the time that each takes to come counted to a stage."""
     coming = iter(things)
     while True:
@@ -313,7 +317,7 @@ def _deploy(
     for task, lane in walk.lanes[STUDENT].items():
         drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
         passed = lane.calls if deployed is None else (step.after for step in lane.walk(stage, block, deployed))
-        reached = _timed(run.seconds, "student forward", passed)
+        reached = _time_each(run.seconds, "student forward", passed)
         for call, own, batch in zip(reached, walk.experts[task].calls, experts[task].batches, strict=True):
             target = stage.own_state(own, batch)
             drift += (stage.own_state(call, batch) - target).double().square().sum()

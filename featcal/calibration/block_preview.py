@@ -18,12 +18,12 @@ from featcal.calibration.algorithm1 import count_block
 from featcal.calibration.block_statistics import BlockMoments, corners
 from featcal.calibration.config import NUMBERS, PAPER, CalibrationConfig
 from featcal.calibration.refined_recipe import Pieces
-from featcal.calibration.store import STUDENT, anchors, as_stored
+from featcal.calibration.store import STUDENT, anchors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, through
+from featcal.models.lane import ExpertPass, run_block
 from featcal.models.walk import Walk
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -51,7 +51,7 @@ class BlockPreview:
     drift: Mapping[str, float]
     """By task: mean over samples of ||h_model - h_expert|| behind the block over the mean of ||h_expert||."""
 
-    def apart(self, model: Weights) -> float:
+    def relative_error(self, model: Weights) -> float:
         """||preview - model|| / ||model|| over the tensors of the block: its error, if `model` is the exact run."""
         theirs = model.read(self.tensors)
         gap = sum(float((own.double() - theirs[n].double()).square().sum()) for n, own in self.tensors.items())
@@ -92,8 +92,8 @@ class Preview:
         with walking(run.adapter):
             merged = run.merged.read(block.names)
             own, base = anchors(run, block, merged)
-            groups = [group for one in self.moments for group in BlockMoments.combined(one, config).groups]
-            tensors = merged | as_stored(block, merged, [group.solve(own, base, config) for group in groups])
+            groups = [group for one in self.moments for group in BlockMoments.combine(one, config).groups]
+            tensors = merged | to_stored(block, merged, [group.solve(own, base, config) for group in groups])
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
@@ -135,7 +135,7 @@ def hold(
         else:
             moments = _count_pieces(run, walk, config, (stage, index), rows)
         walk, _, _ = _walk_to(run, measured, model, names[layer])
-        before = {task: _before(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
+        before = {task: _collect_states(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
         reached = _drift(run, stage, block, model.read(block.names), before)
     sums = [group.sums for every in moments for one in every for group in one.groups]
     return Preview(config, layer, run, stage, block, moments, sums, before, reached)
@@ -147,7 +147,7 @@ def _count_pieces(
     """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
     found: list[BlockMoments] = []
     also = corners(config)
-    Pieces(run, walk, config, lambda one: found.append(one.again(one.config)), also).calibrate(*place, rows)
+    Pieces(run, walk, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(*place, rows)
     every = 1 + len(also)
     return [found[start + 1 : start + every] for start in range(0, len(found), every)]
 
@@ -161,7 +161,7 @@ def _drift(
     for task, batches in before.items():
         drift = norm = 0.0
         for one in batches:
-            after = stage.state(through(stage, block, placed, one.call), one.batch)
+            after = stage.state(run_block(stage, block, placed, one.call), one.batch)
             drift += float((after - one.target).double().flatten(1).norm(dim=1).sum())
             norm += float(one.target.double().flatten(1).norm(dim=1).sum())
         found[task] = drift / norm
@@ -184,7 +184,7 @@ def _walk_to(run: Run, experts: Mapping[str, ExpertPass], model: Weights, block:
     raise AssertionError(block)
 
 
-def _before(walk: Walk, task: str, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> list[Before]:
+def _collect_states(walk: Walk, task: str, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> list[Before]:
     """Every batch of a task: the student's call, and where the expert (its tensors are `stored`) goes from there."""
     lane = walk.lanes[STUDENT][task]
     steps = zip(lane.calls, walk.experts[task].walk(stage, block, stored), lane.batches, strict=True)

@@ -66,12 +66,12 @@ class BlockMoments:
         return (*self._linears, *self._norms)
 
     @property
-    def started(self) -> bool:
+    def is_started(self) -> bool:
         """Whether a batch was seen already."""
         return bool(self.groups)
 
     @property
-    def routed(self) -> bool:
+    def has_routers(self) -> bool:
         """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
         return bool(self.routers)
 
@@ -86,7 +86,7 @@ class BlockMoments:
         Raises:
             InputError: a module whose statistics would be wrong; names it.
         """
-        if self.started:
+        if self.is_started:
             return
         norms = {name: module for name, module in self._fitted.items() if not isinstance(module, KINDS)}
         passed = {name: inputs[name] for name in self._fitted if name in self.block.linears or name in norms}
@@ -99,9 +99,9 @@ class BlockMoments:
             check_norm(f"{self.block.name}.{name}", norm, self.stage.norm_offset)
             self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
-    def asked_of_expert(self, rows: TaskRows) -> tuple[list[str], list[str]]:
+    def expert_modules(self, rows: TaskRows) -> tuple[list[str], list[str]]:
         """Names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
-        asked = [group.asked(rows.count(group.weighting)) for group in self._linears]
+        asked = [group.expert_modules(rows.count(group.weighting)) for group in self._linears]
         inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
         return [*inputs], [*outputs]
 
@@ -130,7 +130,7 @@ class BlockMoments:
             changed = None if own is None else own[position]
             group.update(inputs, trace, expert, tokens[group.weighting], count, self.config, changed)
         for norm in self._norms:
-            norm.update({name: self.stage.by_token(inputs[name]) for name in norm.names}, tokens[norm.weighting])
+            norm.update({name: self.stage.arrange_tokens(inputs[name]) for name in norm.names}, tokens[norm.weighting])
 
     def end_task(self, expert: Named, vectors: TaskVectors | None = None, only: Collection[int] | None = None) -> None:
         """Fold the task's statistics into the sums over tasks.
@@ -164,9 +164,9 @@ class BlockMoments:
             InputError: another block, other options, or parts that are not of one task; names what differs.
         """
         name = self.block.name
-        mine, theirs = ({**_counted(one.config), "blocks": one.block.name} for one in (self, other))
+        mine, theirs = ({**_counting_options(one.config), "blocks": one.block.name} for one in (self, other))
         require_alike(name, mine, theirs)
-        if self.started and other.started:
+        if self.is_started and other.is_started:
             if None not in (self._task, other._task):
                 require_alike(name, {"tasks": self._task}, {"tasks": other._task})
             found = ({"groups": [str(group) for group in one.groups]} for one in (self, other))
@@ -175,12 +175,12 @@ class BlockMoments:
                 group.merge(same)
             for norm, twin in zip(self._norms, other._norms, strict=True):
                 norm.merge(twin)
-        elif other.started:
+        elif other.is_started:
             self._linears, self._norms = other._linears, other._norms
         self._task = other._task if self._task is None else self._task
         other._linears, other._norms, other._task = [], [], None
 
-    def again(self, config: CalibrationConfig) -> BlockMoments:
+    def with_config(self, config: CalibrationConfig) -> BlockMoments:
         """The same finished statistics, to be solved with other options; the solve leaves these as they are.
 
         They are shared: nothing may be counted in, or merged into, either of the two.
@@ -191,14 +191,14 @@ class BlockMoments:
         return same
 
     @staticmethod
-    def combined(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
+    def combine(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
         """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
 
         Args:
             counted: those of `corners`, on the same tokens; they stay as they are.
         """
         shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
-        same = counted[0].again(config)
+        same = counted[0].with_config(config)
         for group, *corners in zip(same._linears, *(one._linears for one in counted), strict=True):
             group.combine(corners, shares[: len(corners)])
         return same
@@ -206,7 +206,7 @@ class BlockMoments:
 
 def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
     """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
-    statistics `BlockMoments.combined` takes; products are formed in float64, as good for any lam."""
+    statistics `BlockMoments.combine` takes; products are formed in float64, as good for any lam."""
     found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
     return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
@@ -228,8 +228,8 @@ class FirstBlock:
             return None
         of, passes, counted, moments = self._kept
         same = len(passes) == len(experts) and all(map(_refers, passes, experts.values()))
-        if of is merged and same and counted == _counted(config):
-            return moments.again(config)
+        if of is merged and same and counted == _counting_options(config):
+            return moments.with_config(config)
         self._kept = None  # of no use to this run, and it is about to need memory
         return None
 
@@ -237,14 +237,19 @@ class FirstBlock:
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
     ) -> None:
         """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
-        self._kept = merged, [ref(one) for one in experts.values()], _counted(config), moments.again(config)
+        self._kept = (
+            merged,
+            [ref(one) for one in experts.values()],
+            _counting_options(config),
+            moments.with_config(config),
+        )
 
 
 def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
     return reference() is one
 
 
-def _counted(config: CalibrationConfig) -> dict[str, object]:
+def _counting_options(config: CalibrationConfig) -> dict[str, object]:
     """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
     return {**options, "float64 products": config.lam < FLOAT64_BELOW}
@@ -260,7 +265,7 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
         InputError: as `check_inputs`.
     """
     check_inputs(stage, index, inputs)
-    return _grouped(stage, index, {name: id(given) for name, given in inputs.items()})
+    return _group_maps(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
 def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
@@ -270,24 +275,24 @@ def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
     are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
     Those of the experts of a mixture come last.
     """
-    return [*_likely_passed(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
+    return [*_dense_groups(stage, index), *routed_groups(stage, index, stage.blocks[index].maps)]
 
 
-def _likely_passed(stage: Stage, index: int) -> list[LinearGroup]:
+def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
     """Those that all tokens pass."""
     known = stage.sharing(index)
     if known is not None:
-        return _grouped(stage, index, {name: names for names in known for name in names})
+        return _group_maps(stage, index, {name: names for names in known for name in names})
     fed: dict[str, Hashable] = {}
     sharing: dict[tuple[str, int], list[str]] = {}
     for name, module in stage.blocks[index].linears.items():
         sharing.setdefault((name.rpartition(".")[0], widths(module)[0]), []).append(name)
     for key, names in sharing.items():
         fed |= {name: (key, len(names) > 3 and name == names[-1]) for name in names}
-    return _grouped(stage, index, fed)
+    return _group_maps(stage, index, fed)
 
 
-def _grouped(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
+def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
     """Linear maps that are fed something, by what that is, how tokens are weighted, and whether they have biases."""
     modules = stage.blocks[index].linears
     shared: dict[tuple[Hashable, str, bool], list[str]] = {}
@@ -306,7 +311,7 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
         InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
     """
     block = stage.blocks[index]
-    for name, given in ((name, stage.by_token(given)) for name, given in inputs.items()):
+    for name, given in ((name, stage.arrange_tokens(given)) for name, given in inputs.items()):
         of_heads = given.ndim == 4 and stage.head_axis is not None and name not in block.linears
         if given.ndim != 3 and not of_heads:
             raise InputError(

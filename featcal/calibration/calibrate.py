@@ -13,18 +13,18 @@ from typing import Any, TypeVar, Unpack
 from featcal.calibration.algorithm1 import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, settled
-from featcal.calibration.distributed_inputs import SharedBlocks, metered, shares, together
+from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, resolve_parts
+from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, shares
 from featcal.calibration.memory import state_budget
-from featcal.calibration.rounding import Storing, storing
-from featcal.calibration.store import Watch, unwatched
-from featcal.evaluation.generation_check import canary, unasked_said
+from featcal.calibration.rounding import Storing, summarise_storing
+from featcal.calibration.store import Watch, watch_nothing
+from featcal.evaluation.generation_check import canary, note_unchecked
 from featcal.export.card import model_card
-from featcal.export.record_facts import drawn_of, input_files, input_hashes
+from featcal.export.record_facts import input_files, input_hashes, read_draws
 from featcal.export.write import can_reload, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
-from featcal.family.opening import Family, as_family
-from featcal.family.outside_tower import left_out
+from featcal.family.opening import Family, ensure_family
+from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import Overlay, Weights, raw_bytes
@@ -35,7 +35,7 @@ from featcal.models.lane import ExpertPass, Kept, require_same_compute
 from featcal.suite.facts import suite_facts
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
-from featcal.system.distributed import ALONE, Ranks, here
+from featcal.system.distributed import ALONE, Ranks, current_ranks
 from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
@@ -54,7 +54,7 @@ def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
         InputError: a value outside its range, or an option asked for that means nothing to the architecture.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    recommended = family.suite.calibration.given()
+    recommended = family.suite.calibration.explicit_options()
     if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):
         recommended = {name: value for name, value in recommended.items() if name not in OWN}
     if given.get("cautious"):
@@ -107,7 +107,7 @@ def calibrate(
     *,
     experts: Mapping[str, ExpertPass] | None = None,
     first: FirstBlock | None = None,
-    watch: Watch = unwatched,
+    watch: Watch = watch_nothing,
     device: str = "auto",
     progress: Progress = silent,
 ) -> CalibrationResult:
@@ -124,14 +124,14 @@ def calibrate(
         InputError: the suite, its models or its samples are not usable.
         NumericalError: the closed form has no trustworthy solution with these options.
     """
-    opened = as_family(suite, device)
-    config = settled(config or config_for(opened), opened.adapter, opened.suite.tasks)
-    family = as_family(opened, device, config.precision)
+    opened = ensure_family(suite, device)
+    config = resolve_parts(config or config_for(opened), opened.adapter, opened.suite.tasks)
+    family = ensure_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
-    passes = expert_passes(family, config) if experts is None else taking_part(config, experts)
+    passes = expert_passes(family, config) if experts is None else select_tasks(config, experts)
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
-    run, blocks, drawn = family.run(progress), InMemoryBlocks(), drawn_of(passes)
+    run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
     account = calibrate_blocks(run, passes, config, blocks, first if again else None, not again, watch)
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
@@ -166,14 +166,14 @@ def calibrate_to_folder(
             folder.
     """
     started = time.perf_counter()
-    family, read = metered(as_family(suite, device, config.precision), here())
-    config = settled(config, family.adapter, family.suite.tasks)
+    family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
+    config = resolve_parts(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
-    ranks = here().sharing(taking_part(config, family.suite.tasks))
+    ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
     before, origin = _input_stamps(family), _origin(family, ranks)
     passes, drawn = own_passes(family, config, ranks)
-    run = together(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
+    run = distribute_run(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
         blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
@@ -219,31 +219,31 @@ def expert_passes(
         drawn = family.samples(task, split, config.samples, config.seed, copies=config.augment)
         return family.expert_pass(drawn, config.batch_size, kept)
 
-    return {task: one(task) for task in taking_part(config, family.suite.tasks)}
+    return {task: one(task) for task in select_tasks(config, family.suite.tasks)}
 
 
 def own_passes(
     family: Family, config: CalibrationConfig, ranks: Ranks
 ) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
-    """The expert passes of this rank's tasks, or of its part of one task, and `drawn_of` all tasks of the run.
+    """The expert passes of this rank's tasks, or of its part of one task, and `read_draws` all tasks of the run.
 
     Samples of a task that ranks share are drawn whole by each of them: what tells them from others is of the whole.
     """
-    own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), taking_part(config, family.suite.tasks)
+    own, drawn, tasks = dict[str, ExpertPass](), dict[str, dict[str, Any]](), select_tasks(config, family.suite.tasks)
     for task in ranks.mine(tasks):
         samples = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
         own[task] = family.expert_pass(samples, config.batch_size)
-        drawn |= drawn_of({task: own[task]})
+        drawn |= read_draws({task: own[task]})
         part = ranks.part(task, len(samples))
         if len(samples.indices[part]) < len(samples):
             inputs = {name: tensor[part] for name, tensor in samples.inputs.items()}
             shared = replace(samples, inputs=inputs, indices=samples.indices[part])
             own[task] = family.expert_pass(shared, config.batch_size)
-    found = ranks.union(ranks.led(drawn))
+    found = ranks.union(ranks.select_led(drawn))
     return own, {task: found[task] for task in tasks}
 
 
-def taking_part(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
+def select_tasks(config: CalibrationConfig, tasks: Mapping[str, T]) -> dict[str, T]:
     """Of what there is of every task, what the options calibrate on, in the order of the tasks."""
     return {task: one for task, one in tasks.items() if config.tasks is None or task in config.tasks}
 
@@ -253,7 +253,7 @@ def _input_stamps(family: Family) -> set[FileStamp]:
     return {stamp for own in input_files(family).values() for file in own for stamp in stamps(file)}
 
 
-def _of(family: Family) -> list[str]:
+def _identify_model(family: Family) -> list[str]:
     """What tells the model that is calibrated from others: of the suite's own the files, which are among the inputs; of
     another one, which may have none, its name and content."""
     if family.merged_name == "merged":
@@ -290,7 +290,7 @@ def _identity(
     return {
         "config": asdict(config),
         "suite": family.suite.model_dump(mode="json"),
-        "of": _of(family),
+        "of": _identify_model(family),
         "inputs": hashes,
         "samples": {task: one["sha256"] for task, one in drawn.items()},
         "versions": all_versions(),
@@ -319,7 +319,7 @@ def _record(
                 "samples": one["samples"],
                 "tokens": account.tokens[task],
                 **one,
-                **_written(family.suite, task),
+                **_describe_text(family.suite, task),
             }
             for task, one in drawn.items()
         },
@@ -328,7 +328,7 @@ def _record(
         "spilled_bytes": run.store.spilled,
         "relative_drift": {layers[block]: drift for block, drift in account.drift.items()},
         **({"starved": account.starved} if account.starved else {}),
-        **({"storing": asdict(stored)} if (stored := storing(account.rounding)) else {}),
+        **({"storing": asdict(stored)} if (stored := summarise_storing(account.rounding)) else {}),
         "final_drift": {task: asdict(one) for task, one in account.final.items()},
         "warnings": warnings_of(account.final),
         "preparation": family.preparation(),
@@ -337,11 +337,11 @@ def _record(
     }
 
 
-def _written(suite: Suite, task: str) -> dict[str, str]:
+def _describe_text(suite: Suite, task: str) -> dict[str, str]:
     """What a record says of a task whose samples its expert wrote; nothing of others."""
     source = suite.tasks[task].calibration
     asked = source.self_generated if source is not None else None
-    return {} if asked is None else {"text": asked.said}
+    return {} if asked is None else {"text": asked.description}
 
 
 def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def _origin(family: Family, ranks: Ranks = ALONE) -> dict[str, Any]:
     Raises:
         InputError: a model that does not come from the base.
     """
-    return {"of": _of(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
+    return {"of": _identify_model(family), "inputs": input_hashes(family, ranks), "notes": _notes(family, ranks)}
 
 
 def _write(
@@ -364,8 +364,8 @@ def _write(
     content of `featcal.json`, as `write_model` gives it and raises."""
     family = made.family
     record = {**made.record, **origin, **_generation(made, whole)}
-    record["warnings"] = [*made.record["warnings"], *broken(record)]
-    unchecked = unasked_said(family) if "canary" in record else []
+    record["warnings"] = [*made.record["warnings"], *canary_warnings(record)]
+    unchecked = note_unchecked(family) if "canary" in record else []
     record["notes"] = [*origin["notes"], *notes_of(family.adapter, made.record), *unchecked]
 
     def finished_record() -> dict[str, Any]:
@@ -387,10 +387,10 @@ def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
 def notes_of(adapter: Adapter, record: Mapping[str, Any]) -> list[str]:
     """Notes on what a calibration's record says: what keeps the merged weights, and what rounding costs."""
     layers = _layers(adapter)
-    found = starving(layers, record.get("starved", {}))
+    found = note_starved(layers, record.get("starved", {}))
     if "storing" in record:
         stored = Storing(**record["storing"])
-        found.append(stored.said(layers[stored.block]))
+        found.append(stored.describe(layers[stored.block]))
     return found
 
 
@@ -399,7 +399,7 @@ def _layers(adapter: Adapter) -> dict[str, str]:
     return dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
 
-def starving(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
+def note_starved(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) -> list[str]:
     """A note on experts of mixtures that keep the merged weights (`Account.starved`); none where all were solved.
 
     Args:
@@ -416,7 +416,7 @@ def starving(layers: Mapping[str, str], starved: Mapping[str, Sequence[str]]) ->
     ]
 
 
-def broken(record: Mapping[str, Any]) -> list[str]:
+def canary_warnings(record: Mapping[str, Any]) -> list[str]:
     """What a record's canary has against the model, as warnings."""
     return [f"generation is broken: {reason}" for reason in record.get("canary", {}).get("reasons", ())]
 
@@ -429,14 +429,14 @@ def _notes(family: Family, ranks: Ranks) -> list[str]:
     """
     merged = family.suite.merged
     if family.merged_name != "merged":
-        return [*check_lineage(family, family.merged, ranks), *left_out(family, ranks).values()]
+        return [*check_lineage(family, family.merged, ranks), *note_left_out(family, ranks).values()]
     if not isinstance(merged, MergeRecipe):
         return check_lineage(family, family.merged, ranks)
-    return [*merged.notes, *check_lineage(family, ranks=ranks), *left_out(family, ranks).values()]
+    return [*merged.notes, *check_lineage(family, ranks=ranks), *note_left_out(family, ranks).values()]
 
 
 def _card(family: Family, config: CalibrationConfig, warnings: Sequence[str]) -> str:
-    texts = {task: one["text"] for task in family.suite.tasks if (one := _written(family.suite, task))}
+    texts = {task: one["text"] for task in family.suite.tasks if (one := _describe_text(family.suite, task))}
     return model_card(
         family.suite,
         f"{family.suite.name}, calibrated",

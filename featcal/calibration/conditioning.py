@@ -89,7 +89,7 @@ def measure_conditioning(
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
     def look(moments: BlockMoments) -> None:
-        linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.starved)
+        linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.is_starved)
         found.extend(one for group in linears for one in conditioning_of(layers[moments.block.name], group, config))
 
     calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)

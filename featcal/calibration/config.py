@@ -212,7 +212,7 @@ def config_of(adapter: Adapter, tasks: Collection[str], asked: Mapping[str, Any]
             why = f"leave {' and '.join(said)} out" if said else f"choose the recipe '{REFINED}' or '{INFORMED}'"
             raise InputError(f"cautious sets alpha and beta of featcal's own recipes; {why}")
         own |= CAUTIOUS
-    return settled(CalibrationConfig(**own | options), adapter, tasks)
+    return resolve_parts(CalibrationConfig(**own | options), adapter, tasks)
 
 
 def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
@@ -248,7 +248,7 @@ def refined_lam(samples: int) -> float:
 _LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
 
 
-def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
+def resolve_parts(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str]) -> CalibrationConfig:
     """The same options with every part by its own name and in its own order; all parts are None.
 
     Several names may be one text with commas between, a block may be named by the prefix of its tensors, and "all",
@@ -269,7 +269,7 @@ def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     for option, names in known.items():
         asked = getattr(config, option)
         every = asked is None or (asked == (ALL,) and ALL not in names)
-        chosen = set() if every else {names.get(one, one) for one in _apart(asked, names)}
+        chosen = set() if every else {names.get(one, one) for one in _split_names(asked, names)}
         unknown = sorted(chosen - set(names.values()))
         own = tuple(dict.fromkeys(names.values()))
         listed = ", ".join(own) if len(own) <= 8 else f"{own[0]} … {own[-1]}"
@@ -280,7 +280,7 @@ def settled(config: CalibrationConfig, adapter: Adapter, tasks: Collection[str])
     return replace(config, blocks=found["blocks"], maps=found["maps"], tasks=found["tasks"])
 
 
-def _apart(asked: Sequence[str], known: Collection[str]) -> list[str]:
+def _split_names(asked: Sequence[str], known: Collection[str]) -> list[str]:
     """Names one by one; what is not a name itself is taken apart at its commas."""
     return [part.strip() for one in asked for part in ([one] if one in known else one.split(","))]
 

@@ -18,8 +18,8 @@ from featcal.calibration.block_statistics import BlockMoments
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.prior import TaskVectors
-from featcal.calibration.rounding import added, rounding
-from featcal.calibration.store import Solved, anchors, named, rounded, together
+from featcal.calibration.rounding import rounding, sum_parts
+from featcal.calibration.store import Solved, anchors, merge_solutions, prefix_errors, round_to_stored
 from featcal.calibration.token_rows import Named, TaskRows
 from featcal.models.adapter import Block
 from featcal.models.context import Run
@@ -33,7 +33,7 @@ def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, Task
     """Which tokens count, with those of the whole task where this rank has a part of it."""
     if not ranks.several:
         return rows
-    counts = ranks.gathered({task: own.counts() for task, own in rows.items()})
+    counts = ranks.all_gather({task: own.counts() for task, own in rows.items()})
     return {task: own.part_of(task, [one[task] for one in counts if task in one]) for task, own in rows.items()}
 
 
@@ -52,14 +52,14 @@ def end_task(ranks: Ranks, moments: BlockMoments, expert: Named, vectors: TaskVe
         return
     owners = _owners(ranks, groups)
     ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(owners)]
-    _collect(ranks, team, ends, [team] * len(groups), [(group.current, _adding(group)) for group in groups])
+    _collect(ranks, team, ends, [team] * len(groups), [(group.current, _make_adder(group)) for group in groups])
     moments.end_task(expert, vectors, [place for place, rank in enumerate(ends) if rank == ranks.rank])
     for group, rank in zip(groups, ends, strict=True):
         if rank != ranks.rank:
             group.let_go()
 
 
-def _adding(group: Group) -> Callable[[Any], None]:
+def _make_adder(group: Group) -> Callable[[Any], None]:
     """Takes over another rank's part of the current task."""
 
     def add(theirs: Any) -> None:
@@ -80,11 +80,11 @@ def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solve
     Raises:
         NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
     """
-    with run.seconds("solve"), named(block.name):
-        return _solved(run, block, merged, moments)
+    with run.seconds("solve"), prefix_errors(block.name):
+        return _solve_shared(run, block, merged, moments)
 
 
-def _solved(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
+def _solve_shared(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
     """As `solve`; what storing costs is measured by the owners, who alone have more digits than are stored. Parts of
     one tensor may have several owners."""
     ranks, groups, config = run.ranks, moments.groups, moments.config
@@ -98,16 +98,16 @@ def _solved(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Sol
         _collect(ranks, range(ranks.size), owners, givers, sums)
     mine = [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
     own, base = anchors(run, block, merged) if mine else ({}, {})
-    solved = together(group.solve(own, base, config) for group in mine)
+    solved = merge_solutions(group.solve(own, base, config) for group in mine)
     old = block.local(merged)
-    stored = rounded(block, old, solved)
+    stored = round_to_stored(block, old, solved)
     lost = rounding(old, solved, stored)
     if not ranks.several:
         return Solved(block.canonical(stored), lost)
     for group in groups:
         group.let_go()
-    spread = [ranks.spread(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
-    return Solved(block.canonical(together(spread)), added(ranks.gathered(lost)))
+    spread = [ranks.broadcast_tensors(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
+    return Solved(block.canonical(merge_solutions(spread)), sum_parts(ranks.all_gather(lost)))
 
 
 def _nothing(theirs: Any) -> None:
@@ -131,7 +131,7 @@ def _collect(
 
     def add(place: int, tensors: list[Tensor]) -> None:
         statistics, take = items[place]
-        take(_made_of(statistics, iter(tensors)))
+        take(_rebuild(statistics, iter(tensors)))
 
     ranks.collect(members, owners, givers, [[] if one is None else _tensors(one) for one, _ in items], add)
 
@@ -152,7 +152,7 @@ def _tensors(statistics: Any) -> list[Tensor]:
     return found
 
 
-def _made_of(like: T, tensors: Iterator[Tensor]) -> T:
+def _rebuild(like: T, tensors: Iterator[Tensor]) -> T:
     """The inverse of `_tensors`."""
     found: dict[str, Any] = {}
     for one in fields(like):  # type: ignore[arg-type]
@@ -160,9 +160,9 @@ def _made_of(like: T, tensors: Iterator[Tensor]) -> T:
         if isinstance(value, Tensor):
             found[one.name] = next(tensors)
         elif is_dataclass(value):
-            found[one.name] = _made_of(value, tensors)
+            found[one.name] = _rebuild(value, tensors)
         elif isinstance(value, list):
-            found[one.name] = [next(tensors) if isinstance(p, Tensor) else _made_of(p, tensors) for p in value]
+            found[one.name] = [next(tensors) if isinstance(p, Tensor) else _rebuild(p, tensors) for p in value]
         elif isinstance(value, int | float):
             found[one.name] = type(value)(next(tensors).item())
     return replace(like, **found)  # type: ignore[type-var]

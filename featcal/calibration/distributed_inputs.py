@@ -41,7 +41,7 @@ class InTurn(Over):
         if not wanted:
             return {}
         reader = self._turns.setdefault(wanted[0], len(self._turns) % self.ranks.size)
-        return self.ranks.spread(self.under.read(wanted) if reader == self.ranks.rank else None, reader)
+        return self.ranks.broadcast_tensors(self.under.read(wanted) if reader == self.ranks.rank else None, reader)
 
 
 class SharedBlocks:
@@ -50,14 +50,14 @@ class SharedBlocks:
     def __init__(self, ranks: Ranks, folder: OutputFolder | None) -> None:
         self._ranks, self._folder = ranks, folder
 
-    def finished(self, block: Block) -> dict[str, Tensor] | None:
+    def read_finished(self, block: Block) -> dict[str, Tensor] | None:
         """As the folder has it."""
-        found = None if self._folder is None else self._folder.finished(block)
-        return self._ranks.spread(found, 0) if self._ranks.told(found is not None, 0) else None
+        found = None if self._folder is None else self._folder.read_finished(block)
+        return self._ranks.broadcast_tensors(found, 0) if self._ranks.broadcast_object(found is not None, 0) else None
 
     def facts(self, block: Block) -> Rounding:
         """As the folder has them."""
-        return self._ranks.told(None if self._folder is None else self._folder.facts(block), 0) or {}
+        return self._ranks.broadcast_object(None if self._folder is None else self._folder.facts(block), 0) or {}
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
         """As the folder does it."""
@@ -65,7 +65,7 @@ class SharedBlocks:
             self._folder.put(block, tensors, facts)
 
 
-def metered(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
+def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
     """The family with models that count what is read of them, and their counts by label; as it is where this process is
     alone."""
     read: dict[str, int] = {}
@@ -79,7 +79,7 @@ def metered(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
     return replace(family, base=base, merged=counted, experts=experts), read
 
 
-def together(run: Run, ranks: Ranks) -> Run:
+def distribute_run(run: Run, ranks: Ranks) -> Run:
     """The run as one of several ranks."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
     return replace(run, ranks=ranks, merged=InTurn(run.merged, ranks) if computed else run.merged)
@@ -98,4 +98,4 @@ def shares(ranks: Ranks, run: Run, passes: Mapping[str, ExpertPass], read: Mappi
         "peak_rss_bytes": peak_rss_bytes(),
         "spilled_bytes": run.store.spilled,
     }
-    return {"ranks": ranks.gathered(own)}
+    return {"ranks": ranks.all_gather(own)}

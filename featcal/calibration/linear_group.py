@@ -15,12 +15,12 @@ from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
-from featcal.calibration.prior import Prior, TaskVectors, spanning
+from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.calibration.weighed_tokens import Acting
 from featcal.formats.weights import all_finite
 from featcal.models.lane import Step
-from featcal.models.linear_maps import LinearMap, turned, widths
+from featcal.models.linear_maps import LinearMap, orient_weight, widths
 from featcal.system.errors import InputError, NumericalError
 
 FLOAT64_BELOW = 1e-3
@@ -65,7 +65,7 @@ class LinearMoments:
             add_alike(mine, theirs)
         self.weight += other.weight
 
-    def replayed(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
+    def replay_targets(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
         """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13)."""
         dtype = self.cross.dtype
         if alpha == 1:
@@ -127,13 +127,13 @@ class LinearSums:
         for mine, theirs in zip(self.priors, other.priors, strict=True):
             mine.merge(theirs)
 
-    def left(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
+    def left_matrix(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
         """Return the left matrix of the map at `place` with its prior, without the ridge, as `Gram.lower` has it."""
         whole = self.gram.lower(dtype)
         return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
 
     @staticmethod
-    def combined(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
+    def combine(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
         """Return the first of sums over the same tokens, with so much of the targets of each."""
         target, mean = (
             torch.stack([share * part for share, part in zip(shares, parts, strict=True)]).sum(0)
@@ -218,11 +218,11 @@ class LinearGroup:
         costs = self.costs(tokens)
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
-    def expected(self, tokens: int) -> int:
+    def expected_tokens(self, tokens: int) -> int:
         """How many of so many tokens of a task pass these maps, for estimates."""
         return tokens
 
-    def asked(self, tokens: int) -> tuple[list[str], list[str]]:
+    def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
         """Modules whose inputs, and whose outputs, of the expert the target of a task with so many tokens is made
         of."""
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
@@ -237,7 +237,7 @@ class LinearGroup:
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
-    def met(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
+    def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
         """What an expert gives these maps at the tokens that count, and the rows of these.
 
         Args:
@@ -246,9 +246,9 @@ class LinearGroup:
         """
         return self.features(theirs, tokens), tokens
 
-    def acting(self, vectors: TaskVectors, dtype: torch.dtype) -> Acting:
+    def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> Acting:
         """Begin to see, in products of `dtype`, what a task's vectors do to its tokens."""
-        rows = [spanning(vectors.of_map(name, self._modules[name], dtype))[0].to(dtype) for name in self.names]
+        rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(dtype) for name in self.names]
         return Acting(torch.cat(rows), self.stack(vectors.base, "weight", dtype))
 
     def update(
@@ -264,11 +264,11 @@ class LinearGroup:
         """Count one batch of the current task, of whose tokens `count` count in all.
 
         Args:
-            weighed: the rows that `met` gave with other weights; None for those that they have.
+            weighed: the rows that `expert_inputs` gave with other weights; None for those that they have.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
         if self._task is None:
-            self._products = multiplied_in(x.dtype, config)
+            self._products = product_dtype(x.dtype, config)
         route = self.route(count) if self._task is None else self._task.route
         dtype = self._products
         x = x.to(dtype)
@@ -285,7 +285,7 @@ class LinearGroup:
     ) -> None:
         """Add rows to the current task, which begins with the first of them."""
         if self._task is None:
-            self._task = CurrentTask(self.new_task(r.shape[1], x.device, accumulated_in(x.dtype)), route, count)
+            self._task = CurrentTask(self.new_task(r.shape[1], x.device, sum_dtype(x.dtype)), route, count)
         self._task.moments.update(x, r, tokens)
         self._task.counted += tokens.count
 
@@ -309,12 +309,12 @@ class LinearGroup:
             target = (weight @ task.cross.to(weight.dtype)).to(dtype)
             target_mean = weight.to(dtype) @ task.row_mean
         else:
-            target = task.replayed(weight, alpha)
+            target = task.replay_targets(weight, alpha)
             target_mean = alpha * task.row_mean + (1 - alpha) * (weight.to(dtype) @ task.mean)
         if self._biased:
             target_mean = target_mean + task.weight * self.stack(expert, "bias")
         if self._sums is None:
-            self._sums = LinearSums.zeros(target, solved_in(self._products))
+            self._sums = LinearSums.zeros(target, solve_dtype(self._products))
         if current.counted:
             omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
             self._sums.add(current.share * omega, task, target, target_mean)
@@ -334,7 +334,7 @@ class LinearGroup:
             sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
         for name, prior in zip(self.names, sums.priors, strict=True):
             try:
-                prior.add(vectors.of_map(name, self._modules[name], self._exact_products))
+                prior.add(vectors.map_vector(name, self._modules[name], self._exact_products))
             except NumericalError as error:
                 raise NumericalError(f"{name}: {error}") from error
 
@@ -353,7 +353,7 @@ class LinearGroup:
             )
 
     @property
-    def starved(self) -> bool:
+    def is_starved(self) -> bool:
         """Whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
         return False
 
@@ -414,7 +414,7 @@ class LinearGroup:
 
     def _solve_weight(self, sums: LinearSums, merged: Named, base: Named, config: CalibrationConfig) -> Tensor:
         """Solve Eq. (17) for all rows at once, or map by map where each has a prior of its own."""
-        dtype = solved_in(self._products)
+        dtype = solve_dtype(self._products)
         start = self.stack(base, "weight", dtype)
         anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
         lam, eps, mu = (sums.scale * one for one in (config.lam, config.eps, config.mu))
@@ -426,7 +426,7 @@ class LinearGroup:
             for place, prior in enumerate(sums.priors):
                 pull = prior.target(starts[place].to(self._exact_products), config.rho)
                 target = torch.add(targets[place], pull, alpha=mu)
-                left = sums.left(place, dtype, mu)
+                left = sums.left_matrix(place, dtype, mu)
                 parts.append(closed_form.linear_weight(left, target, anchors[place], lam, eps))
             return torch.cat(parts)
         except SolveError as error:
@@ -440,7 +440,7 @@ class LinearGroup:
         if not sums.priors:
             yield str(self), sums.gram.lower(torch.float64)
         for place in range(len(sums.priors)):
-            yield self.names[place], sums.left(place, torch.float64, mu)
+            yield self.names[place], sums.left_matrix(place, torch.float64, mu)
 
     @property
     def sums(self) -> LinearSums:
@@ -470,23 +470,23 @@ class LinearGroup:
 
     def combine(self, others: Sequence[LinearGroup], shares: Sequence[float]) -> None:
         """Take so much of the targets of each of several groups of the same maps and tokens."""
-        self._sums = LinearSums.combined([one.sums for one in others], shares)
+        self._sums = LinearSums.combine([one.sums for one in others], shares)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
         """The group's weights or biases, rows stacked; a row per output, however weights are stored."""
-        parts = [self._turned(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
+        parts = [self._turn(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
         """The inverse of `stack`, by name inside the block."""
         parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
-        return {f"{name}.{kind}": self._turned(name, kind, part) for name, part in parts}
+        return {f"{name}.{kind}": self._turn(name, kind, part) for name, part in parts}
 
-    def _turned(self, name: str, kind: str, tensor: Tensor) -> Tensor:
-        return turned(self._modules[name], tensor).contiguous() if kind == "weight" else tensor
+    def _turn(self, name: str, kind: str, tensor: Tensor) -> Tensor:
+        return orient_weight(self._modules[name], tensor).contiguous() if kind == "weight" else tensor
 
 
-def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
+def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
     """The dtype in which products are formed.
 
     Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
@@ -498,7 +498,7 @@ def multiplied_in(features: torch.dtype, config: CalibrationConfig) -> torch.dty
     return torch.float64 if careful else features
 
 
-def solved_in(products: torch.dtype) -> torch.dtype:
+def solve_dtype(products: torch.dtype) -> torch.dtype:
     """The dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products, whose
     own rounding is far above float32's.
 
@@ -507,6 +507,6 @@ def solved_in(products: torch.dtype) -> torch.dtype:
     return torch.float32 if products is torch.bfloat16 else torch.float64
 
 
-def accumulated_in(products: torch.dtype) -> torch.dtype:
+def sum_dtype(products: torch.dtype) -> torch.dtype:
     """The dtype in which products are summed over the tokens of a task."""
     return torch.promote_types(products, torch.float32)

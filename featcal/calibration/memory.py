@@ -8,7 +8,7 @@ import torch
 
 from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import accumulated_in, multiplied_in, solved_in
+from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
 from featcal.system.errors import InputError
@@ -46,8 +46,8 @@ def working_bytes(
 ) -> int:
     """Bytes that one block takes while it is calibrated: weights, moments, the solve and one batch's features."""
     features, block = 4, stage.blocks[index]
-    products = multiplied_in(torch.float32, config)
-    accumulator, summed = accumulated_in(products).itemsize, solved_in(products).itemsize
+    products = product_dtype(torch.float32, config)
+    accumulator, summed = sum_dtype(products).itemsize, solve_dtype(products).itemsize
     modules = block.maps
     squares = [group.inputs**2 for group in likely_groups(stage, index)]
     rectangles = [m.weight.numel() for m in modules.values()]

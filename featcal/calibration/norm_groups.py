@@ -166,12 +166,12 @@ def normalised_sums(
         offset: as `NormGroup` has it.
     """
     rows = tokens.take(features.flatten(2) if features.ndim == 4 else features)
-    z = _normalised(norm, rows.reshape(-1, features.shape[-1]), offset)
+    z = _normalise(norm, rows.reshape(-1, features.shape[-1]), offset)
     one, two = (values.reshape(len(rows), -1, values.shape[-1]).mean(1) for values in (z, z.square()))
     return tokens.sum(one), tokens.sum(two)
 
 
-def _normalised(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -> Float[Tensor, "n d"]:
+def _normalise(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -> Float[Tensor, "n d"]:
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     if isinstance(norm, nn.LayerNorm):
         return nn.functional.layer_norm(features, norm.normalized_shape, eps=norm.eps)

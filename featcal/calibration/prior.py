@@ -25,7 +25,7 @@ from featcal.calibration.gram import Gram
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block
-from featcal.models.linear_maps import LinearMap, turned
+from featcal.models.linear_maps import LinearMap, orient_weight
 from featcal.system.errors import NumericalError
 
 Factors = tuple[Float[Tensor, "m r"], Float[Tensor, "r d"]]
@@ -58,7 +58,7 @@ class Prior:
         Raises:
             NumericalError: it is not finite.
         """
-        rows, turn = spanning(tau)
+        rows, turn = spanning_rows(tau)
         size = torch.linalg.matrix_norm(rows)
         if not all_finite(size):
             raise NumericalError("the task vector is not finite; look for NaN in the expert's weights and the base's")
@@ -88,7 +88,7 @@ class Prior:
         return torch.add(product.to(self.pull.dtype), self.pull, alpha=rho)
 
 
-def spanning(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
+def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
     """Return few rows R with R^T R = tau^T tau, and the Q with tau = Q R; None where R is tau itself."""
     if isinstance(tau, Tensor):
         return tau, None
@@ -108,12 +108,12 @@ class TaskVectors:
     weights: Weights
     """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
 
-    def of_map(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
+    def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
         """Return tau of the map with this name in the block `[m, d]`, or its factors in float64 where the expert is an
         adapter that lies over this very base."""
-        own, base = (turned(module, one[f"{name}.weight"].to(dtype)) for one in (self.expert, self.base))
+        own, base = (orient_weight(module, one[f"{name}.weight"].to(dtype)) for one in (self.expert, self.base))
         tau = own - base
-        for factors in factors_of(self.weights, [f"{self.block.stored(name)}.weight"]).values():
+        for factors in factors_of(self.weights, [f"{self.block.stored_name(name)}.weight"]).values():
             left, right = (factor.to(tau.device, torch.float64) for factor in factors)
             apart = torch.linalg.matrix_norm((left @ right).to(dtype) - tau)
             if bool(apart <= _SAME * torch.linalg.matrix_norm(own)):

@@ -25,14 +25,14 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.distributed import end_task, solve
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.prior import TaskVectors
-from featcal.calibration.store import STUDENT, Solved, Watch, named
+from featcal.calibration.store import STUDENT, Solved, Watch, prefix_errors
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.calibration.weighed_tokens import Acting, weigh
 from featcal.models.activations import CallList
 from featcal.models.adapter import Block, Call, Stage, Sublayer
-from featcal.models.capture import capture_inputs, capture_outputs, observed
+from featcal.models.capture import capture_inputs, capture_outputs, record_inputs
 from featcal.models.context import Run
-from featcal.models.lane import Step, through
+from featcal.models.lane import Step, run_block
 from featcal.models.walk import Walk
 from featcal.system.errors import InputError
 
@@ -102,7 +102,7 @@ class Pieces:
         """
         run, block = self._run, stage.blocks[index]
         merged, solved = run.merged.read(block.names), Solved()
-        parts = self._seen(stage, block)
+        parts = self._find_parts(stage, block)
         counting = {
             (part.name, names): [self._moments(stage, index, part, names, one) for one in (self._config, *self._also)]
             for part in parts
@@ -111,7 +111,7 @@ class Pieces:
         known = self._config.mu or self._config.weigh_tokens  # of task vectors
         base = block.local(run.compute.move(run.base.read(block.names))) if known else None
         every = [one for same in counting.values() for one in same]
-        traces, weighed = self._through_experts(stage, block, parts, every, rows, base)
+        traces, weighed = self._run_experts(stage, block, parts, every, rows, base)
         placed = block.local(run.compute.place(merged))
         for part in parts:
             for names in part.pieces:
@@ -127,7 +127,7 @@ class Pieces:
                 self._pass(stage.sublayers(block, placed)[part.name])
         return solved
 
-    def _seen(self, stage: Stage, block: Block) -> list[Part]:
+    def _find_parts(self, stage: Stage, block: Block) -> list[Part]:
         """The residual parts of a block, found on an expert's first batch; once for blocks of the same modules.
 
         Raises:
@@ -159,7 +159,7 @@ class Pieces:
             self._held = block.name, dict(self._walk.experts_at(block))
         yield from self._held[1].items()
 
-    def _through_experts(
+    def _run_experts(
         self,
         stage: Stage,
         block: Block,
@@ -175,26 +175,26 @@ class Pieces:
             base: the base's tensors of the block, where there are task vectors.
         """
         streams = {part.entering for part in parts if part.entering}
-        own = [moments for moments in counting if moments.config is self._config and not moments.routed]
+        own = [moments for moments in counting if moments.config is self._config and not moments.has_routers]
         groups = [group for moments in own for group in moments.linears]
         held: dict[str, CallList] = {}
         weighed: dict[str, Weighed] = {}
         for task, tensors in self._experts_at(block):
-            asked = [moments.asked_of_expert(rows[task]) for moments in counting]
+            asked = [moments.expert_modules(rows[task]) for moments in counting]
             inputs, outputs = ({name for one in asked for name in one[kind]} for kind in (0, 1))
-            inputs, acting = inputs | streams, self._acting(groups, block, task, tensors, base)
+            inputs, acting = inputs | streams, self._begin_acting(groups, block, task, tensors, base)
             watched = inputs | {group.names[0] for group in groups if acting}
             steps = self._walk.experts[task].walk(stage, block, tensors, watched, outputs)
             with self._run.seconds("expert forward"):
                 seen = zip(steps, rows[task].batches, strict=True)
                 acted = list(zip(groups, acting, strict=True)) if acting else []
-                held[task] = self._run.store.hold(_held(step, inputs, acted, tensors, own) for step, own in seen)
+                held[task] = self._run.store.hold(_reduce_call(step, inputs, acted, tensors, own) for step, own in seen)
             with self._run.seconds("moments"):
                 weighed[task] = dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=False))
             self._run.store.settle()
         return held, weighed
 
-    def _acting(
+    def _begin_acting(
         self, groups: Sequence[LinearGroup], block: Block, task: str, tensors: Named, base: Named | None
     ) -> list[Acting]:
         """What the task's vectors do to the tokens of every group; of none where tokens keep their weights."""
@@ -202,7 +202,7 @@ class Pieces:
             return []
         vectors = TaskVectors(block, tensors, base, self._walk.experts[task].weights)
         dtype = torch.promote_types(self._run.compute.dtype, torch.float32)
-        return [group.acting(vectors, dtype) for group in groups]
+        return [group.begin_acting(vectors, dtype) for group in groups]
 
     def _count(
         self,
@@ -222,20 +222,24 @@ class Pieces:
         (placed, base), moments, seconds = models, every[0], self._run.seconds
         run = moments.stage.sublayers(moments.block, placed)[part.name]
         name = next(name for name in part.given if name in moments.modules)
-        watched = moments.modules if moments.routed else {name: moments.modules[name]}  # all others are given the same
+        watched = (
+            moments.modules if moments.has_routers else {name: moments.modules[name]}
+        )  # all others are given the same
         prior = base if self._config.mu else None
         for task, tensors in self._experts_at(moments.block):
             calls, own = self._walk.lanes[STUDENT][task].calls, weighed[task]
-            if moments.routed and self._config.weigh_tokens:
+            if moments.has_routers and self._config.weigh_tokens:
                 own = self._weighed_routes(moments, run, (calls, traces[task]), (task, tensors, base), rows[task])
             for position, (call, trace) in enumerate(zip(calls, traces[task], strict=True)):
                 with seconds("student forward"), capture_inputs(watched, to_the_end=False) as seen:
                     run(call)
                 with seconds("moments"):
-                    given = seen if moments.routed else dict.fromkeys(moments.modules, seen[name])
+                    given = seen if moments.has_routers else dict.fromkeys(moments.modules, seen[name])
                     for one in every:
-                        one.update(rows[task], position, given, _sought(part, call, trace, one.config), tensors, own)
-            with seconds("moments"), named(f"{moments.block.name}, task '{task}'"):
+                        one.update(
+                            rows[task], position, given, _target_step(part, call, trace, one.config), tensors, own
+                        )
+            with seconds("moments"), prefix_errors(f"{moments.block.name}, task '{task}'"):
                 expert = self._walk.experts[task].weights
                 vectors = None if prior is None else TaskVectors(moments.block, tensors, prior, expert)
                 for one in every:
@@ -254,17 +258,17 @@ class Pieces:
         the student is run as far as its router.
 
         Args:
-            calls: the student's, and what `_through_experts` held of the expert.
+            calls: the student's, and what `_run_experts` held of the expert.
             expert: the task, its expert's tensors of the block, and the base's.
         """
         groups, (task, tensors, base) = moments.linears, expert
-        acting = self._acting(groups, moments.block, task, tensors, base)
+        acting = self._begin_acting(groups, moments.block, task, tensors, base)
         for call, trace, tokens in zip(*calls, rows.batches, strict=True):
             with self._run.seconds("student forward"), capture_inputs(moments.routers, to_the_end=False) as seen:
                 run(call)
             with self._run.seconds("moments"):
                 for group, one in zip(groups, acting, strict=True):
-                    one.see(*group.met(seen, trace.kwargs["inputs"], tokens[group.weighting], tensors))
+                    one.see(*group.expert_inputs(seen, trace.kwargs["inputs"], tokens[group.weighting], tensors))
         with self._run.seconds("moments"):
             return dict(zip(map(str, groups), weigh(acting, self._run.ranks), strict=True))
 
@@ -276,17 +280,17 @@ class Pieces:
         self._run.store.settle()
 
 
-def _sought(part: Part, call: Call, trace: Call, config: CalibrationConfig) -> Step:
+def _target_step(part: Part, call: Call, trace: Call, config: CalibrationConfig) -> Step:
     """What the targets of one batch are made of: the expert's inputs and outputs, the output of the map that writes
     into the stream moved by beta / alpha times the gap there; of it, alpha is taken (Eq. 10)."""
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
     if config.beta and part.entering and part.writer in outputs:
-        gap = inputs[part.entering] - call.hidden
+        gap = inputs[part.entering] - call.hidden_state
         outputs = {**outputs, part.writer: outputs[part.writer] + config.beta / config.alpha * gap}
     return Step(call, call, inputs, outputs)
 
 
-def _held(
+def _reduce_call(
     step: Step,
     inputs: Collection[str],
     acting: Sequence[tuple[LinearGroup, Acting]],
@@ -301,9 +305,9 @@ def _held(
         tokens: which of them count, by weighting.
     """
     for group, one in acting:
-        one.see(*group.met({}, step.inputs, tokens[group.weighting], tensors))
+        one.see(*group.expert_inputs({}, step.inputs, tokens[group.weighting], tensors))
     given = {name: step.inputs[name] for name in inputs}
-    return Call((step.call.hidden,), {"inputs": given, "outputs": dict(step.outputs)})
+    return Call((step.call.hidden_state,), {"inputs": given, "outputs": dict(step.outputs)})
 
 
 def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[Part]:
@@ -317,13 +321,13 @@ def _parts_of(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Ca
         modules |= block.modules_of(stage.norm)
     found, before = [], call
     for name, run in stage.sublayers(block, placed).items():
-        with observed(modules) as given, capture_outputs(block.linears) as put_out:
+        with record_inputs(modules) as given, capture_outputs(block.linears) as put_out:
             after = run(before)
-        found.append(_part(name, block, given, put_out, (before.hidden, after.hidden)))
+        found.append(_part(name, block, given, put_out, (before.hidden_state, after.hidden_state)))
         before = after
-    whole = through(stage, block, placed, call)
+    whole = run_block(stage, block, placed, call)
     missed = [name for name in modules if not any(name in part.given for part in found)]
-    if missed or (before.hidden - whole.hidden).double().norm() > _rounding(whole.hidden):
+    if missed or (before.hidden_state - whole.hidden_state).double().norm() > _rounding(whole.hidden_state):
         raise InputError(
             f"{block.name}: its residual parts are not the whole block{': ' if missed else ''}{', '.join(missed)}; "
             "this architecture can be calibrated with the recipe 'paper' alone"
@@ -341,10 +345,10 @@ def _part(
     writer = last if last is not None and _adds(put_out[last], before, after) else None
     tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
     examples = {module: tokens[id(tensor)] for module, tensor in given.items()}
-    return Part(name, examples, entering, writer, _mixed(block))
+    return Part(name, examples, entering, writer, _mixture_maps(block))
 
 
-def _mixed(block: Block) -> dict[str, tuple[str, bool]]:
+def _mixture_maps(block: Block) -> dict[str, tuple[str, bool]]:
     """See `Part.mixed`."""
     return {
         f"{name}.{place}.{own}": (name, own == member.leaving)

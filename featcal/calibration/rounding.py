@@ -36,14 +36,16 @@ def rounding(merged: Mapping[str, Tensor], solved: Mapping[str, Tensor], stored:
         solved: in the precision of the solve.
         stored: the same in the dtype of `merged`.
     """
-    return added(_of(merged[n], tensor, stored[n]) for n, tensor in solved.items() if _is_half(stored[n].dtype))
+    return sum_parts(
+        _measure_rounding(merged[n], tensor, stored[n]) for n, tensor in solved.items() if _is_half(stored[n].dtype)
+    )
 
 
 def _is_half(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
-def _of(merged: Tensor, solved: Tensor, stored: Tensor) -> Rounding:
+def _measure_rounding(merged: Tensor, solved: Tensor, stored: Tensor) -> Rounding:
     moved, lost = (torch.zeros((), dtype=torch.float64, device=solved.device) for _ in range(2))
     chunks = zip(*(torch.split(tensor.flatten(), CHUNK) for tensor in (merged, solved, stored)), strict=True)
     for before, between, after in chunks:
@@ -53,7 +55,7 @@ def _of(merged: Tensor, solved: Tensor, stored: Tensor) -> Rounding:
     return {dtype_name(stored.dtype): (float(moved), float(lost))}
 
 
-def added(parts: Iterable[Rounding]) -> Rounding:
+def sum_parts(parts: Iterable[Rounding]) -> Rounding:
     """The sums of all parts together."""
     total = dict[str, tuple[float, float]]()
     for part in parts:
@@ -76,10 +78,10 @@ class Storing:
     worst: float
     """Its share."""
 
-    def said(self, layer: str) -> str:
+    def describe(self, layer: str) -> str:
         """One sentence; `layer` is what people call the block.
 
-        >>> Storing("bfloat16", 0.031, "layers.5", 0.04).said("block 5")
+        >>> Storing("bfloat16", 0.031, "layers.5", 0.04).describe("block 5")
         'rounding to bfloat16 moves the weights by 3.1 % of what calibration moved them (worst: block 5, 4.0 %)'
         """
         return (
@@ -88,9 +90,9 @@ class Storing:
         )
 
 
-def storing(blocks: Mapping[str, Rounding]) -> Storing | None:
+def summarise_storing(blocks: Mapping[str, Rounding]) -> Storing | None:
     """The account of all blocks by name; None where nothing that was solved is stored in half precision."""
-    total = added(blocks.values())
+    total = sum_parts(blocks.values())
     if not total:
         return None
     shares = {block: _share(sums) for block, sums in blocks.items() if sums}

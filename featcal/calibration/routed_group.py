@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.linear_group import CurrentTask, LinearGroup, multiplied_in
+from featcal.calibration.linear_group import CurrentTask, LinearGroup, product_dtype
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
-from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed
+from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed_tokens
 from featcal.models.lane import Step
 
 
@@ -59,20 +59,20 @@ class RoutedGroup(LinearGroup):
         self.floor = seat.member.widest
         """Tokens over all tasks below which the member is starved."""
 
-    def expected(self, tokens: int) -> int:
-        return int(tokens * self._seat.mixture.passed)
+    def expected_tokens(self, tokens: int) -> int:
+        return int(tokens * self._seat.mixture.token_share)
 
     def route(self, tokens: int) -> str:
         """That with the smaller matrix, since those of all members are in memory together."""
         return "inputs" if self.inputs <= self.outputs else "mixed"
 
-    def asked(self, tokens: int) -> tuple[list[str], list[str]]:
+    def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
         """The expert's states of all tokens: which of them count is the student's matter."""
         return [f"{self._seat.name}.{TOKENS}"], []
 
-    def met(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
+    def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
         """Return what an expert gives these maps at the tokens that the student's router sends here, and their rows."""
-        _, places, own, _ = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
+        _, places, own, _ = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         return self._expert_features(theirs[f"{self._seat.name}.{TOKENS}"][places], expert), own
 
     def update(
@@ -87,11 +87,11 @@ class RoutedGroup(LinearGroup):
     ) -> None:
         """Count one batch of the current task, of whose tokens `count` count in all members together; `weighed` as of
         every group."""
-        kept, places, own, mass = self._chosen(inputs[f"{self._seat.name}.{SHARES}"], tokens)
+        kept, places, own, mass = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         x = inputs[self.names[0]][kept]
         states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
         if self._task is None:
-            self._products = multiplied_in(x.dtype, config)
+            self._products = product_dtype(x.dtype, config)
         dtype, route = self._products, self.route(count)
         x, x_expert = x.to(dtype), self._expert_features(states[places], expert).to(dtype)
         r = torch.lerp(x, x_expert, config.alpha)
@@ -100,7 +100,7 @@ class RoutedGroup(LinearGroup):
         self._count(x, r, weighed or own, route, count)
         self.current.mass += mass
 
-    def _chosen(
+    def _choose_tokens(
         self, shares: Float[Tensor, "tokens members"], tokens: TokenRows
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
         """Of the m tokens that the router sends to the member those n that count, their places among all tokens of the
@@ -108,7 +108,7 @@ class RoutedGroup(LinearGroup):
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
         mass = float(weights[counted] @ shares[counted].double().square().sum(1))
-        places = routed(shares, place)
+        places = routed_tokens(shares, place)
         kept = counted[places]
         places = places[kept]
         own = weights[places] * shares[places, place].double().square()
@@ -120,18 +120,18 @@ class RoutedGroup(LinearGroup):
         if not self.names[0].endswith(f".{member.leaving}"):
             return states
         gate, up = (expert[f"{name}.weight"].to(states.dtype) for name in self._seat.maps(member.entering))
-        return member.between(states, gate, up)
+        return member.inner_features(states, gate, up)
 
     def _require_whole(self, current: CurrentTask) -> None:
         """Any number of tokens may come here."""
 
     @property
-    def starved(self) -> bool:
+    def is_starved(self) -> bool:
         return self.sums.tokens < self.floor and not self.sums.priors
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
         """As of every group; nothing of a starved member."""
-        if self.starved:
+        if self.is_starved:
             self.let_go()
             return {}
         return super().solve(merged, base, config)

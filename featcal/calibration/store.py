@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from featcal.calibration.block_statistics import BlockMoments
-from featcal.calibration.rounding import Rounding, added, dtype_name
+from featcal.calibration.rounding import Rounding, dtype_name, sum_parts
 from featcal.calibration.token_rows import Named
 from featcal.models.adapter import Block
 from featcal.models.context import Run
 from featcal.system.errors import NumericalError
 
 Watch = Callable[[BlockMoments], None]
-"""Sees finished statistics before they are solved; what it keeps of them it takes by `BlockMoments.again`."""
+"""Sees finished statistics before they are solved; what it keeps of them it takes by `BlockMoments.with_config`."""
 STUDENT = "student"
 """The model under calibration, as its lanes are called."""
 
@@ -33,10 +33,10 @@ class Solved:
 
     def __or__(self, other: Solved) -> Solved:
         """With other tensors of the same block."""
-        return Solved(self.tensors | other.tensors, added([self.rounding, other.rounding]))
+        return Solved(self.tensors | other.tensors, sum_parts([self.rounding, other.rounding]))
 
 
-def unwatched(moments: BlockMoments) -> None:
+def watch_nothing(moments: BlockMoments) -> None:
     """Looks at nothing."""
 
 
@@ -51,7 +51,7 @@ def anchors(run: Run, block: Block, merged: Mapping[str, Tensor]) -> tuple[dict[
 
 
 @contextmanager
-def named(place: str) -> Iterator[None]:
+def prefix_errors(place: str) -> Iterator[None]:
     """Inside the `with`, a NumericalError says where: `place` stands in front of it."""
     try:
         yield
@@ -59,16 +59,16 @@ def named(place: str) -> Iterator[None]:
         raise NumericalError(f"{place}: {error}") from error
 
 
-def as_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def to_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Solutions, by name inside the block, under canonical names in the dtype and place of the tensors they replace.
 
     Raises:
         NumericalError: one does not fit its dtype.
     """
-    return block.canonical(rounded(block, block.local(old), together(solved)))
+    return block.canonical(round_to_stored(block, block.local(old), merge_solutions(solved)))
 
 
-def rounded(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
+def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
     """Solutions in the dtype and place of the tensors they replace, both by name inside the block.
 
     Raises:
@@ -81,7 +81,7 @@ def rounded(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
     return stored
 
 
-def together(solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def merge_solutions(solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Solutions of several groups of a block."""
     return {name: tensor for one in solved for name, tensor in one.items()}
 

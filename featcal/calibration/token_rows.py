@@ -31,7 +31,7 @@ class TokenRows:
     """Their weights in float64; None where all are 1."""
 
     @classmethod
-    def of(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
+    def from_weights(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
         """Rows of `Stage.token_weights`; `tokens` is their number where all weights are 1.
 
         Tokens of weight 0 are left out of every product: padding may hold anything, even what is not finite.
@@ -115,8 +115,10 @@ def task_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch], opt
     }
 
     def rows(call: Call, batch: Batch) -> dict[str, TokenRows]:
-        tokens = call.hidden.shape[:-1].numel()
-        return {one: TokenRows.of(stage.token_weights(one, call, batch, options), tokens) for one in sorted(used)}
+        tokens = call.hidden_state.shape[:-1].numel()
+        return {
+            one: TokenRows.from_weights(stage.token_weights(one, call, batch, options), tokens) for one in sorted(used)
+        }
 
     return TaskRows([rows(call, batch) for call, batch in zip(calls, batches, strict=True)])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, looked_at
+from featcal.cli.options import DRAWN, MAX_MEMORY, MODEL, SUITE, view_options
 from featcal.cli.terminal import bar, show
 from featcal.suite.name_grammar import GRAMMAR
 from featcal.system.progress import keep_memory
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @SUITE
 @MODEL
-@looked_at()
+@view_options()
 @click.option(
     "--tokens", type=click.Choice(["all", "class"]), default="all", show_default=True, help="Tokens in norms."
 )
@@ -60,16 +60,16 @@ def drift(
     sources = {}
     if source:  # first: what has none is refused before anything else is measured
         own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
-        calibrated = own if model == "merged" else session.named(model)
+        calibrated = own if model == "merged" else session.resolve(model)
         sources = {"sources": [asdict(one) for one in session.sources(calibrated, progress)]}
     ledger = measure_drift(session, model, progress=progress, **measured)
     document = ledger.to_json()
     for name, task in ledger.tasks.items():
         entry = document["tasks"][name]
         entry |= {"margins": task.margins()} if margins else {}
-        entry |= {"per_sample": task.per_sample()} if per_sample else {}
+        entry |= {"per_sample": task.sample_rows()} if per_sample else {}
     if task_vectors:
-        document["task_vector_cosines"] = session.vector_cosines(session.named(model))
+        document["task_vector_cosines"] = session.vector_cosines(session.resolve(model))
     document |= sources
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share", "contribution"] if measured["attribution"] else []
@@ -88,7 +88,7 @@ def drift(
 @click.option("--layer", "layers", multiple=True, help="Once per layer, as `featcal drift` names them.  [all]")
 @click.option("--own-map", is_flag=True, help="A map for every layer; otherwise all but the head share one.")
 @click.option("--pooled", is_flag=True, help="With --json: the features themselves, of unit norm.")
-@looked_at()
+@view_options()
 @DRAWN
 def features(
     suite: str,
@@ -116,7 +116,7 @@ def features(
         raise click.UsageError("--pooled features are in the JSON document alone; add --json")
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    clouds = Clouds.named(session, models, View(samples, split, seed))
+    clouds = Clouds.from_names(session, models, View(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())
     others = frame[frame["model"] != EXPERT].groupby(["task", "layer", "model"], sort=False)
     means = others[["cosine", "distance"]].mean().reset_index()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from featcal.suite.schema import Suite
 
 
-def loaded(suite: str) -> Suite:
+def load(suite: str) -> Suite:
     """An embedded suite, or the one of a file.
 
     Raises:
@@ -21,7 +21,7 @@ def loaded(suite: str) -> Suite:
     return load_suite(suite)
 
 
-def opened(suite: str, device: str) -> Family:
+def open_suite(suite: str, device: str) -> Family:
     """A suite with its models.
 
     Raises:
@@ -29,15 +29,15 @@ def opened(suite: str, device: str) -> Family:
     """
     from featcal.family.opening import open_family
 
-    return open_family(loaded(suite), device)
+    return open_family(load(suite), device)
 
 
 def session(suite: str, device: str, *, one_shot: bool = True, max_memory: int | None = None) -> Session:
     """A suite's session, for a single question unless told otherwise.
 
     Raises:
-        InputError: as `opened`.
+        InputError: as `open_suite`.
     """
     from featcal.session.session import Session
 
-    return Session(opened(suite, device), one_shot=one_shot, max_memory=max_memory)
+    return Session(open_suite(suite, device), one_shot=one_shot, max_memory=max_memory)

@@ -120,7 +120,7 @@ SWITCHES_AND_PARTS = block(
 """What a calibration, or every one of a sweep, solves for and what counts how much in it."""
 
 
-def looked_at(
+def view_options(
     samples: str = "Samples per task.",
     split: str = "Default: validation where every task has it, else calibration.",
 ) -> Callable[[T], T]:

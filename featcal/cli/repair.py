@@ -64,18 +64,18 @@ def calibrate(
     generation is written all the same, with warnings.
     """
     from featcal.calibration.calibrate import calibrate_to_folder, config_for
-    from featcal.system.distributed import joined, own_device
+    from featcal.system.distributed import join_process_group, own_device
 
     if max_memory is None:
         keep_memory()
     device = own_device(device)
-    with joined(device) as ranks:
+    with join_process_group(device) as ranks:
         if ranks.several and model != "merged" and not Path(model).exists():
             raise InputError(
                 f"--model {model}: several processes calibrate the suite's merged model or one in a folder; write this "
                 "one to a folder first, and name that"
             )
-        family = opening.session(suite, device).on(model)
+        family = opening.session(suite, device).family_with(model)
         if require_canary and not family.adapter.generates:
             raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
         config, said = config_for(family, **chosen), silent if ranks.rank else bar()
@@ -107,7 +107,7 @@ def conditioning(suite: str, model: str, device: str, as_json: bool) -> None:
     """Measure how well posed every linear system of a calibration is: eigenvalues of its left matrix (Eq. 17)."""
     keep_memory()
     session = opening.session(suite, device)
-    found = [one.to_json() for one in session.conditioning(session.named(model), bar())]
+    found = [one.to_json() for one in session.conditioning(session.resolve(model), bar())]
     document = {"suite": session.family.suite.name, "model": model, "systems": found}
     columns = ["layer", "maps", "width", "tokens", "smallest", "largest", "condition", "effective_rank"]
     show(document, as_json, [[one[name] for name in columns] for one in found], columns)
@@ -141,7 +141,7 @@ def polish(
     keep_memory()
     given = {"steps": steps, "rate": rate, "samples": samples, "seed": seed}
     options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
-    found = opening.session(suite, device).fitted(f"polished:{options}@{model}", bar())
+    found = opening.session(suite, device).fit(f"polished:{options}@{model}", bar())
     document = found.save(out)
     say_notes(document)
     rows = [(name, document[key]) for name, key in (("before", "loss_before"), ("after", "loss"))]
@@ -224,7 +224,7 @@ def select(
     """
     from featcal.calibration.calibrate import config_for
     from featcal.figures import selection_table
-    from featcal.studies.method_lists import listed
+    from featcal.studies.method_lists import parse_methods
     from featcal.studies.selection.choose import select as choose
     from featcal.system.atomic_files import put_new
 
@@ -233,7 +233,7 @@ def select(
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
     config = config_for(session.family, **chosen)
-    found = choose(session, config, starts=listed(starts) if starts else (), progress=bar())
+    found = choose(session, config, starts=parse_methods(starts) if starts else (), progress=bar())
     document = found.to_json(suite)
     if out is not None:
         try:
@@ -244,7 +244,7 @@ def select(
     rows, columns = selection_table.candidates(found)
     show(document, as_json, rows, columns)
     if not as_json:
-        for line in selection_table.said(found, suite):
+        for line in selection_table.describe_selection(found, suite):
             say(line)
 
 

@@ -44,7 +44,7 @@ def evaluate(
 ) -> None:
     """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
     from featcal.studies.history import History
-    from featcal.studies.recording import hash_of, looking
+    from featcal.studies.recording import count_looks, hash_of
     from featcal.suite.views import View
 
     if harness is not None:
@@ -56,13 +56,13 @@ def evaluate(
         ]
         if ignored:
             raise InputError(f"--{', --'.join(ignored)} mean nothing to lm-eval; put its own options in --lm-eval-args")
-        _evaluate_with_harness(opening.loaded(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
+        _evaluate_with_harness(opening.load(suite), model, harness.split(","), shlex.split(lm_eval_args), as_json)
         return
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
     session, view = opening.session(suite, device), View(samples, split, seed)
-    named, history = session.named(model), History()
-    with looking(session, [named], view, "featcal evaluate", history):
+    named, history = session.resolve(model), History()
+    with count_looks(session, [named], view, "featcal evaluate", history):
         scores = session.scores(named, view, bar())
     if split == "test":
         looks = history.looks(hash_of(session))
@@ -134,15 +134,15 @@ def _two_models(
 ) -> None:
     """The comparison of `featcal compare --model A --model B`."""
     from featcal.studies.history import History
-    from featcal.studies.recording import looking
+    from featcal.studies.recording import count_looks
     from featcal.suite.views import View
 
     if len(models) != 2:
         raise click.UsageError("give --model twice: first A, then B")
     session, view, history = opening.session(suite, device), View(samples, split, seed), History()
-    a, b = map(session.named, models)
-    with looking(session, (a, b), view, "featcal compare", history):
-        found = session.compared(a, b, view, bar()).to_json()
+    a, b = map(session.resolve, models)
+    with count_looks(session, (a, b), view, "featcal compare", history):
+        found = session.compare(a, b, view, bar()).to_json()
     say_problems(history)
     rows = [_comparison(*row) for row in ({**found["tasks"], "average": found["average"]}).items()]
     header = ("task", "n", "A, %", "B, %", "B - A", "from", "to", "p", "fixed", "broken", "right", "wrong", "")
@@ -195,11 +195,11 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
     expert's. Broken is what is clearly worse than both the expert and the model it is held against; a perplexity, what
     is so beyond two standard errors over prompts.
     """
-    from featcal.evaluation.generation_check import unasked_said
+    from featcal.evaluation.generation_check import note_unchecked
 
     keep_memory()
     session = opening.session(suite, device)
-    found = session.canary(session.named(model), session.named(against), seed, bar())
+    found = session.canary(session.resolve(model), session.resolve(against), seed, bar())
     columns = ("loops", "ended", "perplexity", "distance")
     rows = [
         (task, who, *("" if value is None else value for value in (getattr(reading, name) for name in columns)))
@@ -207,11 +207,11 @@ def canary(suite: str, model: str, against: str, require: bool, seed: int, devic
         for who, reading in {"expert": one.expert, against: one.against, model: one.model}.items()
     ]
     show(found.to_json(), as_json, rows, ("task", "model", *columns))
-    for note in unasked_said(session.family):
+    for note in note_unchecked(session.family):
         say(f"note: {note}", err=True)
     for reason in found.reasons:
         say(f"broken: {reason}", err=True, colour="red")
-    if require and found.broken:
+    if require and found.is_broken:
         raise SystemExit(1)
 
 

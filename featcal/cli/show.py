@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DRAWN, JSON, SUITE, Size, file_to_write, looked_at
+from featcal.cli.options import DRAWN, JSON, SUITE, Size, file_to_write, view_options
 from featcal.cli.terminal import bar, say_notes, say_problems, show
 from featcal.suite.name_grammar import GRAMMAR
 from featcal.system.formatting import readable
@@ -77,7 +77,7 @@ def delete(run: tuple[str, ...]) -> None:
 @click.command()
 @SUITE
 @click.option("--model", "models", multiple=True, help=f"Once per model, the first is the reference: {GRAMMAR}.")
-@looked_at(
+@view_options(
     "Samples per task that drift is measured on.", "Of these samples. Default: validation where every task has it."
 )
 @file_to_write("report.html, or report.md.")

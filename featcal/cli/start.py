@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcal.cli.options import DRAWN, JSON, block, file_to_write, looked_at
+from featcal.cli.options import DRAWN, JSON, block, file_to_write, view_options
 from featcal.cli.suite import show_check
 from featcal.cli.terminal import bar, say, say_notes, show
 from featcal.suite.name_grammar import GRAMMAR
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from featcal.drift.ledger import DriftLedger
 
 
-def _by_task(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _parse_tasks(context: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     """`TASK=VALUE`, each task once."""
     found: dict[str, str] = {}
     for one in given:
@@ -39,13 +39,13 @@ MODELS_AND_SAMPLES = block(
         "experts",
         multiple=True,
         required=True,
-        callback=_by_task,
+        callback=_parse_tasks,
         help="TASK=REFERENCE, once per task: folder, Hub id, BASE+ADAPTER or open_clip:ARCH:FILE.",
     ),
     click.option(
         "--data",
         multiple=True,
-        callback=_by_task,
+        callback=_parse_tasks,
         help="TASK=SAMPLES: a folder of pictures, .jsonl, .parquet or .npz, with splits in it or beside each other; a "
         "Hub id; a task of the catalogue; or a source in YAML, '{jsonl: FILE, input: \"{question}\"}'.",
     ),
@@ -95,7 +95,7 @@ def init(
 @click.argument("folder")
 @MODELS_AND_SAMPLES
 @click.option("--model", "models", multiple=True, help=f"More models to show beside it: {GRAMMAR}.")
-@looked_at("Samples per task that drift is measured on.")
+@view_options("Samples per task that drift is measured on.")
 @file_to_write("report.html, or report.md; the suite is written beside it as report.yaml.")
 @DRAWN
 def diagnose(
@@ -145,7 +145,7 @@ def diagnose(
     keep_memory()
     on, progress = View(samples, split, seed), bar()
     session = Session(open_family(suite, device), one_shot=False)
-    ledger = session.ledger(session.named("merged"), DriftOptions(samples, split, seed, attribution=True), progress)
+    ledger = session.ledger(session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress)
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)
     write_draft(begun.text, file)
     say_notes(report)

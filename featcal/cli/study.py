@@ -57,7 +57,7 @@ def run_study(
     Raises:
         InputError: the file is there already, or as the study.
     """
-    from featcal.studies.method_lists import listed
+    from featcal.studies.method_lists import parse_methods
     from featcal.studies.method_lists import seeds as numbers
     from featcal.studies.plan import SEEDS as USUAL
     from featcal.studies.plan import Plan, views
@@ -70,7 +70,7 @@ def run_study(
     rows = Rows()
     seeds = USUAL if asked["seeds"] is None else numbers(asked["seeds"])
     on = views(asked["n"], asked["split"])
-    plan = Plan(listed(asked["methods"]), seeds, asked["samples"], on, rows, bar())
+    plan = Plan(parse_methods(asked["methods"]), seeds, asked["samples"], on, rows, bar())
     _show(study(opening.session(suite, device, one_shot=False), plan), rows, out, forms)
 
 
@@ -92,7 +92,7 @@ def _show(study: Study, rows: Rows, out: Path | None, forms: Forms) -> None:
     elif forms["as_markdown"]:
         click.echo(study_tables.markdown(study.summaries()), nl=False)
     else:
-        cells, header = study_tables.printed(study.summaries())
+        cells, header = study_tables.text_cells(study.summaries())
         show(study.to_json() if forms["as_json"] else None, forms["as_json"], cells, header)
 
 

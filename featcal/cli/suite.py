@@ -43,7 +43,7 @@ def check(suite: str, probe: bool | None, as_json: bool) -> int:
     """Report every problem of a suite at once, and what a calibration would take; exit 1 if there is a problem."""
     from featcal.preflight.check import check as preflight
 
-    found = preflight(opening.loaded(suite), probe)
+    found = preflight(opening.load(suite), probe)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
     else:
@@ -73,7 +73,7 @@ def show_check(found: Preflight) -> None:
         ]
     if found.diagonal is not None:
         scored = found.diagonal
-        rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.scored_on}"))
+        rows.append(("every expert on every task", f"{scored.samples} samples of each, split {scored.split_words}"))
     if rows:
         show(None, False, rows, ("", ""))
     if found.downloads:

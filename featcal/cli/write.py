@@ -51,7 +51,7 @@ def merge(
         if max_memory is not None:
             raise click.UsageError(f"{model_name(method).kind} cannot be kept within --max-memory")
         session = opening.session(suite, device or "auto")
-        document = session.fitted(method, bar()).save(out, task)
+        document = session.fit(method, bar()).save(out, task)
         say_notes(document)
         show(document, as_json, [(document["out"], document["model"])], ("written", "model"))
         return
@@ -60,7 +60,7 @@ def merge(
     if device not in (None, "auto", "cpu"):
         what = method or "the suite's recipe"
         raise click.UsageError(f"--device {device} means nothing to {what}, which is merged on the CPU")
-    document = merge_to_folder(opening.loaded(suite), method, scale, out, max_memory=max_memory)
+    document = merge_to_folder(opening.load(suite), method, scale, out, max_memory=max_memory)
     say_notes(document)
     show(document, as_json, [(document["out"], document["method"])], ("written", "method"))
 
@@ -113,7 +113,7 @@ def export_pool(suite: str, out: Path, as_json: bool) -> None:
     """Write a suite's base and experts as a model pool of FusionBench."""
     from featcal.authoring.recipes import export_pool_to_file
 
-    document = export_pool_to_file(opening.loaded(suite), out)
+    document = export_pool_to_file(opening.load(suite), out)
     show(document, as_json, [("models", ", ".join(document["models"]))], ("", ""))
     if not as_json:
         say(f"written to {document['out']}")

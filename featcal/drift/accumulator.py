@@ -36,7 +36,7 @@ class Record:
             on_expert: the model's layer on the expert's state.
             tangents: derivatives that are taken side by side; None for all.
         """
-        self.numbers.setdefault(crossing.layer, []).append(_measured(parts))
+        self.numbers.setdefault(crossing.layer, []).append(_measure(parts))
         position, (expert, model) = crossing.position, crossing.after
         if self.attribution:
             if crossing.run is None or crossing.before is None:
@@ -61,7 +61,7 @@ class Record:
     def result(self, task: str, indices: tuple[int, ...]) -> TaskDrift:
         layers = []
         for layer, batches in self.numbers.items():
-            numbers = dict(zip(batches[0], joined([tuple(batch.values()) for batch in batches]), strict=True))
+            numbers = dict(zip(batches[0], concat_batches([tuple(batch.values()) for batch in batches]), strict=True))
             response, (residual, skip) = numbers.pop("response", None), self.residuals[layer]
             layers.append(LayerDrift(layer, **numbers, residual=residual, response=response, skip_residual=skip))
         expert, model = final_features(task, self.final)
@@ -72,7 +72,7 @@ class Record:
         return TaskDrift(task, tuple(layers), expert, model, indices, booked)
 
 
-def _measured(parts: Parts) -> dict[str, Tensor]:
+def _measure(parts: Parts) -> dict[str, Tensor]:
     """The numbers of one layer, one per sample."""
     drift, mismatch, propagation = parts.e.norm(dim=1), parts.m.norm(dim=1), parts.p.norm(dim=1)
     numbers = {
@@ -98,14 +98,14 @@ def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | N
     return _relative(apart, scale), response
 
 
-def joined(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def concat_batches(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Batches below each other, on the CPU."""
     return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
 
 
 def final_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """The expert's and the model's final features; NumericalError if they are not finite."""
-    features = joined(batches)
+    features = concat_batches(batches)
     if not all(bool(torch.isfinite(one).all()) for one in features):
         raise NumericalError(f"task '{task}': final features are not finite")
     return features

@@ -18,8 +18,8 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Batch, Block, Call, Stage
 from featcal.models.compute import Compute
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, through
-from featcal.models.model import mapped
+from featcal.models.lane import ExpertPass, run_block
+from featcal.models.model import map_features
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SecondRun:
         self._models = {task: (one.weights, model) for task, one in experts.items()}
         self._compute = Compute(run.compute.device, torch.float64)
         self._head = self._compute.place(run.head)
-        self._samples = {task: _alone(expert.batches[0]) for task, expert in experts.items()}
+        self._samples = {task: _pick_sample(expert.batches[0]) for task, expert in experts.items()}
         self._calls: dict[str, tuple[Call, Call]] = {}
         self._waiting: dict[str, list[SecondStates]] = {}
         self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
@@ -66,7 +66,7 @@ class SecondRun:
         if place.block is None:
             return self._close(task, place) if crossing.layer == LAST_LAYER else self._enter(task, place)
         if not self._waiting.get(task):
-            self._waiting[task] = self._through(task, place.stage, place.block, place)
+            self._waiting[task] = self._run_block(task, place.stage, place.block, place)
         return self._waiting[task].pop(0)
 
     def _enter(self, task: str, place: Place) -> SecondStates:
@@ -74,20 +74,20 @@ class SecondRun:
         own, theirs = (self._outer(tensors) for tensors in place.tensors)
         ended = self._calls.get(task)
 
-        def entered(outer: Mapping[str, Tensor], upstream: Call | None) -> Call:
-            return _in_float64(stage.first_call(outer, inputs, upstream))
+        def enter(outer: Mapping[str, Tensor], upstream: Call | None) -> Call:
+            return _to_float64(stage.first_call(outer, inputs, upstream))
 
         if ended is None:
-            expert, model = entered(own, None), entered(theirs, None)
+            expert, model = enter(own, None), enter(theirs, None)
             before, on_expert = None, model
         else:
             upper = self._adapter.stages[self._adapter.stages.index(stage) - 1]
-            expert, on_expert, model = entered(own, ended[0]), entered(theirs, ended[0]), entered(theirs, ended[1])
+            expert, on_expert, model = enter(own, ended[0]), enter(theirs, ended[0]), enter(theirs, ended[1])
             before = upper.state(ended[0], inputs), upper.state(ended[1], inputs)
         self._calls[task] = expert, model
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
-    def _through(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
+    def _run_block(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
         """The block as one layer or, where asked for, its sublayers one by one; both streams then stand behind it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
@@ -95,13 +95,13 @@ class SecondRun:
             self._model = read, self._compute.place(read)
         own, theirs = self._compute.place(stored), self._model[1]
 
-        def after(tensors: Mapping[str, Tensor], call: Call) -> Call:
-            return _in_float64(through(stage, block, tensors, call))
+        def run(tensors: Mapping[str, Tensor], call: Call) -> Call:
+            return _to_float64(run_block(stage, block, tensors, call))
 
         before = stage.state(expert, inputs), stage.state(model, inputs)
-        self._calls[task] = following = after(own, expert), after(theirs, model)
+        self._calls[task] = following = run(own, expert), run(theirs, model)
         if not self._sublayers:
-            calls = following[0], after(theirs, stage.with_state(model, before[0])), following[1]
+            calls = following[0], run(theirs, stage.with_state(model, before[0])), following[1]
             return [SecondStates(row, before, *(stage.state(call, inputs) for call in calls))]
         of_expert, of_model = stage.sublayers(block, own), stage.sublayers(block, theirs)
         found: list[SecondStates] = []
@@ -119,7 +119,7 @@ class SecondRun:
         passed = (own, expert), (theirs, stage.with_state(model, before[0])), (theirs, model)
         models = self._models[task][0], *self._models[task][1:] * 2
         final = (self._adapter.final(tensors, call, inputs) for tensors, call in passed)
-        reached = [mapped(one, task, features) for one, features in zip(models, final, strict=True)]
+        reached = [map_features(one, task, features) for one, features in zip(models, final, strict=True)]
         return SecondStates(row, before, *reached)
 
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class SecondRun:
         return self._compute.place(rest) | as_read
 
 
-def _alone(batch: Batch) -> tuple[int, Batch]:
+def _pick_sample(batch: Batch) -> tuple[int, Batch]:
     """The sample with the most padding: its row, and its inputs in float64 with another token under the padding."""
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     row = 0 if mask is None else int(mask.sum(1).argmin())
@@ -141,7 +141,7 @@ def _alone(batch: Batch) -> tuple[int, Batch]:
     return row, one
 
 
-def _in_float64(call: Call) -> Call:
+def _to_float64(call: Call) -> Call:
     """The call with every floating tensor in float64: states, additive masks, positions."""
 
     doubled: dict[int, Tensor] = {}  # what blocks share is still one tensor

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from featcal.drift.accumulator import Record, final_features, joined
+from featcal.drift.accumulator import Record, concat_batches, final_features
 from featcal.drift.crosscheck import SecondRun
 from featcal.drift.ledger import FeatureDrift, TaskDrift, TaskFeatures
 from featcal.drift.memory import Room
@@ -35,12 +35,12 @@ def decompose(
     """
     records = {task: Record(attribution) for task in experts}
     layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
-    room = Room.of(run, experts, layers, attribution)
+    room = Room.plan(run, experts, layers, attribution)
     with walking(run.adapter):
         for part in room.parts(experts):
             second = SecondRun(run, model, part, sublayers)
             for crossing in cross(run, model, part, sublayers):
-                record, on_expert, (expert, reached) = records[crossing.task], crossing.on_expert(), crossing.after
+                record, on_expert, (expert, reached) = records[crossing.task], crossing.run_on_expert(), crossing.after
                 first = class_token and run.adapter.class_token_at(crossing.place.stage)
                 parts = take_apart((expert, on_expert, reached), crossing.incoming, first)
                 record.add(crossing, parts, on_expert, room.tangents)
@@ -63,7 +63,7 @@ def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[
                 final[crossing.task].append(crossing.after)
     found = {}
     for task, layers in norms.items():
-        drifts = tuple(FeatureDrift(layer, *joined(batches)) for layer, batches in layers.items())
+        drifts = tuple(FeatureDrift(layer, *concat_batches(batches)) for layer, batches in layers.items())
         own, reached = final_features(task, final[task])
         found[task] = TaskFeatures(task, drifts, own, reached, experts[task].indices)
     return found

@@ -26,7 +26,7 @@ class Growth:
         return 1 + self.gamma - self.eta
 
     @property
-    def certified(self) -> Bool[Tensor, " n"]:
+    def is_certified(self) -> Bool[Tensor, " n"]:
         """Growth is certain: gamma > 0 and eta < gamma (Prop. 5; equality would only give no shrinking)."""
         return (self.gamma > 0) & (self.eta < self.gamma)
 
@@ -53,6 +53,6 @@ def certified_run(layers: list[Growth]) -> Float[Tensor, " n"]:
     product = torch.ones_like(layers[-1].gamma)
     running = torch.ones_like(product, dtype=torch.bool)
     for layer in reversed(layers):
-        running = running & layer.certified
+        running = running & layer.is_certified
         product = torch.where(running, product * layer.bound, product)
     return product

@@ -99,7 +99,7 @@ class TaskFeatures:
         """Cosine of the final features to the expert's, per sample."""
         return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
 
-    def per_sample(self) -> list[dict[str, Any]]:
+    def sample_rows(self) -> list[dict[str, Any]]:
         """One row per sample: index, drift of the last layer, and cosine and distance of the final features, each
         divided by its norm, to the expert's."""
         expert, model = (
@@ -152,7 +152,7 @@ class TaskDrift(TaskFeatures):
             "margin": self.output.margin,
             "model_margin": self.output.model_margin,
             "score_change": change,
-            "certified": self.output.certified,
+            "certified": self.output.is_certified,
             "agrees": self.output.agrees,
             "correct": self.output.correct,
         }
@@ -241,7 +241,12 @@ def _growth_json(layer: LayerDrift, grown: Growth) -> dict[str, Any]:
     """Means over the samples that have incoming drift; null where none has."""
     assert layer.response is not None
     drifting = grown.gamma.isfinite()
-    columns = {"response": layer.response, "gamma": grown.gamma, "eta": grown.eta, "certified_growth": grown.certified}
+    columns = {
+        "response": layer.response,
+        "gamma": grown.gamma,
+        "eta": grown.eta,
+        "certified_growth": grown.is_certified,
+    }
     return {
         name: float(column[drifting].double().mean()) if bool(drifting.any()) else None
         for name, column in columns.items()
@@ -256,7 +261,7 @@ def _output_json(output: OutputDrift) -> dict[str, Any]:
         "tightness": float(output.tightness.mean()),
         "loss_change": float(output.loss_change.mean()),
         "margin": float(output.margin.mean()),
-        "certified": float(output.certified.double().mean()),
+        "certified": float(output.is_certified.double().mean()),
         "agreement": float(output.agrees.double().mean()),
         "accuracy": float(output.correct.double().mean()),
         "expert_accuracy": float((output.expert_scores.argmax(1) == output.labels).double().mean()),

@@ -37,7 +37,7 @@ class Room:
     """Derivatives taken side by side."""
 
     @classmethod
-    def of(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> Room:
+    def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> Room:
         """What a run has room for: without a limit everything, and with attribution as much as half of the memory
         that the machine can spare takes."""
         limit = run.store.budget

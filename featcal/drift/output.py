@@ -64,7 +64,7 @@ class OutputDrift:
         return lead(self.model_scores)
 
     @property
-    def certified(self) -> Bool[Tensor, " n"]:
+    def is_certified(self) -> Bool[Tensor, " n"]:
         """Eq. (44): the largest score change is below half the margin, so the decision cannot have changed."""
         return (self.model_scores - self.expert_scores).abs().amax(1) < self.margin / 2
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import linear_groups
-from featcal.calibration.calibrate import taking_part
-from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, settled
+from featcal.calibration.calibrate import select_tasks
+from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, resolve_parts
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.token_rows import TokenRows, lane_rows
-from featcal.family.opening import Family, as_family
+from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage, walking
 from featcal.models.context import Run
@@ -119,9 +119,9 @@ def measure_sources(
     """
     if config.recipe != PAPER:
         raise InputError(f"feature sources are of the recipe '{PAPER}': '{config.recipe}' has other objectives")
-    family = as_family(family, precision=config.precision)
-    config = settled(config, family.adapter, family.suite.tasks)
-    passes = taking_part(config, passes)
+    family = ensure_family(family, precision=config.precision)
+    config = resolve_parts(config, family.adapter, family.suite.tasks)
+    passes = select_tasks(config, passes)
     require_same_compute(passes, family.compute)
     run, chosen = family.run(progress), calibrated_blocks(family.adapter, config)
     with walking(run.adapter):
@@ -256,7 +256,7 @@ class _Book:
     def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """(G, Y, k): k is the mean squared target, which differs between sources through alpha."""
         alpha = self._config.alpha
-        target = moments.replayed(weight, alpha) / moments.weight
+        target = moments.replay_targets(weight, alpha) / moments.weight
         gram = moments.gram.full(weight.dtype) / moments.weight
         mixed = 2 * alpha * (1 - alpha) * float(torch.sum(weight * moments.cross)) / moments.weight
         replayed = (1 - alpha) ** 2 * float(torch.sum(weight @ gram * weight))

@@ -11,8 +11,8 @@ from featcal.drift.propagation import Layer
 from featcal.formats.weights import Weights
 from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Block, Call, Stage, Sublayer
 from featcal.models.context import Run
-from featcal.models.lane import ExpertPass, Step, through
-from featcal.models.model import mapped
+from featcal.models.lane import ExpertPass, Step, run_block
+from featcal.models.model import map_features
 from featcal.models.walk import Entering, Walk
 
 MODEL = "model"
@@ -57,7 +57,7 @@ class Crossing:
         """The states before a layer with a skip connection; None for others."""
         return self.before if self.skip else None
 
-    def on_expert(self) -> Tensor:
+    def run_on_expert(self) -> Tensor:
         """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
         return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
@@ -73,7 +73,7 @@ def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers
     names = iter(run.adapter.block_layers())
     for stage in run.adapter.stages:
         for entering in walk.entering(stage):
-            yield _entered(run.adapter, stage, experts[entering.task], entering)
+            yield _enter_stage(run.adapter, stage, experts[entering.task], entering)
         for _, block in walk.blocks(stage):
             layer, read = next(names), block.local(model.read(block.names))
             tensors = run.compute.place(read)
@@ -108,14 +108,14 @@ class _Both:
         stage, block, batch = self.place.stage, self._block, self.batch
 
         def layer(state: Tensor) -> Tensor:
-            return stage.state(through(stage, block, tensors, stage.with_state(self.model.call, state)), batch)
+            return stage.state(run_block(stage, block, tensors, stage.with_state(self.model.call, state)), batch)
 
         after = stage.state(self.expert.after, batch), stage.state(self.model.after, batch)
-        return self._crossing(self.layer, layer, self._before, after)
+        return self._crossing(self.layer, layer, self._states_before, after)
 
     def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
         """Its residual parts, each a layer, with the expert's and the model's tensors."""
-        stage, states = self.place.stage, self._before
+        stage, states = self.place.stage, self._states_before
         own = stage.sublayers(self._block, theirs)
         for name, part in stage.sublayers(self._block, tensors).items():
             of_expert = _layer(own[name], stage, self.expert.call, self.batch)
@@ -142,7 +142,7 @@ class _Both:
         return self.place.block
 
     @property
-    def _before(self) -> tuple[Tensor, Tensor]:
+    def _states_before(self) -> tuple[Tensor, Tensor]:
         state = self.place.stage.state
         return state(self.expert.call, self.batch), state(self.model.call, self.batch)
 
@@ -160,7 +160,7 @@ def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
     return layer
 
 
-def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:
+def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:
     """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
@@ -183,7 +183,7 @@ def _entered(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering
     upper, ended = adapter.stages[adapter.stages.index(stage) - 1], entry.ended
 
     def lead_over(state: Tensor) -> Tensor:
-        return stage.state(stage.first_call(front.placed, batch, upper.with_state(ended, state)), batch)
+        return stage.state(stage.first_call(front.placed_tensors, batch, upper.with_state(ended, state)), batch)
 
     return replace(first, run=lead_over, before=(upper.state(own.ended, batch), upper.state(ended, batch)))
 
@@ -200,10 +200,10 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
         for position, (batch, expert_call, call) in enumerate(calls):
 
             def layer(state: Tensor, task: str = task, call: Call = call, batch: Batch = batch) -> Tensor:
-                return mapped(model, task, adapter.final(closing, stage.with_state(call, state), batch))
+                return map_features(model, task, adapter.final(closing, stage.with_state(call, state), batch))
 
             before = stage.state(expert_call, batch), stage.state(call, batch)
-            after = mapped(one.weights, task, adapter.final(own, expert_call, batch)), layer(before[1])
+            after = map_features(one.weights, task, adapter.final(own, expert_call, batch)), layer(before[1])
             yield Crossing(
                 task=task,
                 position=position,

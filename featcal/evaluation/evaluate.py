@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from featcal.evaluation.language import METRICS, generated
+from featcal.evaluation.language import METRICS, generate_answers
 from featcal.evaluation.scoring_heads import (
     answers_of,
     check_classes,
@@ -23,7 +23,7 @@ from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import final_features
-from featcal.models.model import Head, mapped
+from featcal.models.model import Head, map_features
 from featcal.samples.sources import Samples, open_pool
 from featcal.system.errors import InputError, NoScores, NumericalError
 
@@ -122,7 +122,7 @@ def score(family: Family, model: Weights, parts: Iterable[Samples], head: Head |
         NoScores: labels, answers or a head are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
-    return joined([_score(family, model, part, head) for part in parts])
+    return concat_scores([_score(family, model, part, head) for part in parts])
 
 
 def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) -> TaskScore:
@@ -133,7 +133,7 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None) 
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
-    predicted = generated(family, model, drawn, task.max_target_length)
+    predicted = generate_answers(family, model, drawn, task.max_target_length)
     metric = "exact_match" if task.metric == "accuracy" else task.metric
     return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
 
@@ -171,12 +171,12 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
     """
     assert drawn.targets is not None
 
-    def embedded(one: Samples) -> Tensor:
+    def embed(one: Samples) -> Tensor:
         batches = batches_of(one, BATCH_SIZE, family.compute.device)
         chunks = (batches[start : start + CHUNK] for start in range(0, len(batches), CHUNK))
         return torch.cat([task_features(family, model, drawn.task, chunk) for chunk in chunks]).double()
 
-    apart = embedded(drawn), embedded(replace(drawn, inputs=second))
+    apart = embed(drawn), embed(replace(drawn, inputs=second))
     cosines = torch.nn.functional.cosine_similarity(apart[0], apart[1])
     if not bool(torch.isfinite(cosines).all()):
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
@@ -187,10 +187,10 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
     """What a model's head for a task takes, float32 on the CPU."""
     features = final_features(family.adapter, model, family.head(), batches, family.compute)
-    return mapped(model, task, features).float().cpu()
+    return map_features(model, task, features).float().cpu()
 
 
-def joined(parts: Sequence[TaskScore]) -> TaskScore:
+def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
     """The score of all parts of a split together."""
     if len(parts) == 1:
         return parts[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.generation import Pupil, asked
+from featcal.models.generation import Pupil, prompt_batch
 from featcal.models.model import brings
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
@@ -103,7 +103,7 @@ class Canary:
         return tuple(f"{task}: {reason}" for task, one in self.tasks.items() for reason in one.reasons)
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         return bool(self.reasons)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Canary:
             "against": self.against,
             "tokens": TOKENS,
             "tasks": {task: asdict(one) for task, one in self.tasks.items()},
-            "broken": self.broken,
+            "broken": self.is_broken,
             "reasons": list(self.reasons),
         }
 
@@ -143,15 +143,15 @@ def canary(
         if brings(one):
             raise InputError(f"{one.label} has maps or heads of its own, with which the library cannot generate")
     found: dict[str, TaskCanary] = {}
-    experts = {task: one for task, one in family.experts.items() if task not in unasked(family)}
+    experts = {task: one for task, one in family.experts.items() if task not in unchecked_tasks(family)}
     if not experts:
         raise InputError(f"{family.suite.name}: no task has calibration samples, so there are no prompts")
     for done, (task, expert) in enumerate(experts.items()):
         progress("generation", done, len(experts))
         drawn = family.samples(task, "calibration", PROMPTS, seed)
-        batches = [*map(asked, batches_of(drawn, TOGETHER, family.compute.device))]
+        batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
         teacher = Pupil(family.generator(expert), batches, TOKENS)
-        answers, theirs = teacher.answers, [one.exp() for one in teacher.along(teacher.answers)]
+        answers, theirs = teacher.answers, [one.exp() for one in teacher.log_probabilities(teacher.answers)]
         try:
             readings = [_reading(teacher, answers, theirs)]
             del teacher  # one whole model at a time
@@ -165,14 +165,14 @@ def canary(
     return Canary(family.suite.name, model.label, held.label, found)
 
 
-def unasked(family: Family) -> list[str]:
+def unchecked_tasks(family: Family) -> list[str]:
     """Tasks without calibration samples: there are no prompts of them."""
     return [task for task, spec in family.suite.tasks.items() if spec.calibration is None]
 
 
-def unasked_said(family: Family) -> list[str]:
+def note_unchecked(family: Family) -> list[str]:
     """A note on those tasks; none where every task has prompts."""
-    left = ", ".join(f"'{task}'" for task in unasked(family))
+    left = ", ".join(f"'{task}'" for task in unchecked_tasks(family))
     return [f"generation was not checked on {left}: no calibration samples, so no prompts"] if left else []
 
 
@@ -180,7 +180,7 @@ def _reading(pupil: Pupil, answers: Sequence[Tensor], theirs: Sequence[Tensor]) 
     """A model beside the expert's answers and the expert's distributions along them."""
     repeated = [repetition(one.tolist()) for one in pupil.answers]
     nats, apart = [], []
-    for answer, distribution, said in zip(answers, theirs, pupil.along(answers), strict=True):
+    for answer, distribution, said in zip(answers, theirs, pupil.log_probabilities(answers), strict=True):
         nats.append(-said.gather(1, answer[:, None]).flatten())
         apart.append((said.exp() - distribution).abs().sum(1) / 2)
     mean, distance = float(torch.cat(nats).double().mean()), float(torch.cat(apart).double().mean())

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from featcal.formats.weights import Weights
-from featcal.models.families.language import capped
+from featcal.models.families.language import cap_scores
 from featcal.models.model import Head
 from featcal.system.errors import InputError
 
@@ -56,7 +56,7 @@ class LinearHead:
     classes: None = None
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
-        return capped(self.scale * features @ self.read().to(features).mT, self.softcap)
+        return cap_scores(self.scale * features @ self.read().to(features).mT, self.softcap)
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
         """|scale| * sigma_max(weight), the same for every sample; tanh has no slope above 1."""

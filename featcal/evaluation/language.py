@@ -37,7 +37,7 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
 
 
 @torch.no_grad()
-def generated(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
+def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int) -> tuple[str, ...]:
     """What a model answers to every sample: greedy decoding by the library's own `generate`.
 
     The whole model is in memory for this, in the compute dtype.
@@ -90,7 +90,7 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
     """
     from scipy.stats import spearmanr
 
-    numbers = [as_number(text) for text in predicted]
+    numbers = [to_number(text) for text in predicted]
     try:
         expected = [float(text) for text in right]
     except ValueError as error:
@@ -105,7 +105,7 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
 METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}
 
 
-def as_number(text: str) -> float:
+def to_number(text: str) -> float:
     """An answer as a finite number; 0 where it is none."""
     try:
         value = float(text)

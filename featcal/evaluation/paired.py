@@ -83,7 +83,7 @@ class Difference:
         return None if self.counts is None else self.counts.mcnemar
 
     @property
-    def within_noise(self) -> bool:
+    def is_within_noise(self) -> bool:
         """Whether chance explains the difference: the interval holds 0, or McNemar's p is above 0.05.
 
         Where few samples turned, the interval alone is too sure: 4 that were fixed and none broken leave 0 out of it,
@@ -96,7 +96,7 @@ class Difference:
         counts = self.counts
         document: dict[str, Any] = {"metric": self.metric} if self.metric else {}
         document |= {"n": self.n, "a": self.a, "b": self.b, "difference": self.difference, "low": self.low}
-        document |= {"high": self.high, "p": self.p, "within_noise": self.within_noise}
+        document |= {"high": self.high, "p": self.p, "within_noise": self.is_within_noise}
         return document | {
             name: None if counts is None else getattr(counts, name)
             for name in ("fixed", "broken", "both_right", "both_wrong")
@@ -141,7 +141,7 @@ class _Pair:
     b: TaskScore
 
     @cached_property
-    def turned(self) -> NDArray[np.int64] | None:
+    def turns(self) -> NDArray[np.int64] | None:
         """`[n]`: 1 fixed, -1 broken, 0 neither; None where the metric judges no single answer."""
         before, after = self.a.right, self.b.right
         return None if before is None or after is None else after.long().numpy() - before.long().numpy()
@@ -153,14 +153,14 @@ class _Pair:
         found = flips(before.tolist(), after.tolist())
         return Counts(*(found.count(one) for one in FLIPS))
 
-    def drawn(self, draws: int, seed: int) -> Array:
+    def draw_differences(self, draws: int, seed: int) -> Array:
         """`[draws]` differences of the score, of samples that are drawn again; seed and task decide which."""
         rng = generator(seed, self.task)
-        if self.turned is not None:
-            return drawn_means(self.turned, draws, rng)
-        from featcal.evaluation.language import as_number
+        if self.turns is not None:
+            return drawn_means(self.turns, draws, rng)
+        from featcal.evaluation.language import to_number
 
-        said = [np.array([as_number(str(text)) for text in one.predictions]) for one in (self.a, self.b)]
+        said = [np.array([to_number(str(text)) for text in one.predictions]) for one in (self.a, self.b)]
         return drawn_correlations(said[0], said[1], np.array([float(text) for text in self.a.labels]), draws, rng)
 
 
@@ -174,7 +174,7 @@ def flips(before: Sequence[bool], after: Sequence[bool]) -> list[str]:
     return [named[bool(was), bool(now)] for was, now in zip(before, after, strict=True)]
 
 
-def compared(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comparison:
+def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comparison:
     """What B is better or worse than A, for every task and the average over tasks.
 
     Args:
@@ -190,14 +190,16 @@ def compared(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -> Comp
     for task in a.tasks:
         check_same(f"task '{task}'", a.tasks[task], b.tasks[task])
     pairs = [_Pair(task, a.tasks[task], b.tasks[task]) for task in a.tasks]
-    spreads = {pair.task: pair.drawn(draws, seed) for pair in pairs}
+    spreads = {pair.task: pair.draw_differences(draws, seed) for pair in pairs}
     tasks = {}
     for pair in pairs:
         low, high = interval(spreads[pair.task])
         tasks[pair.task] = Difference(pair.a.metric, pair.a.n, pair.a.value, pair.b.value, low, high, pair.counts())
     low, high = interval(np.mean(list(spreads.values()), axis=0))
     total = sum(one.n for one in tasks.values())
-    average = Difference("", total, a.average, b.average, low, high, _summed([one.counts for one in tasks.values()]))
+    average = Difference(
+        "", total, a.average, b.average, low, high, _sum_counts([one.counts for one in tasks.values()])
+    )
     return Comparison(a.suite, a.split, a.model, b.model, draws, seed, tasks, average)
 
 
@@ -205,7 +207,7 @@ def check_same(where: str, a: TaskScore, b: TaskScore) -> None:
     """Raise InputError unless two scores are of the same samples by the same metric."""
     if a.metric != b.metric:
         raise InputError(f"{where}: scored by {a.metric} and by {b.metric}, which cannot be compared sample by sample")
-    if _listed(a.labels) != _listed(b.labels):
+    if _to_list(a.labels) != _to_list(b.labels):
         raise InputError(f"{where}: the scores are of different samples; score both on one split, samples and seed")
 
 
@@ -282,12 +284,12 @@ def interval(spread: Array) -> tuple[float, float]:
     return round(float(low), 12), round(float(high), 12)  # sums of fractions that make 0 are to be 0
 
 
-def _summed(counts: list[Counts | None]) -> Counts | None:
+def _sum_counts(counts: list[Counts | None]) -> Counts | None:
     known = [one for one in counts if one is not None]
     if len(known) < len(counts):
         return None
     return Counts(*(sum(getattr(one, name) for one in known) for name in Counts.__dataclass_fields__))
 
 
-def _listed(labels: Tensor | tuple[str, ...]) -> list[int | str]:
+def _to_list(labels: Tensor | tuple[str, ...]) -> list[int | str]:
     return list(labels) if isinstance(labels, tuple) else labels.tolist()

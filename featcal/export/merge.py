@@ -12,8 +12,8 @@ from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
 from featcal.export.write import can_reload, write_model
 from featcal.family.ancestry import check_lineage
-from featcal.family.opening import Family, as_family
-from featcal.family.outside_tower import left_out
+from featcal.family.opening import Family, ensure_family
+from featcal.family.outside_tower import note_left_out
 from featcal.formats.output import OutputFolder
 from featcal.mergers import breadcrumbs, dare, spectral, task_arithmetic, ties, ties_per_tensor
 from featcal.suite.facts import suite_facts
@@ -71,7 +71,7 @@ def merge_to_folder(
         InputError: unknown method, an option that the method does not have, an expert that does not descend from the
             base, or an output that cannot be written.
     """
-    family = as_family(suite, "cpu")
+    family = ensure_family(suite, "cpu")
     return write_merge(
         family, recipe_for(family.suite, method, **({} if scale is None else {"scale": scale})), out, max_memory
     )
@@ -83,7 +83,7 @@ def write_merge(family: Family, recipe: MergeRecipe, out: str | Path, max_memory
     settings = {**recipe.model_dump(exclude_none=True)}
     if recipe.method in DEFAULT_SCALES:
         settings.setdefault("scale", DEFAULT_SCALES[recipe.method])
-    notes = [*recipe.notes, *check_lineage(family), *left_out(family).values()]
+    notes = [*recipe.notes, *check_lineage(family), *note_left_out(family).values()]
     record = {
         "command": "merge",
         "suite": family.suite.name,

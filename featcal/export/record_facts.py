@@ -15,7 +15,7 @@ from featcal.system.fingerprints import sha256
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
     """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank."""
     files = {name: own for name, own in input_files(family).items() if own}
-    elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.led(family.experts).keys()}
+    elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.select_led(family.experts).keys()}
     mine = [name for name in files if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
     found = ranks.union({name: {file.name: sha256(file) for file in files[name]} for name in mine})
     return {name: found[name] for name in files}
@@ -28,14 +28,14 @@ def input_files(family: Family) -> dict[str, Sequence[Path]]:
     return {name: getattr(weights, "files", ()) for name, weights in models.items()}
 
 
-def drawn_of(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
+def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
     """What a record says of the samples of every task, in its order, but for their tokens; asked for before a walk,
     which lets inputs go. Varied copies of pictures count apart."""
 
-    def drawn(one: ExpertPass) -> dict[str, Any]:
+    def describe(one: ExpertPass) -> dict[str, Any]:
         indices = [*dict.fromkeys(one.indices)]
         copies = {"copies": more} if (more := len(one.indices) - len(indices)) else {}
         said = {"samples": len(indices), **copies, "truncated": one.truncated, "indices": indices}
         return said | {"sha256": one.digest}
 
-    return {task: drawn(one) for task, one in passes.items()}
+    return {task: describe(one) for task, one in passes.items()}

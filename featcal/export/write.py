@@ -20,7 +20,7 @@ from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.sentences import module_folders
-from featcal.formats.weights import Stored, TensorInfo, Weights, in_groups
+from featcal.formats.weights import Stored, TensorInfo, Weights, group_by_size
 from featcal.models.adapter import Adapter, Batch, Block
 from featcal.models.compute import Compute
 from featcal.models.families.registry import adapter_for
@@ -290,7 +290,7 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     blocks = adapter.blocks()
     inside = {name for block in blocks for name in block.names}
     outside = {name: size for name, size in sizes.items() if name not in inside}
-    shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in in_groups(outside, SHARD_BYTES)]
+    shards: list[tuple[Sequence[str], Block | None]] = [(names, None) for names in group_by_size(outside, SHARD_BYTES)]
     shards += [(block.names, block) for block in blocks]
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, (names, block) in zip(files, shards, strict=True):

@@ -103,7 +103,7 @@ def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = 
     Raises:
         InputError: a model does not descend from the base in any layer, or has values that no training gives.
     """
-    own = {f"expert '{task}'": expert for task, expert in ranks.led(family.experts).items()}
+    own = {f"expert '{task}'": expert for task, expert in ranks.select_led(family.experts).items()}
     found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
     lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
     problems, notes = judge(lineages)

@@ -33,13 +33,13 @@ def differences(adapter: Adapter, weights: Weights, config: Mapping[str, Any] | 
     """
     expected = {name: shape for name, shape in adapter.shapes().items() if name in adapter.tower}
     found, label = weights.info, weights.label
-    quantised = _quantised(found, expected, config or {})
+    quantised = _quantisation_signs(found, expected, config or {})
     if quantised:
         return [f"{label}: quantised weights ({quantised}); {_UNQUANTISED}"]
     missing = [name for name in expected if name not in found]
-    extra = [name for name in found if name not in expected and not adapter.carried(name)]
+    extra = [name for name in found if name not in expected and not adapter.is_carried(name)]
     another = _another_kind(adapter, config or {}) if missing or extra else ""
-    another = another or _stacked({name: found[name] for name in extra}, missing)
+    another = another or _explain_stacking({name: found[name] for name in extra}, missing)
     if another:
         return [f"{label}: {another}"]
     renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
@@ -86,7 +86,7 @@ def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:
     return f"config.json calls it {named}: {kind[0]}, {kind[1]}; {remedy}"
 
 
-def _stacked(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
+def _explain_stacking(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
     """What to say of files that have the experts of a mixture in one tensor for each layer; empty if they have not."""
     found = [
         name
@@ -101,7 +101,7 @@ def _stacked(extra: Mapping[str, TensorInfo], missing: Sequence[str]) -> str:
     )
 
 
-def _quantised(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _quantisation_signs(found: Mapping[str, TensorInfo], expected: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """What shows that a model is quantised; empty if nothing does."""
     signs = []
     settings = config.get("quantization_config")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.family.differences import differences
 from featcal.formats.locate import locate
-from featcal.formats.located import Located, as_described
+from featcal.formats.located import Located, explain_model_errors
 from featcal.formats.lora import LoraWeights
 from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.engine import RecipeWeights
@@ -28,7 +28,7 @@ from featcal.models.model import brings
 from featcal.models.replay import check_replay
 from featcal.samples.pool import Pool
 from featcal.samples.prepare import Preparation
-from featcal.samples.prompts import beside, class_prompts
+from featcal.samples.prompts import class_prompts, prompt_positions
 from featcal.samples.self_generated import prompts_of, write
 from featcal.samples.sources import Samples, draw, look
 from featcal.suite.recipe import MergeRecipe
@@ -96,7 +96,7 @@ class Family:
         """The experts merged by a recipe, whatever the suite's own is."""
         return _recipe_weights(recipe, self.base, self.experts, self.adapter)
 
-    def on(self, merged: Weights, name: str) -> Family:
+    def with_merged(self, merged: Weights, name: str) -> Family:
         """The same suite with another model, of this name, in the place of the merged one: of its weights alone, so
         everything else is taken from the base."""
         return replace(self, merged=merged, merged_name=name, container=self.origin)
@@ -132,12 +132,12 @@ class Family:
                 "the suite file, or leave 'text_tower' out"
             )
         texts = class_prompts(drawn.class_names, self.suite.task(drawn.task).templates)
-        which = beside(len(texts), range(start, start + len(drawn)), drawn.total)
+        which = prompt_positions(len(texts), range(start, start + len(drawn)), drawn.total)
         return {**self.adapter.prompt_inputs(self.origin, [texts[one] for one in which])}
 
-    def seen(self, task: str, split: str, count: int | None, seed: int) -> Samples:
+    def viewable_samples(self, task: str, split: str, count: int | None, seed: int) -> Samples:
         """The same samples as people see them, as `look` has them and raises."""
-        return look(self.suite, task, split, count, seed, self.written)
+        return look(self.suite, task, split, count, seed, self.write_texts)
 
     def prompts(self, task: str, split: str) -> list[list[int]]:
         """What the expert of a task goes on from, where it writes the samples: token ids; nothing is written yet.
@@ -150,7 +150,7 @@ class Family:
         asked = None if source is None else source.self_generated
         return [] if asked is None else prompts_of(asked, spec, self._preparation())
 
-    def written(self, task: str) -> Pool:
+    def write_texts(self, task: str) -> Pool:
         """The text that the expert of a task writes to be calibrated on; written once, with the whole expert in memory.
 
         Raises:
@@ -181,7 +181,7 @@ class Family:
             adapter.modality,
             adapter.image_processor,
             pictures,
-            self.written,
+            self.write_texts,
             embeds=adapter.embeds,
             image_token=adapter.image_token,
         )
@@ -191,7 +191,7 @@ class Family:
         sources = [task.calibration for task in self.suite.tasks.values()]
         if all(source is None or source.tensors is not None for source in sources):
             return {}
-        return self._preparation().made_by()
+        return self._preparation().describe_tools()
 
     def parts(self, task: str, split: str, count: int | None, seed: int) -> Iterator[Samples]:
         """The same samples in parts of at most `PART` pictures: a whole test split need not fit into memory.
@@ -241,20 +241,20 @@ class Family:
             experts={task: load(expert) for task, expert in self.experts.items()},
         )
 
-    def stored(self) -> Family:
+    def with_stored_tensors(self) -> Family:
         """The opposite of `resident`: the same family with every tensor read from its file when it is needed."""
 
-        def under(weights: Weights) -> Weights:
+        def unwrap(weights: Weights) -> Weights:
             return weights.under if isinstance(weights, Overlay) else weights
 
-        experts = {task: under(expert) for task, expert in self.experts.items()}
-        return replace(self, base=under(self.base), merged=under(self.merged), experts=experts)
+        experts = {task: unwrap(expert) for task, expert in self.experts.items()}
+        return replace(self, base=unwrap(self.base), merged=unwrap(self.merged), experts=experts)
 
 
 def _recipe_weights(
     recipe: MergeRecipe, base: Weights, experts: Mapping[str, Weights], adapter: Adapter
 ) -> RecipeWeights:
-    return RecipeWeights(recipe, base, experts, adapter.tower, adapter.vocabulary, adapter.transposed)
+    return RecipeWeights(recipe, base, experts, adapter.tower, adapter.vocabulary, adapter.transposed_weights)
 
 
 def open_family(suite: Suite, device: str = "auto", precision: str = "exact") -> Family:
@@ -270,7 +270,7 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     refs = {"base": suite.base, **{label: suite.tasks[task].expert for label, task in labels.items()}}
     refs |= {} if isinstance(suite.merged, MergeRecipe) else {"merged": suite.merged}
     located, missing = _each(refs, lambda label, ref: found if label == "base" else locate(ref, suite.root, label))
-    with as_described("base", found.described_in):
+    with explain_model_errors("base", found.config_source):
         own_text, classifies = suite.text_tower == "own", classify({n: located[n] for n in labels if n in located})
         adapter = adapter_for(found.config, found.names, compute.device, "base", own_text, classifies)
         check_replay(adapter, compute.device)
@@ -317,7 +317,7 @@ def named_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
     return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
-def as_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
+def ensure_family(suite: Suite | Family, device: str = "auto", precision: str | None = None) -> Family:
     """A suite opened with the given options; an open one on its own device, in the given precision if there is one.
 
     A family that computes in float64, as references do, keeps doing so.
@@ -346,32 +346,34 @@ def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_v
         weights = FirstRows(stored, longer) if longer else stored
     problems = differences(adapter, weights, located.config)
     if not problems:
-        with as_described(located.label, located.described_in):
+        with explain_model_errors(located.label, located.config_source):
             own_text = adapter.reads_prompts
             theirs = adapter_for(located.config, located.names, device, located.label, own_text).settings
         problems = [
-            f"{located.label}: {name} is {theirs[name]!r} in {located.described_in}, the base has {value!r}"
+            f"{located.label}: {name} is {theirs[name]!r} in {located.config_source}, the base has {value!r}"
             for name, value in adapter.settings.items()
             if theirs[name] != value
         ]
-    problems += _wrongly_turned(stored, adapter) if isinstance(stored, LoraWeights) else []
+    problems += _check_orientation(stored, adapter) if isinstance(stored, LoraWeights) else []
     problems += [
         f"{located.label}: '{repeated}' must repeat '{name}' but holds other values ({located.folder})"
         for repeated, name in adapter.aliases.items()
-        if repeated in stored.left_out and name in stored.info and not stored.repeats(repeated, name)
+        if repeated in stored.leftovers and name in stored.info and not stored.repeats(repeated, name)
     ]
     report_all(problems)
     return weights
 
 
-def _wrongly_turned(model: LoraWeights, adapter: Adapter) -> list[str]:
+def _check_orientation(model: LoraWeights, adapter: Adapter) -> list[str]:
     """A problem where a LoRA's factors are meant for weights that are stored the other way round."""
-    maps = {f"{block.stored(name)}.weight" for block in adapter.blocks() for name in block.maps}
-    wrong = [name for name in model.turned(maps) if name not in adapter.transposed]
-    wrong += [name for name in adapter.transposed & model.changes.keys() if name not in model.turned(maps)]
+    maps = {f"{block.stored_name(name)}.weight" for block in adapter.blocks() for name in block.maps}
+    wrong = [name for name in model.transposed_names(maps) if name not in adapter.transposed_weights]
+    wrong += [
+        name for name in adapter.transposed_weights & model.changes.keys() if name not in model.transposed_names(maps)
+    ]
     if not wrong:
         return []
-    said = "true" if adapter.transposed else "false"
+    said = "true" if adapter.transposed_weights else "false"
     return [f"{model.label}: fan_in_fan_out in adapter_config.json must be {said} for {some(sorted(wrong))}"]
 
 
@@ -384,12 +386,12 @@ def report_all(problems: Sequence[str]) -> None:
 def batches_of(samples: Samples, size: int, device: torch.device) -> list[Batch]:
     """The samples' model inputs in batches of `size`, on the device; text without the padding that all share."""
     return [
-        _trimmed({name: tensor[start : start + size] for name, tensor in samples.inputs.items()}, device)
+        _trim({name: tensor[start : start + size] for name, tensor in samples.inputs.items()}, device)
         for start in range(0, len(samples), size)
     ]
 
 
-def _trimmed(batch: Batch, device: torch.device) -> Batch:
+def _trim(batch: Batch, device: torch.device) -> Batch:
     longest = {}
     if "attention_mask" in batch:
         tokens = int(batch["attention_mask"].sum(1).max())

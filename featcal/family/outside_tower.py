@@ -10,16 +10,16 @@ from featcal.system.distributed import ALONE, Ranks
 from featcal.system.formatting import some
 
 
-def left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
+def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     """A sentence for every expert, by task, that differs from the base in tensors which a merge leaves out.
 
     Tensors are read one by one; those that an adapter does not touch are not read. A classifier of a task's own is not
     left out: it scores every model on that task. Of several ranks each reads the experts whose tasks it leads.
     """
     notes, maps = {}, family.adapter.classifier
-    for task, expert in ranks.led(family.experts).items():
+    for task, expert in ranks.select_led(family.experts).items():
         known = family.adapter.tower + tuple(f"{name}.{kind}" for name in maps for kind in ("weight", "bias"))
-        names = changed_outside(family.base, expert, known)
+        names = changed_names(family.base, expert, known)
         if names:
             count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
             notes[task] = (
@@ -29,7 +29,7 @@ def left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     return ranks.union(notes)
 
 
-def changed_outside(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:
+def changed_names(base: Weights, expert: Weights, tower: tuple[str, ...]) -> list[str]:
     """Names of the tensors outside `tower` that both models have and of which the expert has other values.
 
     Storage in another precision is no change: the base's values are rounded likewise.

@@ -30,7 +30,7 @@ def drift_tasks(frames: Mapping[str, pd.DataFrame], relative: bool) -> go.Figure
     return _ribbon(frames, "task", relative, None)
 
 
-def drift_compared(drifts: Mapping[str, pd.Series]) -> go.Figure:
+def compare_drift(drifts: Mapping[str, pd.Series]) -> go.Figure:
     """||e|| / ||h_expert|| by layer, one line per model."""
     figure = go.Figure()
     axis, form = _UNIT[True]

@@ -33,7 +33,7 @@ class Dots:
     """Ids of the samples that are lit; none lights all."""
 
     @property
-    def lit(self) -> list[int] | None:
+    def lit_positions(self) -> list[int] | None:
         """Positions of the picked samples; None where none was picked, an empty list where none of them is here."""
         return [i for i, one in enumerate(self.ids) if one in self.picked] if self.picked else None
 
@@ -68,7 +68,7 @@ def feature_map(
         moved: two of the models, whose samples are joined by arrows from the one to the other.
     """
     figure = go.Figure()
-    coloured = _coloured(dots)
+    coloured = _colour_answers(dots)
     many = sum(map(len, points.values())) > MANY
     if depth is not None and depth.frame is not None:
         _trails(figure, depth)
@@ -162,7 +162,7 @@ def _title(task: str) -> str:
     return label(shorten(task, 24))
 
 
-def _coloured(dots: Dots) -> dict[str, str]:
+def _colour_answers(dots: Dots) -> dict[str, str]:
     """Answer → colour; none where colours are models."""
     different = sorted(set(dots.answers or ()))
     return dict(zip(different, colours(len(different)), strict=True))
@@ -184,7 +184,7 @@ def _cloud(model: str, flat: Array, dots: Dots, coloured: Mapping[str, str], man
             "size": 8,
             "opacity": 0.85,
         },
-        selectedpoints=dots.lit,
+        selectedpoints=dots.lit_positions,
         selected={"marker": {"opacity": 1.0, "size": 13}},
         unselected={"marker": {"opacity": 0.25}},
         legendgroup=model,

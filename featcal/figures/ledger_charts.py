@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from featcal.figures.names import label
-from featcal.figures.theme import COLOUR, colour, finish, layer_axis, opened, symbol, task_axis
+from featcal.figures.theme import COLOUR, colour, finish, layer_axis, open_symbol, symbol, task_axis
 
 MANY = 11
 """So many layers that their bars are too narrow for numbers."""
@@ -92,7 +92,7 @@ def growth(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
                 hovertemplate=f"%{{x}}: {name} %{{y:.3f}}<br>growth certified for %{{customdata:.0%}} of samples"
                 f"<extra>{model}</extra>",
             )
-    return _per_block(figure, frames, chosen, "relative to the incoming drift")
+    return _finish_blocks(figure, frames, chosen, "relative to the incoming drift")
 
 
 def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
@@ -107,7 +107,7 @@ def response(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figur
             hovertemplate=f"%{{x}}: %{{y:+.3f}}<extra>{model}</extra>",
         )
     figure.update_layout(barmode="group")
-    return _per_block(figure, frames, chosen, "cosine of r and incoming e")
+    return _finish_blocks(figure, frames, chosen, "cosine of r and incoming e")
 
 
 def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
@@ -126,14 +126,14 @@ def score_drift(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
             )
     figure.update_yaxes(title="‖Δz‖", type="log")
     task_axis(figure, next(iter(frames.values()))["task"])
-    return _with_rows_of_legend(finish(figure, 400))
+    return _make_legend_room(finish(figure, 400))
 
 
 def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
     """Decisions that agree with the expert's and certified ones, per task; hover for the accuracy."""
     figure = go.Figure()
     for model, frame in frames.items():
-        for name, sign in (("agreement", symbol(model)), ("certified", opened(model))):
+        for name, sign in (("agreement", symbol(model)), ("certified", open_symbol(model))):
             figure.add_scatter(
                 x=frame["task"].map(label),
                 y=100 * frame[name],
@@ -145,7 +145,7 @@ def decisions(frames: Mapping[str, pd.DataFrame]) -> go.Figure:
             )
     figure.update_yaxes(title="% of samples", range=[-3, 103])
     task_axis(figure, next(iter(frames.values()))["task"])
-    return _with_rows_of_legend(finish(figure, 400))
+    return _make_legend_room(finish(figure, 400))
 
 
 def sources(frame: pd.DataFrame) -> go.Figure:
@@ -166,15 +166,15 @@ def sources(frame: pd.DataFrame) -> go.Figure:
     return finish(figure, 360)
 
 
-def _per_block(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen: str | None, axis: str) -> go.Figure:
+def _finish_blocks(figure: go.Figure, frames: Mapping[str, pd.DataFrame], chosen: str | None, axis: str) -> go.Figure:
     layers = list(next(iter(frames.values()))["layer"])
     _mark(figure, layers, chosen)
     figure.update_yaxes(title=axis)
     layer_axis(figure, layers)
-    return _with_rows_of_legend(finish(figure, 360))
+    return _make_legend_room(finish(figure, 360))
 
 
-def _with_rows_of_legend(figure: go.Figure) -> go.Figure:
+def _make_legend_room(figure: go.Figure) -> go.Figure:
     """Room for a legend of two rows above the panel."""
     return figure.update_layout(margin={"t": 92})
 

@@ -16,13 +16,13 @@ def attribution(ledger: DriftLedger, task: str) -> pd.DataFrame:
 
     Of one task, or the mean over tasks.
     """
-    return _mean([_attribution(one) for one in _chosen(ledger, task)])
+    return _mean([_attribution(one) for one in _choose(ledger, task)])
 
 
 def growth(ledger: DriftLedger, task: str) -> pd.DataFrame:
     """One row per block: gamma, eta, response and the share of samples with certified growth."""
     columns = ["layer", "gamma", "eta", "response", "certified_growth"]
-    frames = [pd.DataFrame(one.to_json()["layers"])[columns].dropna() for one in _chosen(ledger, task)]
+    frames = [pd.DataFrame(one.to_json()["layers"])[columns].dropna() for one in _choose(ledger, task)]
     return _mean(frames)
 
 
@@ -56,7 +56,7 @@ def _attribution(task: TaskDrift) -> pd.DataFrame:
     return frame.assign(contribution=frame["share"] * final, telescoped=frame["telescoped share"] * final, final=final)
 
 
-def _chosen(ledger: DriftLedger, task: str) -> list[TaskDrift]:
+def _choose(ledger: DriftLedger, task: str) -> list[TaskDrift]:
     return list(ledger.tasks.values()) if task == ALL_TASKS else [ledger.tasks[task]]
 
 

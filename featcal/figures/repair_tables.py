@@ -21,17 +21,17 @@ def drift_change(before: Features, after: Features) -> pd.DataFrame:
         for task, one in before.tasks.items()
         for old, new in zip(one.layers, after.tasks[task].layers, strict=True)
     )
-    return _changed([(task, old.layer, old.relative_drift, new.relative_drift) for task, old, new in pairs])
+    return _change_frame([(task, old.layer, old.relative_drift, new.relative_drift) for task, old, new in pairs])
 
 
 def contribution_change(before: DriftLedger, after: DriftLedger) -> pd.DataFrame:
     """One row per task and layer: what of the final relative drift is booked to the layer (its share of Prop. 2 times
     that drift), of two models, and what the second changed; below 0 it helped."""
-    return _changed(
+    return _change_frame(
         [
             (task, layer, old, new)
             for task in before.tasks
-            for (layer, old), new in zip(_booked(before, task).items(), _booked(after, task).values(), strict=True)
+            for (layer, old), new in zip(_book(before, task).items(), _book(after, task).values(), strict=True)
         ]
     )
 
@@ -64,7 +64,7 @@ def spread(scores: Mapping[int, Scores]) -> pd.DataFrame:
     return summed.join(own).reset_index()
 
 
-def _booked(ledger: DriftLedger, task: str) -> dict[str, float]:
+def _book(ledger: DriftLedger, task: str) -> dict[str, float]:
     """By layer: share of the final drift times the final relative drift; 0 where nothing drifted."""
     one = ledger.tasks[task]
     assert one.attribution is not None
@@ -74,6 +74,6 @@ def _booked(ledger: DriftLedger, task: str) -> dict[str, float]:
     return {layer.layer: share * final for layer, share in zip(one.layers, shares, strict=True)}
 
 
-def _changed(rows: list[tuple[str, str, float, float]]) -> pd.DataFrame:
+def _change_frame(rows: list[tuple[str, str, float, float]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["task", "layer", "before", "after"])
     return frame.assign(change=frame["after"] - frame["before"])

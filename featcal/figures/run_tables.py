@@ -48,7 +48,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
             "name": run.name,
             "pinned": run.pinned,
             "model": run.model,
-            "measured on": measured_on(one),
+            "measured on": describe_samples(one),
             "mean": 100 * one.mean if one else float("nan"),
             "worst": 100 * one.worst if one else float("nan"),
             "drift": one.mean_drift if one else float("nan"),
@@ -69,7 +69,7 @@ def run_export(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
 
 
-def measured_on(one: Measured | None) -> str:
+def describe_samples(one: Measured | None) -> str:
     """In words, what a measurement was made on."""
     if one is None:
         return ""
@@ -88,7 +88,7 @@ def different(a: Run, b: Run) -> pd.DataFrame:
     return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["option", "A", "B"])
 
 
-def compared(a: Measured, b: Measured) -> pd.DataFrame:
+def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
     """One row per task and one for the mean: scores in percent, relative final drift, and B less A of both."""
     frame = pd.DataFrame(
         {

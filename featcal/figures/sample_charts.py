@@ -20,7 +20,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str) -> go.Fig
     rows = {**found.tasks, "average": found.average}
     figure = go.Figure()
     for noise in (False, True):
-        shown = {task: one for task, one in rows.items() if one.within_noise == noise}
+        shown = {task: one for task, one in rows.items() if one.is_within_noise == noise}
         if shown:
             figure.add_scatter(**_points(shown, COLOUR["base"] if noise else colour(pair[1]), noise, symbol(pair[1])))
     figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})

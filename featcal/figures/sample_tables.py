@@ -51,38 +51,38 @@ class PerSample:
     agrees: NDArray[np.bool_] | None = None
     """`[n]`: it does decide as the expert does."""
 
-    def scored(self, data: Samples, score: TaskScore) -> PerSample:
+    def with_scores(self, data: Samples, score: TaskScore) -> PerSample:
         """With answers, and which of them are right; first tokens are no answers, but right or wrong."""
         right = None if score.right is None else tuple(score.right.tolist())
         answers = None if score.metric == "first_token" else _words(data, score.predictions)
         return replace(self, answers=answers, right=right)
 
-    def located(self, found: TaskFeatures) -> PerSample:
+    def with_features(self, found: TaskFeatures) -> PerSample:
         """With drift and cosine of final features."""
         return replace(self, drift=found.layers[-1].drift.numpy(), cosine=found.cosine.numpy())
 
 
-def of_expert(data: Samples, found: TaskDrift) -> PerSample:
+def expert_samples(data: Samples, found: TaskDrift) -> PerSample:
     """What a ledger knows of the expert: margins, and answers that are classes, where scores were measured."""
     output = found.output
     if output is None:
         return PerSample()
-    return PerSample(answers=_decided(data, output.expert_scores), margin=output.margin.numpy())
+    return PerSample(answers=_decide(data, output.expert_scores), margin=output.margin.numpy())
 
 
-def of_model(data: Samples, found: TaskDrift) -> PerSample:
+def model_samples(data: Samples, found: TaskDrift) -> PerSample:
     """The same of its model, with drift, and what the margins prove."""
-    one, output = PerSample().located(found), found.output
+    one, output = PerSample().with_features(found), found.output
     if output is None:
         return one
     change = (output.model_scores - output.expert_scores).abs().amax(1)
     return replace(
         one,
-        answers=_decided(data, output.model_scores),
+        answers=_decide(data, output.model_scores),
         right=tuple(output.correct.tolist()),
         margin=output.model_margin.numpy(),
         score_change=change.numpy(),
-        certified=output.certified.numpy(),
+        certified=output.is_certified.numpy(),
         agrees=output.agrees.numpy(),
     )
 
@@ -130,12 +130,12 @@ def with_intervals(table: pd.DataFrame, found: Comparison) -> pd.DataFrame:
             "to": [100 * one.high for one in rows],
             "McNemar p": [one.p for one in rows],
             **counts,
-            "within noise": [one.within_noise for one in rows],
+            "within noise": [one.is_within_noise for one in rows],
         }
     )
 
 
-def kept(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
+def select_rows(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
     """The rows of a sample table that are `show`, by a column: numbers from the largest down, all else upwards.
 
     Args:
@@ -149,7 +149,7 @@ def kept(table: pd.DataFrame, show: str, sort: str) -> pd.DataFrame:
 
 def difference_words(one: Difference) -> str:
     """A difference with its interval, such as "+3.1 points, -0.6 to +6.9, within noise"."""
-    noise = ", within noise" if one.within_noise else ""
+    noise = ", within noise" if one.is_within_noise else ""
     return f"{points(one.difference)} points, {points(one.low)} to {points(one.high)}{noise}"
 
 
@@ -172,6 +172,6 @@ def _words(data: Samples, said: Tensor | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"class {one}" if names is None else names[one] for one in said.tolist())
 
 
-def _decided(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
+def _decide(data: Samples, scores: Tensor) -> tuple[str, ...] | None:
     """The class of the highest score; None where samples have no classes: a first token is no answer."""
     return None if data.labels is None else _words(data, scores.argmax(1))

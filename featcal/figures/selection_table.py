@@ -27,11 +27,11 @@ def candidates(found: Selection) -> tuple[list[list[Any]], list[str]]:
         options = ["" if one.config is None else getattr(one.config, name) for name in CHOSEN]
         shown = [exactly(value) if isinstance(value, float) else value for value in options]
         score = "-" if one.score is None else one.score.value
-        rows.append([score, _apart(one.margin), one.start, *shown, ", ".join(marks)])
+        rows.append([score, _format_margin(one.margin), one.start, *shown, ", ".join(marks)])
     return rows, columns
 
 
-def said(found: Selection, suite: str) -> list[str]:
+def describe_selection(found: Selection, suite: str) -> list[str]:
     """What was chosen, by what margin, at what cost and from what."""
     read = sum(found.samples.values())
     lines = [f"read: {read} calibration samples of {len(found.samples)} tasks, in 4 folds; no label"]
@@ -44,12 +44,12 @@ def said(found: Selection, suite: str) -> list[str]:
         one = found.margin
         stays = found.start == "merged" and found.config == found.default
         kept = f"the default stays: {one.a:.4f}, and none is better by more than its interval"
-        won = f"better than the default: {one.a:.4f} -> {one.b:.4f}, {_apart(one)} (95 %, {one.n} samples)"
+        won = f"better than the default: {one.a:.4f} -> {one.b:.4f}, {_format_margin(one)} (95 %, {one.n} samples)"
         lines.append(kept if stays else won)
     if found.verdict is not None:
-        lines.append(found.verdict.said)
+        lines.append(found.verdict.sentence)
     return [*lines, f"model: {found.model}", found.command(suite)]
 
 
-def _apart(margin: Margin | None) -> str:
+def _format_margin(margin: Margin | None) -> str:
     return "-" if margin is None else f"{margin.difference:+.4f} [{margin.low:+.4f}, {margin.high:+.4f}]"

@@ -38,7 +38,7 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
             name=f"needs {name}",
             mode="markers",
             marker={"color": shade, "symbol": symbol, "size": 10},
-            text=[_said(row) for row in rows.to_dict("records")],
+            text=[_hover_text(row) for row in rows.to_dict("records")],
             hovertemplate="%{y}<br>%{text}<extra></extra>",
         )
     figure.update_xaxes(title="average over tasks, %")
@@ -46,7 +46,7 @@ def leaderboard(frame: pd.DataFrame) -> go.Figure:
     return finish(figure, 160 + 22 * len(scored))
 
 
-def over_places(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
+def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
     """One line per method of `study_tables.method_table` over the places of a study, such as numbers of samples:
     average with its 95 % interval over seeds. Methods that are at one place alone are left out.
 
@@ -54,7 +54,7 @@ def over_places(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
         places: the columns that say where a row stands; several make one name, in the order of the rows.
     """
     scored = frame[frame["average"].notna()]
-    named = [", ".join(_plainly(row[name]) for name in places) for row in scored[list(places)].to_dict("records")]
+    named = [", ".join(_format_place(row[name]) for name in places) for row in scored[list(places)].to_dict("records")]
     figure, methods = go.Figure(), list(dict.fromkeys(scored["method"]))
     shades = dict(zip(methods, colours(len(methods)), strict=True))
     for number, method in enumerate(methods):
@@ -76,7 +76,7 @@ def over_places(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
     return finish(figure, 460)
 
 
-def _plainly(value: object) -> str:
+def _format_place(value: object) -> str:
     """A place as it was said; whole numbers that share a column with missing ones are floats there."""
     if isinstance(value, float):
         return "" if value != value else f"{value:g}"
@@ -87,7 +87,7 @@ def _group(row: dict[str, object]) -> int:
     return 0 if row["task"] else 1 if row["training"] and row["samples"] else 2 if row["samples"] else 3
 
 
-def _said(row: dict[str, object]) -> str:
+def _hover_text(row: dict[str, object]) -> str:
     """What hovering says of a method."""
     return (
         f"average {row['average']:.1f} %, worst task {row['worst']:.1f} % ({label(str(row['worst task']))})"

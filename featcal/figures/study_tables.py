@@ -24,7 +24,7 @@ def method_table(found: Sequence[Summary]) -> pd.DataFrame:
     in points, drift and cosine, seconds of the processor and megabytes for making it, and a column of booleans for
     everything that methods need. NaN where there is nothing."""
     return pd.DataFrame(
-        [{**one.at, **_cells(one), **one.beside, **_needed(one), "failure": one.failure} for one in found]
+        [{**one.at, **_cells(one), **one.beside, **_needs_by_name(one), "failure": one.failure} for one in found]
     )
 
 
@@ -45,7 +45,7 @@ def _cells(one: Summary) -> dict[str, Any]:
     }
 
 
-def _needed(one: Summary) -> dict[str, bool]:
+def _needs_by_name(one: Summary) -> dict[str, bool]:
     return {name: name in one.needs for name in NEEDS}
 
 
@@ -99,16 +99,16 @@ def row_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
 
 
-def printed(found: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
+def text_cells(found: Sequence[Summary]) -> tuple[list[list[str]], list[str]]:
     """Cells and header of the method table as text; places of the study come first."""
     places = list(dict.fromkeys(name for one in found for name in one.at))
     beside = list(dict.fromkeys(name for one in found for name in one.beside))
-    return [_printed(one, places, beside) for one in found], [*places, *COLUMNS, *beside, "needs"]
+    return [_text_row(one, places, beside) for one in found], [*places, *COLUMNS, *beside, "needs"]
 
 
 def markdown(found: Sequence[Summary]) -> str:
     """The same as a table of Markdown; names as code."""
-    cells, header = printed(found)
+    cells, header = text_cells(found)
     at = header.index("method")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in cells:
@@ -117,7 +117,7 @@ def markdown(found: Sequence[Summary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _printed(one: Summary, places: Sequence[str], beside: Sequence[str]) -> list[str]:
+def _text_row(one: Summary, places: Sequence[str], beside: Sequence[str]) -> list[str]:
     cells, first = _cells(one), [str(one.at.get(name, "")) for name in places]
     if one.failure and one.average is None:
         return [

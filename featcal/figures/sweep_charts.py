@@ -63,7 +63,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str
             mode="markers",
             marker={"color": shade, "symbol": symbol, "size": 11, "line": {"width": 1.5, "color": shade}},
             customdata=rows["run"].tolist(),
-            text=[_said(row) for _, row in rows.iterrows()],
+            text=[_hover_text(row) for _, row in rows.iterrows()],
             hovertemplate="%{text}<br>mean %{x:.1f} %, worst task %{y:.1f} %<extra></extra>",
         )
     figure.update_xaxes(title=f"mean {metric} over tasks, %")
@@ -71,7 +71,7 @@ def mean_against_worst(frame: pd.DataFrame, metric: str, shown: Mapping[str, str
     return finish(figure, 460)
 
 
-def _said(row: pd.Series) -> str:
+def _hover_text(row: pd.Series) -> str:
     """What hovering says of a point before its numbers."""
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"

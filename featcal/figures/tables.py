@@ -29,9 +29,9 @@ def drift_table(ledger: DriftLedger) -> pd.DataFrame:
     )
 
 
-def per_layer(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
+def layer_rows(table: pd.DataFrame, task: str, relative: bool) -> pd.DataFrame:
     """One row per layer, of one task or the mean over tasks."""
-    scaled = _in_units(table, relative)
+    scaled = _scale_norms(table, relative)
     if task != ALL_TASKS:
         return scaled[scaled["task"] == task].reset_index(drop=True)
     return scaled.groupby("layer", sort=False)[[*NORMS, "alignment"]].mean().reset_index()
@@ -43,14 +43,14 @@ def relative_drift(features: Features) -> pd.Series:
     return pd.DataFrame(tasks).mean(axis=1)
 
 
-def by_layer(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
+def layer_columns(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
     """Series over layers as one table: layer, then one column per model."""
     return pd.DataFrame(columns).rename_axis("layer").reset_index()
 
 
-def per_task(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
+def task_rows(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
     """One row per task at one layer."""
-    scaled = _in_units(table, relative)
+    scaled = _scale_norms(table, relative)
     return scaled[scaled["layer"] == layer].reset_index(drop=True)
 
 
@@ -102,12 +102,12 @@ def how_many(counts: Iterable[int]) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def measured_on(features: Features) -> str:
+def describe_samples(features: Features) -> str:
     """How many samples per task a measurement has, and of which split."""
     return f"{how_many(len(task.indices) for task in features.tasks.values())} {features.split} samples per task"
 
 
-def raised(before: Features, after: Features) -> list[str]:
+def raised_tasks(before: Features, after: Features) -> list[str]:
     """The tasks whose final features are further from the expert's than before."""
     return [
         task
@@ -121,11 +121,11 @@ def mean_cosines(features: Features) -> dict[str, float]:
     return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}
 
 
-def _in_units(table: pd.DataFrame, relative: bool) -> pd.DataFrame:
+def _scale_norms(table: pd.DataFrame, relative: bool) -> pd.DataFrame:
     return table.assign(**{name: table[name] / table["expert_norm"] for name in NORMS}) if relative else table
 
 
-def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def stack_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables of several models, by what the models are called, below each other; the model is the first column."""
     together = pd.concat([frame.assign(model=name) for name, frame in frames.items()], ignore_index=True)
     return together[["model", *(name for name in together if name != "model")]]
@@ -144,10 +144,10 @@ def gain_table(cosines: pd.DataFrame, scores: pd.DataFrame, pair: tuple[str, str
     )
 
 
-def spoken(values: Mapping[str, pd.Series], digits: int = 2) -> str:
+def describe_ranges(values: Mapping[str, pd.Series], digits: int = 2) -> str:
     """Smallest and largest value of every model with where they are, for those who cannot see a chart.
 
-    >>> spoken({"merged": pd.Series([0.1, 0.73, 0.4], ["block 0", "head", "block 1"])})
+    >>> describe_ranges({"merged": pd.Series([0.1, 0.73, 0.4], ["block 0", "head", "block 1"])})
     'merged 0.10 (block 0) to 0.73 (head)'
     """
     known = {model: one.dropna() for model, one in values.items()}

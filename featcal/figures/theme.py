@@ -64,7 +64,7 @@ def symbol(model: str) -> str:
     return SYMBOL[_role(model)] + ("-open" if _second(model) else "")
 
 
-def opened(model: str) -> str:
+def open_symbol(model: str) -> str:
     """The symbol of what is proven and not seen: open, or with a dot where the model's own is open."""
     return symbol(model) + ("-dot" if _second(model) else "-open")
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from featcal.formats.hub import fetched, hub_model
+from featcal.formats.hub import fetch_model, hub_model
 from featcal.formats.weights import ANOTHER_FILE, TensorInfo, check_finite
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
@@ -50,7 +50,7 @@ class Checkpoint:
         self.label = label
         self._places: dict[str, tuple[Path, str]] = {}
         self._info: dict[str, TensorInfo] = {}
-        self.left_out: dict[str, Path] = {}
+        self.leftovers: dict[str, Path] = {}
         """Stored names that mean no tensor of their own, and their files."""
         headers = _headers(folder, label)
         self.files = list(headers)
@@ -58,7 +58,7 @@ class Checkpoint:
             for stored, (shape, code) in header.items():
                 name = canonical(stored)
                 if name is None:
-                    self.left_out[stored] = file
+                    self.leftovers[stored] = file
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
@@ -80,7 +80,7 @@ class Checkpoint:
 
     def repeats(self, stored: str, name: str) -> bool:
         """Whether a tensor that was left out holds the very values of the tensor `name`."""
-        with open_file(self.left_out[stored], self.label) as handle:
+        with open_file(self.leftovers[stored], self.label) as handle:
             other: Tensor = handle.get_tensor(stored)
         return torch.equal(other, self.read([name])[name])
 
@@ -121,7 +121,7 @@ def resolve(ref: str, root: Path, label: str) -> Path:
         )
     require_no_hub(label)
     try:
-        return fetched(model)
+        return fetch_model(model)
     except InputError as error:
         raise InputError(*(f"{label}: no folder {folder}, and {problem}" for problem in error.problems)) from error
 
@@ -160,7 +160,7 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
         if missing:
             raise InputError(f"{label}: {index} names shards that are not there: {', '.join(missing)}")
         return [folder / name for name in names]
-    pickles = pickled([path.name for path in folder.iterdir()])
+    pickles = select_pickled([path.name for path in folder.iterdir()])
     if pickles:
         raise InputError(
             f"{label}: {folder} holds only pickled weights ({', '.join(pickles)}), which can run code; "
@@ -180,7 +180,7 @@ def shards(index: Any, what: str) -> list[str]:
     return names
 
 
-def pickled(names: Iterable[str]) -> list[str]:
+def select_pickled(names: Iterable[str]) -> list[str]:
     """Those of the file names that are pickled weights; states of a training run are none."""
     found = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     return [name for name in found if name.startswith("pytorch_model")] or found

@@ -47,7 +47,7 @@ class HubModel:
         """A file of the model as its repository calls it."""
         return f"{self.folder}/{name}" if self.folder else name
 
-    def below(self, files: Iterable[str]) -> list[str]:
+    def select_files(self, files: Iterable[str]) -> list[str]:
         """Of the repository's files those in the model's folder and below it, as they are called from there.
 
         >>> hub_model("owner/name/a").below(["a/config.json", "a/b/config.json", "ab/config.json"])
@@ -92,7 +92,7 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     return Path(place) / model.folder
 
 
-def fetched(model: HubModel) -> Path:
+def fetch_model(model: HubModel) -> Path:
     """The folder of a model in the Hub's cache, after its files were fetched.
 
     Raises:

@@ -11,10 +11,10 @@ from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.peft import task_type
-from featcal.formats.sentences import pooled_by
+from featcal.formats.sentences import pooling_option
 from featcal.formats.weights import Canonical
 from featcal.system.errors import InputError
-from featcal.system.formatting import shortened
+from featcal.system.formatting import shorten
 
 _LAYERS = frozenset({"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "layers"})
 _SIZES = frozenset({
@@ -54,16 +54,16 @@ def locate(ref: str, root: Path, label: str) -> Located:
     folder = resolve(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label)
-    config = read_config(folder, label) | pooled_by(folder)
+    config = read_config(folder, label) | pooling_option(folder)
     _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)
     lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
 
-    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:
+    def open_tensors(canonical: Canonical, aliases: Mapping[str, str]) -> Checkpoint | LoraWeights:
         whole = Checkpoint(folder, label, canonical)
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
-    return Located(label, folder, config, names, opened, "" if lora is None else task_type(lora))
+    return Located(label, folder, config, names, open_tensors, "" if lora is None else task_type(lora))
 
 
 def _check_sizes(config: Mapping[str, Any], where: str) -> None:
@@ -75,7 +75,7 @@ def _check_sizes(config: Mapping[str, Any], where: str) -> None:
             `where` names the file.
     """
     problems = [
-        f"{where}: {name} is {shortened(repr(value), 40)}, {wanted}" for name, value, wanted in _wrong_sizes(config)
+        f"{where}: {name} is {shorten(repr(value), 40)}, {wanted}" for name, value, wanted in _wrong_sizes(config)
     ]
     if problems:
         raise InputError(*problems)

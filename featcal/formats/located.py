@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.formats.weights import Canonical, Stored
 from featcal.system.errors import FeatcalError, InputError
-from featcal.system.formatting import shortened
+from featcal.system.formatting import shorten
 
 Layout = Literal["hf", "open_clip"]
 """Whose files they are, transformers' or open_clip's, in the words of `featcal export --format`."""
@@ -62,7 +62,7 @@ class Located:
         return self.trained_for == TEXT_CLASSES or is_classifier(self.config)
 
     @property
-    def described_in(self) -> str:
+    def config_source(self) -> str:
         """What says which architecture it is, for messages."""
         return str(self.folder / "config.json")
 
@@ -76,7 +76,7 @@ class Located:
 
 
 @contextmanager
-def as_described(label: str, described_in: str) -> Iterator[None]:
+def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
     """Inside the `with`, a library makes a model of a description; where it cannot, the error says of which.
 
     Raises:
@@ -87,7 +87,7 @@ def as_described(label: str, described_in: str) -> Iterator[None]:
     except FeatcalError:
         raise
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
-        why = shortened(" ".join(str(error).split()), 200)
+        why = shorten(" ".join(str(error).split()), 200)
         raise InputError(
             f"{label}: {described_in} describes no model that can be run ({why}); get the file of this model again"
         ) from error

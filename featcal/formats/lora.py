@@ -60,7 +60,7 @@ class LoraWeights:
         dtypes = {name: dtype_of(header[key][1], f"{label}: tensor '{key}'") for name, key in plan.added.items()}
         self._added_info = {name: TensorInfo(header[key][0], dtypes[name]) for name, key in plan.added.items()}
 
-    def turned(self, names: Collection[str]) -> list[str]:
+    def transposed_names(self, names: Collection[str]) -> list[str]:
         """Of these tensors, those to which the transposed product of two factors is added."""
         return [name for name in names if name in self.changes and self.changes[name].transposed]
 
@@ -70,9 +70,9 @@ class LoraWeights:
         return [*self._base.files, self.folder / CONFIG_FILE, self._file]
 
     @property
-    def left_out(self) -> Mapping[str, Path]:
+    def leftovers(self) -> Mapping[str, Path]:
         """As in the base: the adapter changes no tensor that is repeated."""
-        return self._base.left_out
+        return self._base.leftovers
 
     def repeats(self, stored: str, name: str) -> bool:
         """As in the base."""
@@ -90,7 +90,7 @@ class LoraWeights:
         return {
             **base,
             **self._added_info,
-            **{name: TensorInfo(base[name].shape, _computed(base[name])) for name in self.changes},
+            **{name: TensorInfo(base[name].shape, _compute_dtype(base[name])) for name in self.changes},
         }
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class LoraWeights:
         with open_file(self._file, self.label) as handle:
             for name, change in changed.items():
                 dtype = self.info[name].dtype
-                own = {key: handle.get_tensor(key).to(dtype) for key in change.stored()}
+                own = {key: handle.get_tensor(key).to(dtype) for key in change.stored_names()}
                 tensors[name] = change.apply(tensors[name].to(dtype), own)
                 what = ", ".join(f"'{key}'" for key in own)
                 check_finite(tensors[name], f"{self.label}: tensor '{name}' with {what} of {self._file}", ANOTHER_FILE)
@@ -152,5 +152,5 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     return base, adapters[0]
 
 
-def _computed(info: TensorInfo) -> torch.dtype:
+def _compute_dtype(info: TensorInfo) -> torch.dtype:
     return torch.promote_types(info.dtype, torch.float32)

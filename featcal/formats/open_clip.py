@@ -43,7 +43,7 @@ class OpenClipModel(Located):
     layout: ClassVar[Layout] = "open_clip"
 
     @property
-    def described_in(self) -> str:
+    def config_source(self) -> str:
         return f"architecture {self.config['arch']}" if "arch" in self.config else CONFIG_FILE
 
     def pictures(self) -> Pictures:
@@ -83,7 +83,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
         config = read_open_clip_config(local_path(arch, root, label).resolve(), label)
     else:
         config = {"model_cfg": named_architecture(arch, label), "preprocess_cfg": {}, "arch": arch}
-    located = _located(file, config, label)
+    located = _locate(file, config, label)
     check_activation(located, file.name)
     return located
 
@@ -107,7 +107,7 @@ def located_folder(folder: Path, label: str) -> Located:
     config = read_open_clip_config(folder / CONFIG_FILE, label)
     for name in _WEIGHT_FILES:
         if (folder / name).is_file():
-            return _located(folder / name, config, label)
+            return _locate(folder / name, config, label)
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickles:
         raise InputError(
@@ -118,12 +118,12 @@ def located_folder(folder: Path, label: str) -> Located:
     raise InputError(f"{label}: no {WEIGHT_FILE} in {folder}")
 
 
-def _located(file: Path, config: Mapping[str, Any], label: str) -> OpenClipModel:
-    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> StateFile:
+def _locate(file: Path, config: Mapping[str, Any], label: str) -> OpenClipModel:
+    def open_tensors(canonical: Canonical, aliases: Mapping[str, str]) -> StateFile:
         return StateFile(file, label, canonical)
 
     whole = {"model_type": "open_clip", **config}
-    return OpenClipModel(label, file.parent, whole, list(state_dict(file, label)), opened)
+    return OpenClipModel(label, file.parent, whole, list(state_dict(file, label)), open_tensors)
 
 
 def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArray[np.uint8]]], Tensor]:

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.formats.checkpoint import code_of
-from featcal.formats.weights import TensorInfo, in_groups, raw_bytes
+from featcal.formats.weights import TensorInfo, group_by_size, raw_bytes
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256
-from featcal.system.formatting import shortened
-from featcal.system.locks import locked
+from featcal.system.formatting import shorten
+from featcal.system.locks import try_lock
 from featcal.system.sandbox import require_inside
 
 STREAMED = 64 * 2**20
@@ -77,9 +77,9 @@ class OutputFolder:
                 self._check_absent()
                 self._hold(held)
                 self._check_absent()  # whoever wrote there has finished meanwhile
-                if self._begun():
+                if self._has_finished_blocks():
                     self._check_continued(json.loads(json.dumps(run)), resume)
-                self._clear(self.model, *([] if self._begun() else [self._blocks, self._identity]))
+                self._clear(self.model, *([] if self._has_finished_blocks() else [self._blocks, self._identity]))
                 self.model.mkdir()
                 self._blocks.mkdir(exist_ok=True)
                 put(self._identity, json.dumps(run))
@@ -87,18 +87,18 @@ class OutputFolder:
         except OSError as error:
             if made:
                 shutil.rmtree(self.partial, ignore_errors=True)
-            place = shortened(str(self.partial), 200)
+            place = shorten(str(self.partial), 200)
             raise InputError(f"cannot write to {place}: {error.strerror}; choose another --out") from error
 
     def _check_absent(self) -> None:
         if os.path.lexists(self.out):  # a link too that leads nowhere: nothing can be renamed to it
-            place = shortened(str(self.out), 200)
+            place = shorten(str(self.out), 200)
             raise InputError(f"{place} exists already; choose another --out or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
         """Keep other processes off the partial folder."""
         writer = self.partial / "writer.json"
-        if not held.enter_context(locked(self.partial / "lock", patience=0)):
+        if not held.enter_context(try_lock(self.partial / "lock", patience=0)):
             try:
                 other = json.loads(writer.read_text(encoding="utf-8"))
                 who = f"process {other['process']} on {other['host']}"
@@ -107,7 +107,7 @@ class OutputFolder:
             raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another --out")
         put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
 
-    def _begun(self) -> bool:
+    def _has_finished_blocks(self) -> bool:
         """Whether a block was finished here."""
         return any(self._blocks.glob("*.json"))
 
@@ -131,7 +131,7 @@ class OutputFolder:
             else:
                 place.unlink(missing_ok=True)
 
-    def finished(self, block: Named) -> dict[str, Tensor] | None:
+    def read_finished(self, block: Named) -> dict[str, Tensor] | None:
         """Tensors of a block that was finished; None if it was not, or is not as it was written.
 
         They are copies: products of tensors that are mapped from disk can differ in the last bit from products of the
@@ -228,7 +228,7 @@ class OutputFolder:
     ) -> None:
         """After a failure remove the partial folder, unless it holds finished blocks to resume from, or a model."""
         self._held.close()
-        if kind is not None and self.partial.exists() and not (self._keep or self._begun()):
+        if kind is not None and self.partial.exists() and not (self._keep or self._has_finished_blocks()):
             shutil.rmtree(self.partial)
 
 
@@ -291,7 +291,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
     try:
         with file.open("wb") as out:
             out.write(len(text).to_bytes(8, "little") + text)
-            for group in in_groups(sizes, STREAMED):
+            for group in group_by_size(sizes, STREAMED):
                 tensors = read(group)
                 for name in group:
                     out.write(raw_bytes(tensors[name]))

@@ -69,7 +69,7 @@ class AdapterConfig(BaseModel):
     def _are_regular_expressions(cls, value: Any) -> Any:
         for pattern in [value] if isinstance(value, str) else value if isinstance(value, dict) else ():
             try:
-                re.compile(_at_the_end(pattern))
+                re.compile(_match_end(pattern))
             except re.error as error:
                 raise ValueError(f"'{pattern}' is not a regular expression ({error})") from error
         return value
@@ -91,7 +91,7 @@ class AdapterConfig(BaseModel):
             return re.fullmatch(self.target_modules, module) is not None
         return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
 
-    def unsupported(self) -> list[str]:
+    def unsupported_options(self) -> list[str]:
         """Everything in the config that changes what the tensors mean in a way that is not reproduced here."""
         options = {name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT}
         if self.init_lora_weights not in _BASE_KEPT:
@@ -116,7 +116,7 @@ class Change:
         """Whether B A is all that is added to the base's own tensor."""
         return self.value is None and len(self.factors) == 2
 
-    def stored(self) -> list[str]:
+    def stored_names(self) -> list[str]:
         return [*([] if self.value is None else [self.value]), *self.factors]
 
     def apply(self, start: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -148,7 +148,7 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
     except ValidationError as error:
         where = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
         raise InputError(*(f"{label}: {file}: {problem}" for problem in where)) from error
-    if unsupported := config.unsupported():
+    if unsupported := config.unsupported_options():
         raise InputError(
             *(f"{label}: {file} sets {what}, which featcal cannot reproduce exactly; {_REMEDY}" for what in unsupported)
         )
@@ -290,9 +290,9 @@ def _factor_shapes(weight: tuple[int, ...], rank: int, turned: bool) -> tuple[tu
 
 def _first_match(patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:
     """The value of the first pattern that matches the end of a module's name from one of its dots on."""
-    matches = (value for pattern, value in (patterns or {}).items() if re.fullmatch(_at_the_end(pattern), module))
+    matches = (value for pattern, value in (patterns or {}).items() if re.fullmatch(_match_end(pattern), module))
     return next(matches, otherwise)
 
 
-def _at_the_end(pattern: str) -> str:
+def _match_end(pattern: str) -> str:
     return rf"(.*\.)?({pattern})"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from featcal.formats.located import as_described
+from featcal.formats.located import explain_model_errors
 from featcal.system.errors import NumericalError
 
 
@@ -27,7 +27,7 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
         logging.disable_progress_bar()
         logging.set_verbosity_error()
         try:
-            with as_described("transformers", str(folder / "config.json")):
+            with explain_model_errors("transformers", str(folder / "config.json")):
                 model, report = model_class.from_pretrained(
                     folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
                 )

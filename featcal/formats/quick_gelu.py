@@ -21,7 +21,7 @@ def check_activation(located: Located, source: str) -> None:
     why = None
     if _OPENAI_ONLY in located.names and not says:
         why = f"the weights are OpenAI's own (they hold '{_OPENAI_ONLY}'), which use QuickGELU"
-    elif _registered().get(source, says) != says:
+    elif _registered_weights().get(source, says) != says:
         why = f"'{source}' is a weight file of open_clip, trained with {'GELU' if says else 'QuickGELU'}"
     elif "quickgelu" in source.lower().replace("_", "").replace("-", "") and not says:
         why = f"the name '{source}' says QuickGELU"
@@ -36,7 +36,7 @@ def check_activation(located: Located, source: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _registered() -> dict[str, bool]:
+def _registered_weights() -> dict[str, bool]:
     """Whether open_clip's pretrained weights use QuickGELU, by file name and Hub id.
 
     OpenAI's own files are left out: they are TorchScript, and many people give their own files such names.

@@ -21,7 +21,7 @@ def module_folders(folder: Path) -> list[str]:
     return [path for path in listed if path and (folder / path / "config.json").is_file()]
 
 
-def pooled_by(folder: Path) -> dict[str, str]:
+def pooling_option(folder: Path) -> dict[str, str]:
     """How a folder of sentence-transformers pools, as an option of its configuration; nothing of other models."""
     modules = _modules(folder)
     if not modules:

@@ -37,13 +37,13 @@ class StateFile:
     def __init__(self, file: Path, label: str, canonical: Canonical) -> None:
         self.label = label
         self.files = [file]
-        self.left_out: dict[str, Path] = {}
+        self.leftovers: dict[str, Path] = {}
         self._stored = state_dict(file, label)
         self._names: dict[str, str] = {}
         for stored in self._stored:
             name = canonical(stored)
             if name is None:
-                self.left_out[stored] = file
+                self.leftovers[stored] = file
             elif name in self._names:
                 raise InputError(f"{label}: both '{self._names[name]}' and '{stored}' mean '{name}' ({file})")
             else:
@@ -81,7 +81,7 @@ def state_dict(file: Path, label: str) -> dict[str, Tensor]:
             content = content[wrapper]
     foreign = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if foreign or not content:
-        what = _described(foreign[0], content[foreign[0]]) if foreign else "it is empty"
+        what = _describe_entry(foreign[0], content[foreign[0]]) if foreign else "it is empty"
         raise InputError(f"{label}: {file} is not a state dict of tensors ({what})")
     if file.suffix != ".safetensors":
         _require_values(content, file, label)
@@ -111,7 +111,7 @@ def _require_values(tensors: Mapping[str, Tensor], file: Path, label: str) -> No
         raise InputError(f"{label}: {file} is damaged ({what}); fetch it again")
 
 
-def _described(name: object, value: object) -> str:
+def _describe_entry(name: object, value: object) -> str:
     if isinstance(name, str):
         return f"'{printable(name, 80)}' is {type(value).__name__}"
     return f"{type(name).__name__} as the name of a tensor"

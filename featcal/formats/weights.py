@@ -56,7 +56,7 @@ class Stored(Weights, Protocol):
         """Everything that decides its tensors."""
 
     @property
-    def left_out(self) -> Mapping[str, Path]:
+    def leftovers(self) -> Mapping[str, Path]:
         """Stored names that mean no tensor of their own, and their files."""
 
     def repeats(self, stored: str, name: str) -> bool:
@@ -191,11 +191,11 @@ def factors_of(weights: Weights, names: Iterable[str]) -> dict[str, tuple[Tensor
     return {} if find is None else dict(find(names))
 
 
-def in_memory(weights: Weights, names: Iterable[str]) -> bool:
+def is_in_memory(weights: Weights, names: Iterable[str]) -> bool:
     """Whether reading these tensors only looks them up."""
     if isinstance(weights, Overlay) and isinstance(weights.replaced, dict):
         below = [name for name in names if name not in weights.replaced]
-        return not below or in_memory(weights.under, below)
+        return not below or is_in_memory(weights.under, below)
     return isinstance(weights, InMemory)
 
 
@@ -206,7 +206,7 @@ def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
     return tensors[name]
 
 
-def in_groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+def group_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     """Names in order, in groups whose sizes sum to at most `most`, or of one name whose size alone is more."""
     group: list[str] = []
     filled = 0

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from featcal.formats.output import save_tensors
-from featcal.formats.weights import TensorInfo, Weights, check_finite, in_groups
+from featcal.formats.weights import TensorInfo, Weights, check_finite, group_by_size
 from featcal.mergers import (
     breadcrumbs,
     dare,
@@ -105,10 +105,10 @@ class RecipeWeights:
         sizes = {name: prod(self.base.info[name].shape) if name in self.base.info else 0 for name in names}
         whole = {name: size for name, size in sizes.items() if self._is_whole(name)}
         missing = {name: size for name, size in whole.items() if name not in self._computed}
-        for group in in_groups(missing, VALUES_AT_ONCE // len(self.experts)):
-            self._computed.put(self._by_matrix(group))
+        for group in group_by_size(missing, VALUES_AT_ONCE // len(self.experts)):
+            self._computed.put(self._merge_matrices(group))
         merged = {name: self._computed[name] for name in whole}
-        for group in in_groups({name: size for name, size in sizes.items() if name not in whole}, VALUES_AT_ONCE):
+        for group in group_by_size({name: size for name, size in sizes.items() if name not in whole}, VALUES_AT_ONCE):
             merged |= self._read_together(group)
         return {name: merged[name] for name in sizes}
 
@@ -122,7 +122,7 @@ class RecipeWeights:
             and name not in self.tables
         )
 
-    def _by_matrix(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def _merge_matrices(self, names: Sequence[str]) -> dict[str, Tensor]:
         base = self.base.read(names)
         changes: dict[str, list[Tensor]] = {name: [] for name in names}
         for expert in self.experts.values():
@@ -133,20 +133,20 @@ class RecipeWeights:
         for name in names:
             turn = name in self.transposed
             change = spectral.merge(self.recipe, [c.mT if turn else c for c in changes.pop(name)], name)
-            merged[name] = self._stored(base[name].double() + (change.mT if turn else change), name, base[name].dtype)
+            merged[name] = self._cast(base[name].double() + (change.mT if turn else change), name, base[name].dtype)
         return merged
 
     def _read_together(self, names: Sequence[str]) -> dict[str, Tensor]:
         base = self.base.read(names)
         sizes = [base[name].numel() for name in names]
-        experts = (_joined(expert.read(names), names) for expert in self.experts.values())
-        parts = torch.split(self._merge(_joined(base, names), experts, dict(zip(names, sizes, strict=True))), sizes)
+        experts = (_concat(expert.read(names), names) for expert in self.experts.values())
+        parts = torch.split(self._merge(_concat(base, names), experts, dict(zip(names, sizes, strict=True))), sizes)
         return {
-            name: self._stored(part.view(base[name].shape), name, base[name].dtype)
+            name: self._cast(part.view(base[name].shape), name, base[name].dtype)
             for name, part in zip(names, parts, strict=True)
         }
 
-    def _stored(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
+    def _cast(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
         """A copy of a merged tensor in the dtype that the model has."""
         dtype = self._dtype(of_base)
         stored = merged.to(dtype, copy=True)
@@ -156,7 +156,7 @@ class RecipeWeights:
     def _merge(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Tensor:
         """One merged vector out of one per model; `parts` are the tensors joined in it, with their sizes."""
         recipe, sizes = self.recipe, list(parts.values())
-        weights = self._by_expert(recipe.weights)
+        weights = self._option_per_expert(recipe.weights)
         match recipe.method:
             case "simple-averaging":
                 return simple_averaging.merge(base, experts)
@@ -167,19 +167,19 @@ class RecipeWeights:
             case "ties":
                 return ties.merge(base, (expert - base for expert in experts), self._thresholds, recipe.scale)
             case "ties-per-tensor":
-                kept, divides = self._by_expert(recipe.density), recipe.normalize is not False
+                kept, divides = self._option_per_expert(recipe.density), recipe.normalize is not False
                 return ties_per_tensor.merge(base, experts, recipe.scale, weights, kept, divides, sizes)
             case "dare":
-                return dare.merge(base, self._thinned(base, experts, parts), recipe.scale)
+                return dare.merge(base, self._thin_vectors(base, experts, parts), recipe.scale)
             case "dare-ties":
-                return ties.merge(base, self._thinned(base, experts, parts), self._thresholds, recipe.scale)
+                return ties.merge(base, self._thin_vectors(base, experts, parts), self._thresholds, recipe.scale)
             case "breadcrumbs":
                 return breadcrumbs.merge(base, experts, recipe.scale, recipe.beta, recipe.gamma, sizes)
             case "model-stock":
                 return model_stock.merge(base, experts, sizes)
         return task_arithmetic.merge(base, experts, spectral.scale(recipe) / len(self.experts))  # no matrix
 
-    def _thinned(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Iterator[Tensor]:
+    def _thin_vectors(self, base: Tensor, experts: Iterable[Tensor], parts: Mapping[str, int]) -> Iterator[Tensor]:
         """Task vectors as DARE leaves them."""
         for task, expert in zip(self.experts, experts, strict=True):
             yield self._thin(expert - base, task, parts)
@@ -195,20 +195,20 @@ class RecipeWeights:
         Found once, where a tensor is read for the first time, in three passes over every expert and the base.
         """
         sizes = {name: prod(self.base.info[name].shape) for name in self.whole}
-        densities = self._by_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
+        densities = self._option_per_expert(self.recipe.density) or [ties.DEFAULT_DENSITY] * len(self.experts)
         return [
-            ties.largest(partial(self._task_vector, task, sizes), ties.kept(sum(sizes.values()), density))
+            ties.largest(partial(self._task_vector, task, sizes), ties.kept_count(sum(sizes.values()), density))
             for task, density in zip(self.experts, densities, strict=True)
         ]
 
     def _task_vector(self, task: str, sizes: Mapping[str, int]) -> Iterator[Tensor]:
         """tau = theta_i - theta_0 of tensors with these sizes, some of them at a time, as TIES is given it."""
-        for group in in_groups(sizes, VALUES_AT_ONCE):
-            vector = _joined(self.experts[task].read(group), group) - _joined(self.base.read(group), group)
+        for group in group_by_size(sizes, VALUES_AT_ONCE):
+            vector = _concat(self.experts[task].read(group), group) - _concat(self.base.read(group), group)
             thinned = self.recipe.method == "dare-ties"
             yield self._thin(vector, task, {name: sizes[name] for name in group}) if thinned else vector
 
-    def _by_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
+    def _option_per_expert(self, option: float | Mapping[str, float] | None) -> list[float] | None:
         if option is None:
             return None
         return [option[task] if isinstance(option, Mapping) else option for task in self.experts]
@@ -218,6 +218,6 @@ class RecipeWeights:
         return wanted
 
 
-def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+def _concat(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """The named tensors one after the other, in float64."""
     return torch.cat([tensors[name].flatten().double() for name in names])

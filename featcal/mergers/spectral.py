@@ -25,7 +25,7 @@ MERGERS: Mapping[str, Callable[[MergeRecipe, Sequence[Tensor]], Tensor]] = {
     "iso-cts": lambda recipe, changes: iso_cts.merge(changes, recipe.common),
     "ace": lambda recipe, changes: ace.merge(changes, recipe.eps),
     "wudi": lambda recipe, changes: wudi.descend(changes, recipe.steps),
-    "swudi": lambda recipe, changes: wudi.filtered(changes, recipe.time, recipe.share),
+    "swudi": lambda recipe, changes: wudi.follow_flow(changes, recipe.time, recipe.share),
     "wudi-optimum": lambda recipe, changes: wudi.minimise(changes),
 }
 """Method → the merged task matrix of task matrices `[m, d]`."""

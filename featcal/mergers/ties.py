@@ -33,7 +33,7 @@ def merge(base: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float], 
 
     Args:
         vectors: task vectors, taken one at a time, in order.
-        thresholds: smallest magnitude that is kept of each; see `kept`.
+        thresholds: smallest magnitude that is kept of each; see `kept_count`.
     """
     trimmed = (trim(vector, threshold) for vector, threshold in zip(vectors, thresholds, strict=True))
     plus, minus, plus_count, minus_count = votes(base, trimmed)
@@ -47,7 +47,7 @@ def trim(vector: Tensor, threshold: float) -> Tensor:
     return vector.masked_fill(vector.abs() < threshold, 0)
 
 
-def kept(entries: int, density: float) -> int:
+def kept_count(entries: int, density: float) -> int:
     """How many of a task vector's entries stay: `density` of them, rounded down, and at least one."""
     return max(1, int(density * entries))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from featcal.mergers.election import votes
-from featcal.mergers.ties import kept
+from featcal.mergers.ties import kept_count
 
 DEFAULT_DENSITY = 0.2
 DEFAULT_SCALE = 1.0
@@ -67,6 +67,6 @@ def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> 
     trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
     split = list(sizes or [vector.numel()])
     for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
-        largest = part.abs().topk(kept(len(part), density), sorted=False).indices
+        largest = part.abs().topk(kept_count(len(part), density), sorted=False).indices
         target[largest] = part[largest]
     return trimmed

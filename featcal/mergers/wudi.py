@@ -42,13 +42,13 @@ def descend(changes: Sequence[Tensor], steps: int | None) -> Tensor:
 def minimise(changes: Sequence[Tensor]) -> Tensor:
     """The minimiser of L that is nearest to the sum of the task matrices, `[m, d]`.
 
-    It is where the flow of `filtered` ends: in directions in which no task matrix reads anything, L does not depend on
-    t, and t_0 stays.
+    It is where the flow of `follow_flow` ends: in directions in which no task matrix reads anything, L does not depend
+    on t, and t_0 stays.
     """
-    return filtered(changes, math.inf, 1.0)
+    return follow_flow(changes, math.inf, 1.0)
 
 
-def filtered(changes: Sequence[Tensor], time: float | None, share: float | None) -> Tensor:
+def follow_flow(changes: Sequence[Tensor], time: float | None, share: float | None) -> Tensor:
     """t at a time of the gradient flow from the sum of the task matrices, in the strongest directions alone, `[m, d]`.
 
     With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the

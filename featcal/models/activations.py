@@ -119,7 +119,7 @@ class _Held:
             self._leaves = leaves
             return
         self._file = store.new_file()
-        self._device = call.hidden.device
+        self._device = call.hidden_state.device
         try:
             own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}  # nothing is shared
             save_file(own, self._file)

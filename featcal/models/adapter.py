@@ -68,20 +68,20 @@ class Call:
     and by keyword, such as the mask of a window."""
 
     @property
-    def hidden(self) -> Tensor:
+    def hidden_state(self) -> Tensor:
         hidden: Tensor = self.args[0]
         return hidden
 
-    def on(self, state: Tensor) -> Call:
+    def with_state(self, state: Tensor) -> Call:
         """The same call on another state."""
         return replace(self, args=(state, *self.args[1:]))
 
-    def at(self, block: str) -> Call:
+    def block_call(self, block: str) -> Call:
         """How the block of this name is called on the state."""
         if block not in self.apart:
             return self
         args, kwargs = self.apart[block]
-        return Call((self.hidden, *args), kwargs)
+        return Call((self.hidden_state, *args), kwargs)
 
     def tree(self) -> Any:
         """Everything in it as nested containers; `Call(*tree)` is the call again."""
@@ -126,19 +126,19 @@ class Block:
         """Every linear map, those of the experts of a mixture too, by name inside the block, in module order."""
         return self.modules_of(*KINDS)
 
-    def passed(self) -> list[tuple[LinearMap, float]]:
+    def token_shares(self) -> list[tuple[LinearMap, float]]:
         """Every linear map, and the share of all tokens that pass it, as far as that is known without running."""
         own = [(module, 1.0) for module in self.linears.values()]
-        mixed = ((one, mixture.passed) for mixture in self.mixtures.values() for one in mixture.modules())
+        mixed = ((one, mixture.token_share) for mixture in self.mixtures.values() for one in mixture.modules())
         return [*own, *((one, share) for one, share in mixed if isinstance(one, KINDS))]
 
     @property
     def features(self) -> float:
         """Numbers that one token has in inputs and, twice, outputs of all linear maps that it passes."""
-        sizes = ((*widths(module), share) for module, share in self.passed())
+        sizes = ((*widths(module), share) for module, share in self.token_shares())
         return sum(share * (inputs + 2 * outputs) for inputs, outputs, share in sizes)
 
-    def stored(self, module: str) -> str:
+    def stored_name(self, module: str) -> str:
         """What files call a module of the block."""
         return f"{self.name}.{module}"
 
@@ -156,7 +156,7 @@ class Block:
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """The block's own forward with the given tensors (names inside the block, complete: strict)."""
-        own = call.at(self.name)
+        own = call.block_call(self.name)
         return functional_call(self.module, dict(local), own.args, dict(own.kwargs), tie_weights=False, strict=True)
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -209,13 +209,13 @@ class Stage(ABC):
         """Linear maps of a block that share an input, all of them, where that is known before it runs."""
         return None
 
-    def by_token(self, given: Tensor) -> Tensor:
+    def arrange_tokens(self, given: Tensor) -> Tensor:
         """What a norm is given as `[batch, tokens, width]` or `[batch, tokens, heads, width]`."""
         return given.movedim(1, 2) if given.ndim == 4 and self.head_axis == 1 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
-        return call.hidden
+        return call.hidden_state
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
         """The part of `state` that this stage's own blocks produce, `[batch, tokens, width]`, with padding zeroed."""
@@ -223,7 +223,7 @@ class Stage(ABC):
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         """The same call on another state."""
-        return call.on(state)
+        return call.with_state(state)
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         """The residual parts of a block, from call to call, in order; together they are the block.
@@ -237,7 +237,7 @@ class Stage(ABC):
 
     def advance(self, call: Call, output: Any) -> Call:
         """The call of the next block, given what this block returned."""
-        return call.on(output[0] if isinstance(output, tuple) else output)
+        return call.with_state(output[0] if isinstance(output, tuple) else output)
 
 
 class Adapter(ABC):
@@ -390,7 +390,7 @@ class Adapter(ABC):
         """Canonical name of a tensor in a checkpoint file; None for one that carries no information."""
 
     @abstractmethod
-    def carried(self, name: str) -> bool:
+    def is_carried(self, name: str) -> bool:
         """Whether a tensor outside `tower` and `head` is a known part of the checkpoint (such as a text tower)."""
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
@@ -447,23 +447,23 @@ class Adapter(ABC):
         return {first: layers for first, layers in found.items() if first in own}
 
     @property
-    def transposed(self) -> frozenset[str]:
+    def transposed_weights(self) -> frozenset[str]:
         """Names of weights of linear maps that are stored `[inputs, outputs]`."""
         return frozenset(
-            f"{block.stored(name)}.weight"
+            f"{block.stored_name(name)}.weight"
             for block in self.blocks()
             for name, module in block.linears.items()
             if is_transposed(module)
         )
 
-    def uncalibrated(self) -> list[str]:
+    def uncalibrated_names(self) -> list[str]:
         """Names of tensors inside blocks that belong to no linear map and no norm, so that no calibration changes them:
         tables of positions, convolutions, states."""
         found = []
         for stage in self.stages:
             for block in stage.blocks:
                 norms = block.layernorms if stage.norm is None else block.modules_of(stage.norm, nn.LayerNorm)
-                known = tuple(f"{block.stored(name)}." for name in (*block.maps, *norms))
+                known = tuple(f"{block.stored_name(name)}." for name in (*block.maps, *norms))
                 found += [name for name in block.names if not name.startswith(known)]
         return found
 
@@ -520,8 +520,8 @@ def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | 
         other: weight of every other token.
         attended: 1 for tokens, 0 for padding, which counts for nothing.
     """
-    batch, device = len(call.hidden), call.hidden.device
-    weights = torch.full(call.hidden.shape[:2], other, device=device, dtype=torch.float64)
+    batch, device = len(call.hidden_state), call.hidden_state.device
+    weights = torch.full(call.hidden_state.shape[:2], other, device=device, dtype=torch.float64)
     weights[torch.arange(batch, device=device), read] = 1.0
     return weights if attended is None else weights * attended
 

@@ -88,7 +88,7 @@ def _plain(
     return mixed
 
 
-def _capped(
+def _capped_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
     """Attention whose scores are bounded by cap * tanh(scores / cap) before the mask, which no kernel of torch has;
@@ -137,7 +137,7 @@ def _forward(
             "this architecture's attention has sinks, a score beside those of the tokens; featcal has none"
         )
     if options.get("softcap") is not None:
-        return _capped(module, query, key, value, attention_mask, **options), None
+        return _capped_attention(module, query, key, value, attention_mask, **options), None
     if not (_thread.plain or _is_small(query, key)):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     with _PlainKernel():

@@ -14,7 +14,7 @@ class _SeenAll(Exception):
 
 
 @contextmanager
-def observed(modules: Mapping[str, nn.Module], enough: int | None = None) -> Iterator[dict[str, Tensor]]:
+def record_inputs(modules: Mapping[str, nn.Module], enough: int | None = None) -> Iterator[dict[str, Tensor]]:
     """Inside the `with`, a run of a block or of a part of it fills name → input of those of its `modules` that are
     called, in the order of their calls.
 
@@ -52,7 +52,7 @@ def observed(modules: Mapping[str, nn.Module], enough: int | None = None) -> Ite
 
 @contextmanager
 def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
-    """As `observed`, of every one of the `modules`.
+    """As `record_inputs`, of every one of the `modules`.
 
     Args:
         to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block
@@ -61,7 +61,7 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
     Raises:
         RuntimeError: also at exit, if a module was not called: its statistics would be incomplete.
     """
-    with observed(modules, None if to_the_end else len(modules)) as seen:
+    with record_inputs(modules, None if to_the_end else len(modules)) as seen:
         yield seen
     missed = [name for name in modules if name not in seen]
     if missed:

@@ -13,7 +13,7 @@ from featcal.models.adapter import LAST_LAYER, Adapter, Batch, Call, Stage, walk
 from featcal.models.compute import Compute
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass
-from featcal.models.model import mapped
+from featcal.models.model import map_features
 from featcal.models.walk import Walk
 
 
@@ -32,8 +32,10 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
         walk = Walk(run, "features", experts, {})
         for _ in _layers(run.adapter, walk, [stage for stage in run.adapter.stages if stage.feeds]):
             pass
-        closed = {task: _closed(run.adapter, one, run.head, walk.experts[task].calls) for task, one in experts.items()}
-        return {task: mapped(experts[task].weights, task, torch.cat([*parts])) for task, parts in closed.items()}
+        closed = {
+            task: _batch_features(run.adapter, one, run.head, walk.experts[task].calls) for task, one in experts.items()
+        }
+        return {task: map_features(experts[task].weights, task, torch.cat([*parts])) for task, parts in closed.items()}
 
 
 def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
@@ -51,9 +53,11 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
         walk = Walk(run, "features of every layer", {one.task: one}, {})
         calls = walk.experts[one.task].calls
         for layer, stage in _layers(adapter, walk, adapter.stages):
-            pooled = [_pooled(adapter, stage, *both) for both in zip(calls, one.batches, strict=True)]
+            pooled = [_pool_tokens(adapter, stage, *both) for both in zip(calls, one.batches, strict=True)]
             found[layer] = torch.cat(pooled).cpu()
-        closed = [mapped(one.weights, one.task, features) for features in _closed(adapter, one, run.head, calls)]
+        closed = [
+            map_features(one.weights, one.task, features) for features in _batch_features(adapter, one, run.head, calls)
+        ]
         found[LAST_LAYER] = torch.cat(closed).cpu()
         walk.finish()
     return found
@@ -72,15 +76,17 @@ def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[t
             yield names[block.name], stage
 
 
-def _closed(adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]) -> Iterator[Tensor]:
+def _batch_features(
+    adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]
+) -> Iterator[Tensor]:
     """Final features of every batch from the calls behind the last block."""
     closing = one.compute.place(one.weights.read(adapter.closing)) | dict(head)
     return (adapter.final(closing, call, batch) for call, batch in zip(calls, one.batches, strict=True))
 
 
-def _pooled(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[Tensor, "b d"]:
+def _pool_tokens(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[Tensor, "b d"]:
     """The class token's state, or the mean over the tokens that a state of ones has something at."""
     state = stage.own_state(call, batch)
     if adapter.class_token_at(stage):
         return state[:, 0]
-    return state.sum(1) / stage.own_state(call.on(torch.ones_like(call.hidden)), batch).sum(1)
+    return state.sum(1) / stage.own_state(call.with_state(torch.ones_like(call.hidden_state)), batch).sum(1)

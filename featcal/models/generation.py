@@ -56,7 +56,7 @@ class Generator:
         produced: Tensor = self.model.generate(ids, attention_mask=mask, **pictures, **options)
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
-    def sampled(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
+    def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
         """Answers drawn from the model's own distribution, at temperature 1 and nothing cut off it.
 
         Whatever settings of sampling came with the model are left aside. Draws are torch's global ones.
@@ -86,9 +86,9 @@ class Generator:
             )
         finally:
             self.model.generation_config = own
-        return [self.up_to_end(row) for row in produced]
+        return [self.cut_at_end(row) for row in produced]
 
-    def up_to_end(self, answer: Tensor) -> Tensor:
+    def cut_at_end(self, answer: Tensor) -> Tensor:
         """Of new tokens `[new]` those up to the first that ends an answer, which is one of them."""
         stops = [place for place, token in enumerate(answer.tolist()) if token in self.ends]
         return answer[: stops[0] + 1] if stops else answer
@@ -160,7 +160,7 @@ class Pupil:
         """What the model says to every prompt, up to the token that ends it: `[tokens]`."""
         return [answer for batch in self._batches for answer in self._answers(batch)]
 
-    def along(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
+    def log_probabilities(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
         """The model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
         rest = iter(answers)
         for batch in self._batches:
@@ -176,10 +176,10 @@ class Pupil:
             num_beams=1,
             pad_token_id=min(self.ends, default=0),
         )
-        yield from map(self._generator.up_to_end, produced)
+        yield from map(self._generator.cut_at_end, produced)
 
 
-def asked(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def prompt_batch(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Texts without answers, as experts write them from nothing, are gone on from their first half; those with a
     picture, which must stay whole, from their end."""
     kept = batch["attention_mask"]

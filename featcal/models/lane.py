@@ -35,7 +35,7 @@ class Step:
     """Output of linear maps, bias included, of those that were asked for."""
 
 
-def through(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
+def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
     """One call through a block of any model: the call of the next block. Every step of every lane is this.
 
     Args:
@@ -62,7 +62,7 @@ class Kept:
         self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
 
     @classmethod
-    def on(cls, device: torch.device) -> Kept:
+    def from_device(cls, device: torch.device) -> Kept:
         """A quarter of what the device has to spare now."""
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
@@ -112,9 +112,9 @@ class Kept:
 def _bytes(thing: Step | Call) -> int:
     """Of every tensor that a thing adds; a step's call is the `after` of the step before."""
     if isinstance(thing, Step):
-        parts: Iterable[Tensor] = (thing.after.hidden, *thing.inputs.values(), *thing.outputs.values())
+        parts: Iterable[Tensor] = (thing.after.hidden_state, *thing.inputs.values(), *thing.outputs.values())
     else:
-        parts = (thing.hidden,)
+        parts = (thing.hidden_state,)
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
 
 
@@ -128,11 +128,11 @@ class Entrance:
     compute: Compute
 
     @classmethod
-    def of(cls, stage: Stage, model: Weights, compute: Compute) -> Entrance:
+    def from_model(cls, stage: Stage, model: Weights, compute: Compute) -> Entrance:
         return cls(stage, model.read(stage.outer), compute)
 
     @cached_property
-    def placed(self) -> dict[str, Tensor]:
+    def placed_tensors(self) -> dict[str, Tensor]:
         """The tensors as the forward takes them."""
         return self.compute.place(self.stored)
 
@@ -183,7 +183,7 @@ class Lane:
             yield from self._enter(entrance)
             return
         key = self._name, self._fixed, entrance.stage.name
-        made_of = self._made_of() if self._fixed else [*entrance.stored.values(), *self.batches]
+        made_of = self._key_objects() if self._fixed else [*entrance.stored.values(), *self.batches]
         found = self._kept.find(key, made_of)
         if found is not None:
             yield from self._enter(entrance, found)
@@ -196,7 +196,9 @@ class Lane:
     def _enter(self, entrance: Entrance, found: Sequence[Call] | None = None) -> Iterator[Entry]:
         for position, batch in enumerate(self.batches):
             ended = self.calls[position] if position < len(self.calls) else None
-            first = entrance.stage.first_call(entrance.placed, batch, ended) if found is None else found[position]
+            first = (
+                entrance.stage.first_call(entrance.placed_tensors, batch, ended) if found is None else found[position]
+            )
             self.calls.put(position, first)
             yield Entry(ended, first)
 
@@ -221,7 +223,7 @@ class Lane:
             yield from self._walk(stage, block, stored, inputs, outputs, move)
             return
         key = self._name, block.name
-        made_of = self._made_of()
+        made_of = self._key_objects()
         found = kept.find(key, made_of)
         if found is not None and set(inputs) <= found[0].inputs.keys() and set(outputs) <= found[0].outputs.keys():
             for position, step in enumerate(found):
@@ -233,7 +235,7 @@ class Lane:
                 keep(step)
                 yield step
 
-    def _made_of(self) -> list[object]:
+    def _key_objects(self) -> list[object]:
         """What decides all steps of a fixed lane."""
         return [self.weights, *self.batches]
 
@@ -250,7 +252,7 @@ class Lane:
         entering, leaving = ({n: block.module.get_submodule(n) for n in names} for names in (inputs, outputs))
         for position, call in enumerate(self.calls):
             with capture_inputs(entering) as given, capture_outputs(leaving) as returned:
-                after = through(stage, block, placed, call)
+                after = run_block(stage, block, placed, call)
             if move:
                 self.calls.put(position, after)
             yield Step(call, after, given, returned)

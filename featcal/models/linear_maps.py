@@ -24,6 +24,6 @@ def widths(module: LinearMap) -> tuple[int, int]:
     return (rows, columns) if is_transposed(module) else (columns, rows)
 
 
-def turned(module: LinearMap, weight: Tensor) -> Tensor:
+def orient_weight(module: LinearMap, weight: Tensor) -> Tensor:
     """A stored weight as a matrix `[outputs, inputs]`, and such a matrix as it is stored."""
     return weight.mT if is_transposed(module) else weight

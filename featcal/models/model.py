@@ -45,7 +45,7 @@ class Model(Over):
         return self.under.label
 
 
-def mapped(model: Weights, task: str, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k2"]:
+def map_features(model: Weights, task: str, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k2"]:
     """The model's final features for a task: through the task's map where the model has one, else as they are."""
     for one in _models(model):
         if task in one.maps:

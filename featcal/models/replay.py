@@ -62,14 +62,16 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
         for block, theirs in zip(stage.blocks[1:], calls[1:], strict=True):
             carried = stage.advance(carried, output)
             alike = torch.equal if block.name in first.apart else same
-            same_state = same(carried.hidden, theirs.hidden)
-            if not (same_state and same_beside(carried.at(block.name), theirs, alike)):
+            same_state = same(carried.hidden_state, theirs.hidden_state)
+            if not (same_state and same_beside(carried.block_call(block.name), theirs, alike)):
                 raise InputError(
                     f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
                     "such as a mask or positions of its own; featcal cannot run this architecture block by block"
                 )
         if stage is not adapter.stages[-1]:  # its last block may give states of another form
-            upstream = stage.advance(carried, _returned(stage.blocks[-1], carried.at(stage.blocks[-1].name), device))
+            upstream = stage.advance(
+                carried, _imitate_output(stage.blocks[-1], carried.block_call(stage.blocks[-1].name), device)
+            )
 
 
 def _library_calls(
@@ -78,7 +80,7 @@ def _library_calls(
     """The stage's first call, how one forward of the library calls every block, and what the first one returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
-    output = _returned(first, call, device)
+    output = _imitate_output(first, call, device)
     if not rest:
         return call, [call], output
     to_the_last = copy(stage)  # its first call is that of its first block, before which the others stand in
@@ -88,11 +90,11 @@ def _library_calls(
     return call, [*seen, last], output
 
 
-def _returned(block: Block, call: Call, device: torch.device) -> Any:
+def _imitate_output(block: Block, call: Call, device: torch.device) -> Any:
     """Constants in the form of what a block returns, which is found out without computing it; a call of the form of
     the block's last one has the same."""
 
-    def on_meta(leaf: Any) -> Any:
+    def to_meta(leaf: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
 
     def constant(leaf: Any) -> Any:
@@ -102,8 +104,8 @@ def _returned(block: Block, call: Call, device: torch.device) -> Any:
     form = device, layout, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     known, returned = _last_returned.get(block.module, (None, None))
     if known != form:
-        args, kwargs = tree_map(on_meta, (call.args, dict(call.kwargs)))
-        parameters = {name: on_meta(parameter) for name, parameter in block.module.named_parameters()}
+        args, kwargs = tree_map(to_meta, (call.args, dict(call.kwargs)))
+        parameters = {name: to_meta(parameter) for name, parameter in block.module.named_parameters()}
         returned = tree_map(constant, block.run(parameters, Call(args, kwargs)))
         _last_returned[block.module] = form, returned
     return returned

@@ -62,9 +62,9 @@ def same_beside(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]
     if layout != their_layout:
         return False
 
-    def alike(a: Any, b: Any) -> bool:
+    def is_same(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return same(a, b)
         return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
 
-    return all(map(alike, one, other))
+    return all(map(is_same, one, other))

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from featcal.formats.weights import Weights, in_memory
+from featcal.formats.weights import Weights, is_in_memory
 from featcal.models.adapter import Block, Stage
 from featcal.models.context import Run
 from featcal.models.lane import Entrance, Entry, ExpertPass, Lane
@@ -72,9 +72,9 @@ class Walk:
     def entering(self, stage: Stage) -> Iterator[Entering]:
         """First calls of a stage on every lane, batch by batch; to be consumed to the end."""
         compute = self._run.compute
-        fronts = {name: Entrance.of(stage, model, compute) for name, model in self._models.items()}
+        fronts = {name: Entrance.from_model(stage, model, compute) for name, model in self._models.items()}
         for task, one in self._passes.items():
-            front = Entrance.of(stage, one.weights, compute)
+            front = Entrance.from_model(stage, one.weights, compute)
             others = [self.lanes[name][task].enter(fronts[name]) for name in fronts]
             for position, (own, *entries) in enumerate(zip(self.experts[task].enter(front), *others, strict=True)):
                 models = dict(zip(fronts, entries, strict=True))
@@ -103,7 +103,7 @@ class Walk:
         memory are looked up, since a thread for that would take its turns with this one.
         """
         seconds = self._run.seconds
-        if all(in_memory(lane.weights, block.names) for lane in self.experts.values()):
+        if all(is_in_memory(lane.weights, block.names) for lane in self.experts.values()):
             yield from ((task, lane.tensors(block)) for task, lane in self.experts.items())
             return
         ahead = self._run.store.budget is None

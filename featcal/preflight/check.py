@@ -12,7 +12,7 @@ import torch
 from featcal.calibration.config import CalibrationConfig, config_of
 from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
-from featcal.family.outside_tower import left_out
+from featcal.family.outside_tower import note_left_out
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.mergers.engine import RecipeWeights
 from featcal.models.adapter import Adapter
@@ -95,17 +95,18 @@ def check(suite: Suite, probe: bool | None = None) -> Preflight:
     tasks, drawn = check_samples(suite, family, places, config)
     estimates = None
     if opened.adapter is not None and "base" in opened.weights:
-        sizes = {task: drawn.get(task) or _assumed(opened.adapter, config) for task in suite.tasks}
+        sizes = {task: drawn.get(task) or _assume_draw(opened.adapter, config) for task in suite.tasks}
         merged = opened.weights.get("merged", opened.weights["base"]).info
         estimates = estimate(opened.adapter, merged, sizes, config, 2 + 2 * len(sizes), Path.cwd())
         general.notes += _scarce(estimates, places)
     diagonal = _probe(_sound(family, opened), drawn, config.seed, probe, general)
     if diagonal is None:
         general.notes.append(_unread(lineage) + ("" if probe or len(suite.tasks) < 2 else _HOW_TO_READ))
-    general.problems += _out_of_reach(places)
-    if suite.unpinned():
+    general.problems += _unreachable_problems(places)
+    if suite.unpinned_data():
         general.notes.append(
-            f"data sets without a revision may change under the suite: {', '.join(suite.unpinned())}; set 'revision'"
+            f"data sets without a revision may change under the suite: {', '.join(suite.unpinned_data())}; "
+            "set 'revision'"
         )
     reports = [*opened.reports.values(), *tasks.values(), general]
     problems = tuple(problem for report in reports for problem in report.problems)
@@ -153,7 +154,7 @@ def _count(shape: tuple[int, ...]) -> int:
 def _config(suite: Suite, adapter: Adapter | None) -> tuple[CalibrationConfig, Report]:
     """The options of a calibration; the paper's where the suite's are out of range, which is a problem."""
     defaults = {} if adapter is None else adapter.defaults
-    asked = suite.calibration.given()
+    asked = suite.calibration.explicit_options()
     try:
         return CalibrationConfig(**asked) if adapter is None else config_of(adapter, suite.tasks, asked), Report()
     except InputError as error:
@@ -184,7 +185,7 @@ def _note_left_out(suite: Suite, family: Family | None, opened: Opened) -> None:
     """What a recipe leaves out of experts whose values can be read is added to their reports."""
     sound = _sound(family, opened)
     if sound is not None and isinstance(suite.merged, MergeRecipe):
-        for task, note in left_out(sound).items():
+        for task, note in note_left_out(sound).items():
             opened.reports[expert_role(task)].notes.append(note)
 
 
@@ -232,7 +233,7 @@ def _unread(lineage: Lineages | None) -> str:
     return f"of weights, only {what} read; values elsewhere that are NaN or infinite do not show here"
 
 
-def _assumed(adapter: Adapter, config: CalibrationConfig) -> Drawn:
+def _assume_draw(adapter: Adapter, config: CalibrationConfig) -> Drawn:
     """What a task draws whose samples are not here: pictures have a known size, text is taken to be of usual length."""
     inputs = adapter.probe()
     count = len(next(iter(inputs.values())))
@@ -265,11 +266,11 @@ def _scarce(estimates: Estimates, places: Places) -> list[str]:
     return notes
 
 
-def _out_of_reach(places: Places) -> list[str]:
+def _unreachable_problems(places: Places) -> list[str]:
     """What keeps models and data sets from being looked at, one problem each."""
     problems = []
     if places.unreachable:
-        ids = "; ".join(f"'{ref}' ({_who(labels)})" for ref, labels in places.unreachable.items())
+        ids = "; ".join(f"'{ref}' ({_name_labels(labels)})" for ref, labels in places.unreachable.items())
         problems.append(
             f"the Hub cannot be reached, and these are not in its local cache: {ids}; connect (and unset "
             "HF_HUB_OFFLINE), or give local folders"
@@ -280,6 +281,6 @@ def _out_of_reach(places: Places) -> list[str]:
     return problems
 
 
-def _who(labels: Sequence[str]) -> str:
+def _name_labels(labels: Sequence[str]) -> str:
     own = list(dict.fromkeys(labels))
     return own[0] if len(own) == 1 else f"{own[0]} and {len(own) - 1} more"

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from featcal.calibration.block_statistics import likely_groups
-from featcal.calibration.calibrate import taking_part
+from featcal.calibration.calibrate import select_tasks
 from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps
-from featcal.calibration.linear_group import multiplied_in
+from featcal.calibration.linear_group import product_dtype
 from featcal.calibration.memory import working_bytes
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
@@ -131,7 +131,7 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: Ca
 
     Blocks and maps that the options leave out are only walked through, and tasks that they leave out are not.
     """
-    drawn, chosen = taking_part(config, drawn), calibrated_blocks(adapter, config)
+    drawn, chosen = select_tasks(config, drawn), calibrated_blocks(adapter, config)
     tokens = [int(one.samples * one.tokens) for one in drawn.values()]
     batches = sum(-(-one.samples // config.batch_size) for one in drawn.values())
     single = double = 0.0
@@ -142,7 +142,7 @@ def calibration_seconds(adapter: Adapter, drawn: Mapping[str, Drawn], config: Ca
         own = FORWARDS if solved else FORWARDS - 1
         passes += own
         single += own * forward
-        if multiplied_in(torch.float32, config) is torch.float64:
+        if product_dtype(torch.float32, config) is torch.float64:
             double += products
         else:
             single += products
@@ -164,7 +164,7 @@ def _operations(
     forward, products, solve = 0.0, 0.0, 0.0
     for group in likely_groups(stage, index):
         d, m = group.inputs, group.outputs
-        own = [group.expected(n) for n in tokens]
+        own = [group.expected_tokens(n) for n in tokens]
         forward += 2 * d * m * sum(own)
         if group.names[0] not in maps:
             continue
@@ -175,7 +175,7 @@ def _operations(
 
 def _passed_parameters(adapter: Adapter) -> int:
     """Weights of all linear maps that a token passes."""
-    return sum(int(one.weight.numel() * share) for block in adapter.blocks() for one, share in block.passed())
+    return sum(int(one.weight.numel() * share) for block in adapter.blocks() for one, share in block.token_shares())
 
 
 def _places(adapter: Adapter) -> list[tuple[Stage, int]]:

@@ -12,7 +12,7 @@ import torch
 
 from featcal.family.opening import Family, classify, open_checked, open_family
 from featcal.formats.hub import hub_model
-from featcal.formats.located import Located, as_described
+from featcal.formats.located import Located, explain_model_errors
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
@@ -34,7 +34,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def collect_problems(self) -> Iterator[None]:
         """What is wrong inside the `with` is put to the problems."""
         try:
             yield
@@ -58,15 +58,15 @@ def open_models(suite: Suite, places: Places) -> Opened:
     """Find and compare every model from its headers, on this machine or on the Hub; nothing is fetched."""
     opened = Opened(None, {}, {}, {role: Report() for role in references(suite)})
     for role, ref in references(suite).items():
-        with opened.reports[role].collected():
+        with opened.reports[role].collect_problems():
             found = places.locate(ref, role)
             if found is not None:
                 opened.located[role] = found
     experts = {role: one for role, one in opened.located.items() if role not in ("base", "merged")}
     for role, found in opened.located.items():
-        with opened.reports[role].collected():
+        with opened.reports[role].collect_problems():
             if role == "base":
-                with as_described(role, found.described_in):
+                with explain_model_errors(role, found.config_source):
                     own_text = suite.text_tower == "own"
                     opened.adapter = adapter_for(found.config, found.names, CPU, role, own_text, classify(experts))
             if opened.adapter is not None:
@@ -110,7 +110,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
                     f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"
                 )
     if opened.adapter is not None:
-        opened.reports["base"].notes += _uncalibrated(opened.adapter)
+        opened.reports["base"].notes += _note_uncalibrated(opened.adapter)
     stored = {role: _main_dtype(weights, tower) for role, weights in opened.weights.items()}
     if len(set(stored.values())) > 1:
         kinds = {kind: [role for role, own in stored.items() if own == kind] for kind in stored.values()}
@@ -120,9 +120,9 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         )
 
 
-def _uncalibrated(adapter: Adapter) -> list[str]:
+def _note_uncalibrated(adapter: Adapter) -> list[str]:
     """A note on tensors of the blocks that stay as merged whatever is calibrated."""
-    names = adapter.uncalibrated()
+    names = adapter.uncalibrated_names()
     if not names:
         return []
     count = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
@@ -135,7 +135,7 @@ def _main_dtype(weights: Weights, tower: tuple[str, ...]) -> str:
 
 def _dtypes(role: str, weights: Weights, tower: tuple[str, ...]) -> list[str]:
     counts = Counter(_name(weights.info[name]) for name in tower)
-    if len(counts) == 1 or _under(weights, "declared_base") is not None:  # LoRA: what it changes is float32
+    if len(counts) == 1 or _base_attribute(weights, "declared_base") is not None:  # LoRA: what it changes is float32
         return []
     return [f"{role}: a mix of dtypes: " + ", ".join(f"{n} tensors {dtype}" for dtype, n in counts.most_common())]
 
@@ -144,13 +144,13 @@ def _name(info: TensorInfo) -> str:
     return str(info.dtype).removeprefix("torch.")
 
 
-def _under(weights: Weights | None, attribute: str) -> Any:
+def _base_attribute(weights: Weights | None, attribute: str) -> Any:
     return getattr(weights.under if isinstance(weights, FirstRows) else weights, attribute, None)
 
 
 def _declared_base(suite: Suite, role: str, base: Located, found: Located, weights: Weights | None) -> list[str]:
     """A note where a model names another base than the suite's; local paths say nothing."""
-    lora = _under(weights, "declared_base")
+    lora = _base_attribute(weights, "declared_base")
     declared = lora if lora is not None else found.config.get("_name_or_path")
     own = references(suite)[role]
     known = {_repo(one) for one in (suite.base, base.config.get("_name_or_path"), own)} - {None}

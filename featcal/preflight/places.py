@@ -66,8 +66,8 @@ class Places:
             _check_adapter(adapter, label)
         if isinstance(under, Path):
             return locate(str(under), self._root, label)
-        found = under.located(label) if under is not None else None
-        return _adapted(found, adapter) if found is not None and isinstance(adapter, Path) else found
+        found = under.locate(label) if under is not None else None
+        return _apply_adapter(found, adapter) if found is not None and isinstance(adapter, Path) else found
 
     def local(self, ref: str) -> str:
         """The reference with every id on the Hub that is in the local cache replaced by its folder there."""
@@ -97,7 +97,7 @@ class Places:
         installed = find_spec("datasets") is not None
         if not installed:
             self.without_package.add(source.hub)
-        if self._is_folder(source.hub) or (installed and _data_cached(source.hub, source.config)):
+        if self._is_folder(source.hub) or (installed and _is_data_cached(source.hub, source.config)):
             return installed
         ref = source.hub + (f"@{source.revision}" if source.revision else "")
         key = f"{ref} ({source.config})" if source.config else ref
@@ -105,7 +105,7 @@ class Places:
         def ask() -> None:
             self.downloads[key] = replace(remote_data(ref, source.config), ref=key)
 
-        self._once(f"data set {key}", label, ask)
+        self._find_once(f"data set {key}", label, ask)
         return False
 
     def _parts(self, ref: str) -> list[str]:
@@ -125,12 +125,12 @@ class Places:
             self.downloads[part] = found.download
             return found
 
-        return self._once(part, label, find)
+        return self._find_once(part, label, find)
 
     def _is_folder(self, part: str) -> bool:
         return local_path(part, self._root, "suite").is_dir()
 
-    def _once(self, key: str, label: str, find: Callable[[], Place]) -> Place:
+    def _find_once(self, key: str, label: str, find: Callable[[], Place]) -> Place:
         if key not in self._known:
             try:
                 self._known[key] = find()
@@ -160,7 +160,7 @@ def cached_folder(model: HubModel) -> Path | None:
     return folder if all((folder / shard).is_file() for shard in shards) else None
 
 
-def _data_cached(name: str, config: str | None) -> bool:
+def _is_data_cached(name: str, config: str | None) -> bool:
     """Whether the package `datasets` has prepared a data set, in this configuration, in its cache."""
     import datasets
     from datasets.naming import camelcase_to_snakecase
@@ -182,8 +182,8 @@ def _check_adapter(adapter: RemoteModel, label: str) -> None:
             raise InputError(*(p.replace(folder, f"'{adapter.ref}' on the Hub") for p in error.problems)) from error
 
 
-def _adapted(under: Located, adapter: Path) -> Located:
-    def opened(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
+def _apply_adapter(under: Located, adapter: Path) -> Located:
+    def open_stored(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
         return LoraWeights(under.open(canonical, aliases), adapter, under.label, canonical, aliases)
 
-    return replace(under, open=opened, trained_for=task_type(adapter))
+    return replace(under, open=open_stored, trained_for=task_type(adapter))

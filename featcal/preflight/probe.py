@@ -37,7 +37,7 @@ class Diagonal:
         return sum(split == "test" for split in self.splits.values())
 
     @property
-    def scored_on(self) -> str:
+    def split_words(self) -> str:
         """The splits in words, such as "validation", or "validation (cars) and test (dogs)"."""
         tasks: dict[str, list[str]] = {}
         for task, split in self.splits.items():
@@ -55,12 +55,12 @@ class Diagonal:
         problems, notes, mixed = list[str](), self._looks(), set[str]()
         for cycle in self._cycles():
             gains = [self._gain(task, expert) for task, expert in cycle.items()]
-            if min(gains) > 0 and sum(gains) > self._clearly(len(cycle)):
+            if min(gains) > 0 and sum(gains) > self._clear_margin(len(cycle)):
                 mixed |= set(cycle)
-                problems.append(self._mixed_up(cycle))
+                problems.append(self._describe_cycle(cycle))
         for task in self.accuracy:
             best = max(self.accuracy, key=lambda expert: self.accuracy[expert][task])
-            if task not in mixed and self._gain(task, best) > self._clearly(1):
+            if task not in mixed and self._gain(task, best) > self._clear_margin(1):
                 notes.append(
                     f"{expert_role(task)}: that of '{best}' does its task better ({self._compare(task, best)} of "
                     f"{self.samples} samples right); is it the right file?"
@@ -96,7 +96,7 @@ class Diagonal:
                 cycles.append(cycle)
         return cycles
 
-    def _mixed_up(self, cycle: Mapping[str, str]) -> str:
+    def _describe_cycle(self, cycle: Mapping[str, str]) -> str:
         names = [f"'{task}'" for task in cycle]
         how = "; ".join(f"on '{task}' {self._compare(task, expert)}" for task, expert in cycle.items())
         what = "probably swapped" if len(cycle) == 2 else "probably mixed up"
@@ -109,7 +109,7 @@ class Diagonal:
     def _gain(self, task: str, expert: str) -> float:
         return self.accuracy[expert][task] - self.accuracy[task][task]
 
-    def _clearly(self, tasks: int) -> float:
+    def _clear_margin(self, tasks: int) -> float:
         return DEVIATIONS * math.sqrt(0.5 * tasks / self.samples)
 
 
@@ -119,7 +119,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     Raises:
         InputError, NumericalError: as `accuracy`.
     """
-    drawn = {task: one for task in family.experts if (one := _labelled(family, task, seed)) is not None}
+    drawn = {task: one for task in family.experts if (one := _draw_labelled(family, task, seed)) is not None}
     if len(drawn) < 2:
         return None
     names = names_of(drawn)
@@ -136,7 +136,7 @@ def measure_diagonal(family: Family, seed: int) -> Diagonal | None:
     return Diagonal(right, min(len(one) for one in drawn.values()), splits)
 
 
-def _labelled(family: Family, task: str, seed: int) -> Samples | None:
+def _draw_labelled(family: Family, task: str, seed: int) -> Samples | None:
     """Samples with answers; of the test split only where no other has them.
 
     Experts that calibration has not touched are scored, so samples that calibration sees are as good as others.

@@ -16,7 +16,7 @@ from featcal.formats.checkpoint import (
     SINGLE_FILE,
     Header,
     dtype_of,
-    pickled,
+    select_pickled,
     shards,
     unpickling,
 )
@@ -54,7 +54,7 @@ class RemoteModel:
     adapter: Mapping[str, Any] | None = None
     """Content of its `adapter_config.json`, for a LoRA adapter."""
 
-    def located(self, label: str) -> Located | None:
+    def locate(self, label: str) -> Located | None:
         """The model as far as its headers go: it can be compared with others but not read."""
         if self.config is None or not self.header:
             return None
@@ -73,7 +73,7 @@ class RemoteWeights:
     def __init__(self, label: str, ref: str, header: Header, canonical: Canonical) -> None:
         self.label = label
         self.files: Sequence[Path] = ()
-        self.left_out: Mapping[str, Path] = {name: Path(ref) for name in header if canonical(name) is None}
+        self.leftovers: Mapping[str, Path] = {name: Path(ref) for name in header if canonical(name) is None}
         named = {stored: name for stored in header if (name := canonical(stored)) is not None}
         self.info: Mapping[str, TensorInfo] = {
             name: TensorInfo(header[stored][0], dtype_of(header[stored][1], f"{label}: tensor '{stored}' in {ref}"))
@@ -106,18 +106,18 @@ def remote_model(model: HubModel) -> RemoteModel:
     from huggingface_hub.utils import filter_repo_objects
 
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    if model.folder and not model.below(sizes):
+    if model.folder and not model.select_files(sizes):
         raise InputError(no_such_folder(model, sizes))
     wanted = list(filter_repo_objects(list(sizes), **model.patterns))
     download = Download(ref, "model", len(wanted), sum(sizes[name] for name in wanted))
-    own = [name for name in model.below(sizes) if "/" not in name]
+    own = [name for name in model.select_files(sizes) if "/" not in name]
     if not any(name.endswith(".safetensors") for name in own):
-        pickles = pickled(own)
+        pickles = select_pickled(own)
         what = f"only pickled weights ({', '.join(pickles)})" if pickles else "no safetensors"
         remedy = f"; fetch it to a folder FOLDER and {unpickling('FOLDER', pickles)}" if pickles else ""
         raise InputError(f"'{ref}' on the Hub has {what}{remedy or model.other_folders(sizes)}")
     config, adapter = (
-        _fetched(model, name) if name in own else None for name in ("config.json", "adapter_config.json")
+        _fetch_json(model, name) if name in own else None for name in ("config.json", "adapter_config.json")
     )
     return RemoteModel(ref, download, config, _header(model, own), adapter)
 
@@ -131,16 +131,16 @@ def _header(model: HubModel, own: Sequence[str]) -> Header:
     if SINGLE_FILE in own:
         names = [SINGLE_FILE]
     elif INDEX_FILE in own:
-        names = shards(_fetched(model, INDEX_FILE), f"'{model.ref}' on the Hub: {INDEX_FILE}")
+        names = shards(_fetch_json(model, INDEX_FILE), f"'{model.ref}' on the Hub: {INDEX_FILE}")
     else:
         return {}
 
     def read(api: Any) -> list[Any]:
-        def of(name: str) -> Any:
+        def read_one(name: str) -> Any:
             return api.parse_safetensors_file_metadata(model.repo, model.path(name), revision=model.revision)
 
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(of, names))
+            return list(pool.map(read_one, names))
 
     files = ask(model.ref, "model", read)
     return {name: (tuple(one.shape), str(one.dtype)) for file in files for name, one in file.tensors.items()}
@@ -162,7 +162,7 @@ def remote_data(ref: str, config: str | None) -> Download:
     return Download(ref, "data set", len(own or sizes), sum((own or sizes).values()))
 
 
-def _fetched(model: HubModel, name: str) -> Mapping[str, Any]:
+def _fetch_json(model: HubModel, name: str) -> Mapping[str, Any]:
     """A small file of a model, read without a trace in the cache: half a snapshot there would look like a whole."""
     with tempfile.TemporaryDirectory() as folder:
         path = ask(

@@ -67,7 +67,7 @@ def _check_source(
     if source.self_generated is not None:
         if family is None:
             return [], None
-        drawn = _to_be_written(family, task, source.self_generated, config.samples)
+        drawn = _plan_writing(family, task, source.self_generated, config.samples)
         return _few(label, source.self_generated.count, config.samples), drawn
     if not places.has_data(source, label):
         return [], None
@@ -79,7 +79,7 @@ def _check_source(
     seen = family.samples(
         task, split, min(config.samples, available) if pool.is_text else few, config.seed, copies=copies
     )
-    notes = [_truncated(label, seen, spec)] if seen.truncated else []
+    notes = [_note_truncation(label, seen, spec)] if seen.truncated else []
     if split != "calibration":
         return notes, None
     drawn = Drawn(
@@ -90,7 +90,7 @@ def _check_source(
     return [*notes, *_few(label, available, config.samples)], drawn
 
 
-def _to_be_written(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:
+def _plan_writing(family: Family, task: str, source: SelfGenerated, wanted: int) -> Drawn:
     """What an expert will write at most; it is not asked to yet.
 
     Raises:
@@ -100,7 +100,7 @@ def _to_be_written(family: Family, task: str, source: SelfGenerated, wanted: int
     return Drawn(min(wanted, source.count), longest, 3 * 8 * longest)  # ids, mask and what is an answer
 
 
-def _truncated(label: str, drawn: Samples, spec: Task) -> str:
+def _note_truncation(label: str, drawn: Samples, spec: Task) -> str:
     limits = f"max_length {spec.max_length}"
     if "labels" in drawn.inputs:
         limits += f", max_target_length {spec.max_target_length}"

@@ -26,7 +26,9 @@ FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
 SIDE = 224
 
 
-def corrupted(fetch: Callable[[Sequence[int]], list[Image]], how: Corruption) -> Callable[[Sequence[int]], list[Image]]:
+def with_corruption(
+    fetch: Callable[[Sequence[int]], list[Image]], how: Corruption
+) -> Callable[[Sequence[int]], list[Image]]:
     """The same pictures, each made worse by noise of its own."""
 
     def worse(wanted: Sequence[int]) -> list[Image]:
@@ -62,11 +64,11 @@ def _blur(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     angle = np.deg2rad(rng.uniform(-45, 45))
     total = np.zeros_like(pixels)
     for step, weight in zip(steps, weights / weights.sum(), strict=True):
-        total += weight * _moved(pixels, step * np.sin(angle), step * np.cos(angle))
+        total += weight * _shift(pixels, step * np.sin(angle), step * np.cos(angle))
     return total
 
 
-def _moved(pixels: Pixels, down: float, right: float) -> Pixels:
+def _shift(pixels: Pixels, down: float, right: float) -> Pixels:
     """The picture seen from a fraction of a pixel further on; edges are repeated."""
     rows, columns = (np.arange(size) + by for size, by in zip(pixels.shape[:2], (down, right), strict=True))
     above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)

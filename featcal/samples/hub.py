@@ -30,11 +30,11 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
         require_links_inside(folder, "hub")
     else:
         require_no_hub("hub")
-    return _opened(name, folder, tuple(stamps(folder)), config, split, revision)
+    return _open(name, folder, tuple(stamps(folder)), config, split, revision)
 
 
 @lru_cache(maxsize=64)
-def _opened(
+def _open(
     name: str, folder: Path, state: tuple[FileStamp, ...], config: str | None, split: str, revision: str | None
 ) -> ArrowTable:
     refuse_saved_to_disk(folder)

@@ -37,7 +37,7 @@ def prepare_pictured(
         patches, grids = [*patches, *own], [*grids, grid]
     grid = torch.cat(grids)
     counts = (grid.prod(1) // merged).tolist()
-    placed = [_placed(example, mark, count) for example, count in zip(examples, counts, strict=True)]
+    placed = [_place_picture(example, mark, count) for example, count in zip(examples, counts, strict=True)]
     made = prepare_causal(placed, preparation.folder, max_length)
     if made.truncated:
         raise InputError(
@@ -48,7 +48,7 @@ def prepare_pictured(
     return Prepared({**made.inputs, "pixel_values": pad_sequence(patches, True), "image_grid_thw": grid})
 
 
-def _placed(example: TextExample, mark: str, count: int) -> TextExample:
+def _place_picture(example: TextExample, mark: str, count: int) -> TextExample:
     """The text with as many tokens as its picture has."""
     if example.input.count(mark) != 1:
         raise InputError(

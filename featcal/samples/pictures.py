@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from featcal.samples.arrow import read_parquet
 from featcal.samples.pool import Image, Pool
-from featcal.samples.records import numbered, read_image
+from featcal.samples.records import number_labels, read_image
 from featcal.samples.table import read_jsonl
 from featcal.suite.schema import SPLITS
 from featcal.system.errors import InputError
-from featcal.system.formatting import readable, shortened
+from featcal.system.formatting import readable, shorten
 from featcal.system.paths import require_plain
 
 _VALIDATION_EVERY = 10
@@ -100,8 +100,8 @@ def imagefolder(folder: Path, label: str | None) -> Pool:
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, an imagefolder is a folder")
-    described = _described(folder, label)
-    files, labels, names = described if described is not None else _by_subfolder(folder)
+    described = _list_metadata(folder, label)
+    files, labels, names = described if described is not None else _list_subfolders(folder)
 
     def images(wanted: Sequence[int]) -> list[Image]:
         return [read_image(files[i], str(files[i])) for i in wanted]
@@ -112,7 +112,7 @@ def imagefolder(folder: Path, label: str | None) -> Pool:
 _Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None]
 
 
-def _by_subfolder(folder: Path) -> _Files:
+def _list_subfolders(folder: Path) -> _Files:
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise InputError(f"{folder} has no sub-folders; make one per class")
@@ -125,7 +125,7 @@ def _by_subfolder(folder: Path) -> _Files:
     return [file for file, _ in files], np.array([index for _, index in files], dtype=np.int64), tuple(classes)
 
 
-def _described(folder: Path, label: str | None) -> _Files | None:
+def _list_metadata(folder: Path, label: str | None) -> _Files | None:
     """Files and labels of a metadata file; None where there is none, or none with labels and none are asked for."""
     present = [name for name in _METADATA if (folder / name).is_file()]
     if len(present) > 1:
@@ -143,17 +143,17 @@ def _described(folder: Path, label: str | None) -> _Files | None:
         raise InputError(f"{folder / present[0]} has no column '{missing[0]}' (columns: {', '.join(columns)})")
     given = [str(row["file_name"]) for row in rows]
     files = [folder / name for name in given]
-    lost = [name for name, file in zip(given, files, strict=True) if not _inside(name, file)]
+    lost = [name for name, file in zip(given, files, strict=True) if not _is_inside(name, file)]
     if lost:
         raise InputError(
-            f"{folder / present[0]} names {len(lost)} files that are not there, such as {shortened(lost[0])}; "
+            f"{folder / present[0]} names {len(lost)} files that are not there, such as {shorten(lost[0])}; "
             "names lie below its folder"
         )
-    labels, names = numbered([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
+    labels, names = number_labels([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
     return files, labels, names
 
 
-def _inside(name: str, file: Path) -> bool:
+def _is_inside(name: str, file: Path) -> bool:
     """Whether a name in a folder's metadata is that of a file in it."""
     try:
         return not Path(name).is_absolute() and ".." not in Path(name).parts and file.is_file()

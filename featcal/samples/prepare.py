@@ -68,7 +68,7 @@ class Preparation:
         """
         if self.pictures is not None:
             return self.pictures.prepare(images)
-        pixels: Tensor = self._processed(images)["pixel_values"]
+        pixels: Tensor = self._process(images)["pixel_values"]
         return pixels.float()
 
     def patches(self, images: Sequence[Image]) -> tuple[list[Tensor], Tensor, int]:
@@ -78,12 +78,12 @@ class Preparation:
         Raises:
             InputError: as `pixels`.
         """
-        made = self._processed(images)
+        made = self._process(images)
         grid = made["image_grid_thw"].long()
         merged = int(self._processor().merge_size) ** 2
         return list(torch.split(made["pixel_values"].float(), grid.prod(1).tolist())), grid, merged
 
-    def _processed(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
+    def _process(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         writable = [image.copy() for image in images]  # the processor wraps them as tensors
         options = {
             "return_tensors": "pt",
@@ -95,7 +95,7 @@ class Preparation:
             raise InputError(f"pictures: the base's image processor cannot make one batch of them ({error})") from error
         return made
 
-    def made_by(self) -> dict[str, str]:
+    def describe_tools(self) -> dict[str, str]:
         """Class and backend of image processor or tokenizer, for the record of a run.
 
         Raises:
@@ -103,12 +103,12 @@ class Preparation:
         """
         if self.modality != "pixels":
             text = {"text": _class(tokenizer_of(self.folder))}
-            return text if self.image_token is None else text | self._made_pictures()
+            return text if self.image_token is None else text | self._describe_picture_tools()
         if self.pictures is not None:
             return dict(self.pictures.made_by)
-        return self._made_pictures()
+        return self._describe_picture_tools()
 
-    def _made_pictures(self) -> dict[str, str]:
+    def _describe_picture_tools(self) -> dict[str, str]:
         return {"pictures": _class(self._processor()), "backend": BACKEND}
 
     def _processor(self) -> Any:
@@ -136,11 +136,11 @@ def prepare_seq2seq(
     tokenizer = tokenizer_of(folder)
     end = tokenizer.eos_token_id
     inputs = _token_ids(tokenizer, [example.input for example in examples])
-    targets = [_ended(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
+    targets = [_append_end(ids, end) for ids in _token_ids(tokenizer, [str(example.target) for example in examples])]
     cut = [len(i) > max_length or len(t) > max_target_length for i, t in zip(inputs, targets, strict=True)]
     inputs = [_beginning(ids, max_length, end) for ids in inputs]
     targets = [_beginning(ids, max_target_length, end) for ids in targets]
-    prepared = {**_padded(inputs, tokenizer), "labels": stacked(targets, IGNORED)}
+    prepared = {**_pad(inputs, tokenizer), "labels": stack_rows(targets, IGNORED)}
     return Prepared(prepared, sum(cut))
 
 
@@ -162,14 +162,14 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
     rows, completions, truncated = [], [], 0
     for example, prompt, answer in zip(examples, prompts, answers, strict=True):
         if example.target is not None:
-            prompt = _going_on(prompt, end)
-            answer = _ended(answer, end)
+            prompt = _drop_end(prompt, end)
+            answer = _append_end(answer, end)
         truncated += len(prompt) + len(answer) > max_length
         prompt = _ending(prompt, max(max_length - len(answer), max_length // 4, 1), tokenizer.bos_token_id)
         answer = answer[: max_length - len(prompt)]
         rows.append(prompt + answer)
         completions.append([0] * len(prompt) + [1] * len(answer) if answer else [1] * len(prompt))
-    prepared = {**_padded(rows, tokenizer), "completion_mask": stacked(completions, 0)}
+    prepared = {**_pad(rows, tokenizer), "completion_mask": stack_rows(completions, 0)}
     return Prepared(prepared, truncated)
 
 
@@ -190,9 +190,9 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
     truncated = sum(len(ids) > max_length for ids in encoded["input_ids"])
     if truncated:
         encoded = tokenizer(texts, pairs, truncation="longest_first", max_length=max_length, **options)
-    prepared = _padded([list(ids) for ids in encoded["input_ids"]], tokenizer)
+    prepared = _pad([list(ids) for ids in encoded["input_ids"]], tokenizer)
     if "token_type_ids" in encoded:
-        prepared["token_type_ids"] = stacked([list(types) for types in encoded["token_type_ids"]], 0)
+        prepared["token_type_ids"] = stack_rows([list(types) for types in encoded["token_type_ids"]], 0)
     return Prepared(prepared, truncated)
 
 
@@ -204,7 +204,7 @@ def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> l
     """
     tokenizer = tokenizer_of(folder)
     rows = _token_ids(tokenizer, prompts)
-    return rows if modality == "seq2seq" else [_going_on(ids, tokenizer.eos_token_id) for ids in rows]
+    return rows if modality == "seq2seq" else [_drop_end(ids, tokenizer.eos_token_id) for ids in rows]
 
 
 def start_token(folder: Path) -> int | None:
@@ -270,11 +270,11 @@ def _token_ids(tokenizer: Any, texts: Sequence[str], special: bool = True) -> li
     return [list(ids) for ids in encoded["input_ids"]]
 
 
-def _ended(ids: list[int], end: int | None) -> list[int]:
+def _append_end(ids: list[int], end: int | None) -> list[int]:
     return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
 
-def _going_on(ids: list[int], end: int | None) -> list[int]:
+def _drop_end(ids: list[int], end: int | None) -> list[int]:
     """Without the end token that some tokenizers add."""
     return ids[:-1] if ids and ids[-1] == end else ids
 
@@ -293,12 +293,12 @@ def _ending(ids: list[int], limit: int, start: int | None) -> list[int]:
     return [ids[0], *ids[len(ids) - limit + 1 :]] if ids[0] == start else ids[len(ids) - limit :]
 
 
-def _padded(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
+def _pad(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
     padding = tokenizer.pad_token_id or 0  # masked: its value changes nothing
-    return {"input_ids": stacked(rows, padding), "attention_mask": stacked([[1] * len(ids) for ids in rows], 0)}
+    return {"input_ids": stack_rows(rows, padding), "attention_mask": stack_rows([[1] * len(ids) for ids in rows], 0)}
 
 
-def stacked(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+def stack_rows(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
     """Rows of whole numbers as one tensor `[n, longest]` int64, padded on the right."""
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
 

@@ -14,11 +14,11 @@ def class_prompts(class_names: Sequence[str], templates: Sequence[str]) -> list[
     return [template.replace("{}", name) for name in class_names for template in templates]
 
 
-def beside(prompts: int, samples: range, total: int) -> list[int]:
+def prompt_positions(prompts: int, samples: range, total: int) -> list[int]:
     """Which of the prompts comes with each of some samples of a draw: all in turn, or as many as there are samples,
     evenly spread.
 
-    >>> beside(3, range(2, 6), 8), beside(10, range(4), 4)
+    >>> prompt_positions(3, range(2, 6), 8), prompt_positions(10, range(4), 4)
     ([2, 0, 1, 2], [0, 2, 5, 7])
     """
     return [position * prompts // total if prompts > total else position % prompts for position in samples]

@@ -45,7 +45,7 @@ def table_pool(table: Table, source: Source, split: str | None) -> Pool:
 
 def _rows_of_split(table: Table, split: str) -> Rows:
     if "split" not in table.columns:
-        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_there(table)})")
+        raise InputError(f"split '{split}' is asked for, but there is no column 'split' ({_list_columns(table)})")
     values = table.column("split")
     rows = np.array([row for row, value in enumerate(values) if value == split], dtype=np.int64)
     if not len(rows):
@@ -58,10 +58,10 @@ def _require(table: Table, columns: Sequence[str], what: str) -> None:
     for name in columns:
         if name not in table.columns:
             hint = did_you_mean(name, table.columns)
-            raise InputError(f"{what} needs the column '{name}', which is not there ({_there(table)}).{hint}")
+            raise InputError(f"{what} needs the column '{name}', which is not there ({_list_columns(table)}).{hint}")
 
 
-def _there(table: Table) -> str:
+def _list_columns(table: Table) -> str:
     return f"columns: {', '.join(table.columns) or 'none'}"
 
 
@@ -142,7 +142,7 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
         chosen = [int(rows[index]) for index in wanted]
         cells = table.rows(chosen, [column])
         return [
-            _decoded(row[column], table.place(place), table.folder) for place, row in zip(chosen, cells, strict=True)
+            _decode(row[column], table.place(place), table.folder) for place, row in zip(chosen, cells, strict=True)
         ]
 
     return images
@@ -152,11 +152,11 @@ def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], t
     """Class indices of some rows, the names of the classes, and whether the names alone are what was counted."""
     _require(table, [column], "'label'")
     values = table.column(column)
-    labels, names = numbered([values[row] for row in rows], f"column '{column}'")
+    labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
     return labels, table.class_names(column) or names, names is not None
 
 
-def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     """Class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
 
     Raises:
@@ -174,7 +174,7 @@ def numbered(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple
     raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
 
 
-def _decoded(cell: Any, place: str, folder: Path) -> Image:
+def _decode(cell: Any, place: str, folder: Path) -> Image:
     """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves; a file's name starts from the
     folder."""
     if isinstance(cell, dict):
@@ -208,7 +208,7 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
                     f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that "
                     "featcal reads; make it smaller"
                 )
-            return np.asarray(_over_white(_upright(picture)))
+            return np.asarray(_lay_over_white(_upright(picture)))
     except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
 
@@ -235,7 +235,7 @@ def _upright(picture: PillowImage) -> PillowImage:
     return picture if step is None else picture.transpose(step)
 
 
-def _over_white(picture: PillowImage) -> PillowImage:
+def _lay_over_white(picture: PillowImage) -> PillowImage:
     """As RGB."""
     from PIL import Image as Pillow
 

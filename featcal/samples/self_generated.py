@@ -16,7 +16,7 @@ from torch import Tensor
 from featcal.models.families.language import IGNORED
 from featcal.models.generation import Generator
 from featcal.samples.pool import Pool, TextExample
-from featcal.samples.prepare import Preparation, prompt_tokens, stacked, start_token, tokenizer_of
+from featcal.samples.prepare import Preparation, prompt_tokens, stack_rows, start_token, tokenizer_of
 from featcal.suite.schema import Task
 from featcal.suite.source import SelfGenerated
 from featcal.system.errors import InputError
@@ -72,7 +72,7 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
         InputError: as `prompts_of`.
     """
     prompts = prompts_of(source, spec, preparation)
-    said = _continued(generator, prompts, source.tokens, task)
+    said = _continue_prompts(generator, prompts, source.tokens, task)
     if isinstance(source.prompts, int):
         said = [answer[:-1] if answer[-1] in generator.ends else answer for answer in said]
         rows, labels = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)], None
@@ -85,8 +85,8 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
 
     def tokens(wanted: Sequence[int]) -> dict[str, Tensor]:
         own = [rows[index] for index in wanted]
-        found = {"input_ids": stacked(own, 0), "attention_mask": stacked([[1] * len(row) for row in own], 0)}
-        return found if labels is None else found | {"labels": stacked([labels[i] for i in wanted], IGNORED)}
+        found = {"input_ids": stack_rows(own, 0), "attention_mask": stack_rows([[1] * len(row) for row in own], 0)}
+        return found if labels is None else found | {"labels": stack_rows([labels[i] for i in wanted], IGNORED)}
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         words = [tokenizer.batch_decode([one[i] for i in wanted], skip_special_tokens=True) for one in (prompts, said)]
@@ -97,7 +97,7 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
     return Pool(len(rows), None, None, texts=texts, tokens=tokens)
 
 
-def _continued(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
+def _continue_prompts(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
     """What a model draws after every prompt; the same on one kind of device, whatever was drawn before."""
     device = generator.model.device
     found: list[list[int]] = []
@@ -105,7 +105,10 @@ def _continued(generator: Generator, prompts: Sequence[list[int]], tokens: int, 
         torch.manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "little") >> 1)
         for start in range(0, len(prompts), TOGETHER):
             some = prompts[start : start + TOGETHER]
-            batch = {"input_ids": stacked(some, 0), "attention_mask": stacked([[1] * len(row) for row in some], 0)}
-            drawn = generator.sampled({name: one.to(device) for name, one in batch.items()}, tokens)
+            batch = {
+                "input_ids": stack_rows(some, 0),
+                "attention_mask": stack_rows([[1] * len(row) for row in some], 0),
+            }
+            drawn = generator.sample({name: one.to(device) for name, one in batch.items()}, tokens)
             found += [one.tolist() for one in drawn]
     return found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet
-from featcal.samples.corruptions import corrupted
+from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
 from featcal.samples.pictured import prepare_pictured
 from featcal.samples.pictures import arrays, imagefolder
@@ -100,12 +100,12 @@ def draw(
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
             are not finite, or copies are asked for of what is no picture any more.
     """
-    spec, pool, available, label = _opened(suite, task, split, preparation.written)
+    spec, pool, available, label = _open_task(suite, task, split, preparation.written)
     copies = preparation.copies
     picked = [available[i] for i in pick(len(available), count, seed, task)]
     places = tuple(copy * pool.size + i for copy in range(1 + copies) for i in picked)
     indices, total = places[part], len(places)
-    with _named(label):
+    with _name_problems(label):
         pool = with_copies(pool, copies, seed, task) if copies else pool
         if pool.is_text != (preparation.modality != "pixels"):
             has, takes = ("text", "pictures") if pool.is_text else ("pictures", "text")
@@ -127,9 +127,9 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     Raises:
         InputError: the task has no such split, or the source cannot be read or is empty.
     """
-    spec, pool, available, label = _opened(suite, task, split, written)
+    spec, pool, available, label = _open_task(suite, task, split, written)
     indices = tuple(available[i] for i in pick(len(available), count, seed, task))
-    with _named(label):
+    with _name_problems(label):
         if pool.is_text:
             texts, targets = _words(pool.texts(indices)) if pool.texts is not None else (None, None)
             labels, names = _classes(pool, indices, spec.classes)
@@ -139,7 +139,7 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
     return Samples(task, split, {}, labels, indices, names, images, total=len(indices))
 
 
-def _opened(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
+def _open_task(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
     """A task, the pool of its split, which of its samples may be drawn, and what messages call it."""
     spec = suite.task(task)
     source = spec.source(split)
@@ -147,11 +147,11 @@ def _opened(suite: Suite, task: str, split: str, written: Written | None) -> tup
     if source is None:
         raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
     if source.self_generated is not None and written is not None:
-        with _named(label):
+        with _name_problems(label):
             pool = written(task)
     else:
         pool = open_pool(source, split, suite.root, label)
-    available = _limited(pool.size, source.limit)
+    available = _pick_evenly(pool.size, source.limit)
     if not available:
         raise InputError(f"{label}: the source is empty")
     return spec, pool, available, label
@@ -184,7 +184,7 @@ def _draw_text(
     if (pool.images is None) != (preparation.image_token is None):
         has, takes = ("no pictures", "one with every text") if pool.images is None else ("pictures", "text alone")
         raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
-    examples, apart = _compared(examples, preparation)
+    examples, apart = _split_pairs(examples, preparation)
     made: Prepared
     if pool.images is not None:
         made = prepare_pictured(examples, _Pictures(pool.images, indices), preparation, spec.max_length)
@@ -201,7 +201,7 @@ def _draw_text(
     return Samples(*name, made.inputs, labels, indices, names, None, texts, targets, truncated=made.truncated)
 
 
-def _compared(
+def _split_pairs(
     examples: list[TextExample], preparation: Preparation
 ) -> tuple[list[TextExample], list[TextExample] | None]:
     """The first texts and the second ones, of pairs that are compared; None for other samples.
@@ -290,7 +290,7 @@ def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
     return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
 
 
-def _limited(size: int, limit: int | None) -> list[int]:
+def _pick_evenly(size: int, limit: int | None) -> list[int]:
     """Positions of at most `limit` samples, evenly spread: sources are often sorted by class."""
     return [round(position) for position in np.linspace(0, size - 1, min(limit or size, size))]
 
@@ -301,10 +301,10 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     Raises:
         InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
     """
-    with _named(label):
+    with _name_problems(label):
         pool = _open_pool(source, split, root)
         if source.corruption is not None and pool.images is not None:
-            pool = replace(pool, images=corrupted(pool.images, source.corruption))
+            pool = replace(pool, images=with_corruption(pool.images, source.corruption))
         labels = pool.labels
         if labels is not None:
             if labels.shape != (pool.size,) or labels.dtype.kind not in "iu":
@@ -322,7 +322,7 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.self_generated is not None:
         raise InputError("text that the task's expert writes is there with its model alone")
     if source.embedded is not None:
-        return _embedded(source.embedded, source.split or split)
+        return _embedded_pool(source.embedded, source.split or split)
     if source.hub is not None:
         table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
         return table_pool(table, source, None)
@@ -343,7 +343,7 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     return table_pool(rows, source, None if by_file else source.split)
 
 
-def _embedded(task: str, split: str) -> Pool:
+def _embedded_pool(task: str, split: str) -> Pool:
     from featcal.samples import embedded
 
     if task not in embedded.CLASSES:
@@ -355,7 +355,7 @@ def _embedded(task: str, split: str) -> Pool:
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
+def _name_problems(label: str) -> Iterator[None]:
     """Put what the samples are called before every problem with them."""
     try:
         yield

@@ -97,13 +97,13 @@ def read_jsonl(file: Path) -> JsonTable:
     """
     require_plain(file)
     try:
-        return _parsed(file, tuple(stamps(file)))
+        return _parse(file, tuple(stamps(file)))
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} cannot be read to its end ({error}); fetch it again") from error
 
 
 @lru_cache(maxsize=16)
-def _parsed(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
+def _parse(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
     content, lines = [], []
     with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE + 1), b""), start=1):

@@ -37,7 +37,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
         what = "text" if pool.is_text else "tensors of an unknown scale, to which no noise can be added"
         raise InputError(f"augment varies pictures, and the source holds {what}; leave it out")
 
-    def fetched(places: Sequence[int]) -> list[Image]:
+    def fetch_varied(places: Sequence[int]) -> list[Image]:
         pictures = fetch([place % size for place in places])
         return [
             vary(picture, seed, task, place % size, place // size) if place >= size else picture
@@ -45,7 +45,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
         ]
 
     labels = None if pool.labels is None else np.tile(pool.labels, 1 + copies)
-    return replace(pool, images=fetched, labels=labels)
+    return replace(pool, images=fetch_varied, labels=labels)
 
 
 def vary(image: Image, seed: int, task: str, sample: int, copy: int) -> Image:

@@ -94,9 +94,9 @@ def scores(work: Work) -> dict[str, Any]:
 
     session = Session(open_family(load_suite(work.suite)), one_shot=True)
     view = View(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
-    found = session.scores(session.named(work.args["model"]), view, work.progress)
+    found = session.scores(session.resolve(work.args["model"]), view, work.progress)
     answers = {
-        task: {"predictions": list(_listed(one.predictions)), "labels": list(_listed(one.labels))}
+        task: {"predictions": list(_to_list(one.predictions)), "labels": list(_to_list(one.labels))}
         for task, one in found.tasks.items()
     }
     return {**found.to_json(), "answers": answers}
@@ -214,5 +214,5 @@ def scores_from(document: Mapping[str, Any]) -> Scores:
     return Scores(document["suite"], document["model"], document["split"], tasks)
 
 
-def _listed(values: Any) -> list[Any]:
+def _to_list(values: Any) -> list[Any]:
     return list(values) if isinstance(values, tuple) else list(values.tolist())

@@ -40,12 +40,12 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     """
 
     def make() -> float:
-        sizes = drawn(session, View(config.samples, "calibration", config.seed), config.augment)
+        sizes = draw_sizes(session, View(config.samples, "calibration", config.seed), config.augment)
         return calibration_seconds(session.family.adapter, sizes, config)
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
     alike = config.samples, config.augment, config.batch_size, config.precision, config.lam < FLOAT64_BELOW, parts
-    return session.once("seconds to calibrate", alike, make)
+    return session.get_or_make("seconds to calibrate", alike, make)
 
 
 def seconds_to_score(session: Session, view: View) -> float:
@@ -58,9 +58,9 @@ def seconds_to_score(session: Session, view: View) -> float:
     def make() -> float:
         family = session.family
         answers = {task: spec.max_target_length for task, spec in family.suite.tasks.items()} if session.is_text else {}
-        return scoring_seconds(family.adapter, drawn(session, view), BATCH_SIZE, answers)
+        return scoring_seconds(family.adapter, draw_sizes(session, view), BATCH_SIZE, answers)
 
-    return session.once("seconds to score", (view.samples, view.split, view.seed), make)
+    return session.get_or_make("seconds to score", (view.samples, view.split, view.seed), make)
 
 
 def seconds_to_report(session: Session, models: int, on: View) -> float:
@@ -70,7 +70,7 @@ def seconds_to_report(session: Session, models: int, on: View) -> float:
     return models * (seconds_to_score(session, View(None, "test")) + measured)
 
 
-def drawn(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
+def draw_sizes(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
     """The size of what a view draws of every task, told by its first samples; with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)

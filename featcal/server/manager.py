@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.server.queue import CANCELLED, DIED, FAILED, Job, Queue
-from featcal.system.locks import locked
+from featcal.system.locks import try_lock
 from featcal.system.resources import bundle_root
 
 POLL = 0.1
@@ -42,13 +42,13 @@ def ensure_manager(queue: Queue) -> None:
         last.poll()  # else one that has ended stays in the table of processes
     if time.monotonic() - moment < AGAIN or not queue.busy():
         return
-    with locked(queue.folder / _LOCK, 0.0) as free:
+    with try_lock(queue.folder / _LOCK, 0.0) as free:
         pass
     if free:
         with (queue.folder / "manager.txt").open("ab") as said:
             command = [sys.executable, "-P", "-m", "featcal.server.manager", str(queue.folder)]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(), **_detached()
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(), **_detach_options()
             )
         _started[queue.folder] = time.monotonic(), process
 
@@ -56,7 +56,7 @@ def ensure_manager(queue: Queue) -> None:
 def manage(queue: Queue) -> None:
     """Run all jobs of the queue, unless another manager does."""
     while True:
-        with locked(queue.folder / _LOCK, _TURN) as mine:
+        with try_lock(queue.folder / _LOCK, _TURN) as mine:
             if not mine:
                 return
             queue.end_all("the computer or the manager of jobs was stopped while it ran; start it again")
@@ -83,21 +83,23 @@ def _run(queue: Queue, job: Job) -> None:
     queue.runs_as(job.id, process.pid)
     told: float | None = None
     while process.poll() is None:
-        if told is None and queue.to_cancel(job.id):
+        if told is None and queue.is_cancel_requested(job.id):
             process.terminate()
             told = time.monotonic()
         elif told is not None and time.monotonic() - told > GRACE:
             process.kill()
         time.sleep(POLL)
-    if told is not None and (ended := queue.get(job.id)) is not None and not ended.over:  # it may have been done first
+    if (
+        told is not None and (ended := queue.get(job.id)) is not None and not ended.is_over
+    ):  # it may have been done first
         _leave_the_log(job.folder)
         queue.end(job.id, CANCELLED)
-    queue.end(job.id, DIED, _why(process.returncode))
+    queue.end(job.id, DIED, _explain_status(process.returncode))
     assert process.stdin is not None
     process.stdin.close()
 
 
-def _why(status: int) -> str:
+def _explain_status(status: int) -> str:
     """What the exit status of a process that did not say how its job ended tells."""
     if status >= 0:
         return f"its process ended with status {status} and no result; see the log"
@@ -123,7 +125,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": found}
 
 
-def _detached() -> dict[str, Any]:
+def _detach_options() -> dict[str, Any]:
     """What keeps a process alive when the one that started it is stopped with Ctrl-C."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}

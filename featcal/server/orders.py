@@ -11,7 +11,7 @@ from typing import Any
 from featcal.server.kinds import KINDS
 from featcal.server.queue import Order
 from featcal.session.fingerprint import Stamp, model_stamp, suite_stamp
-from featcal.studies.history import made_by
+from featcal.studies.history import current_maker
 from featcal.suite.name_grammar import reference_in
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -40,7 +40,7 @@ def order(kind: str, suite: str, args: Mapping[str, Any], stamp: Stamp | None = 
     here = Path.cwd()
     references = filter(None, map(reference_in, _models(args)))
     read = [one for reference in references for one in model_stamp(reference, here)]
-    told_by = [kind, files, dict(args), str(here), read, code_digest(), made_by("")]
+    told_by = [kind, files, dict(args), str(here), read, code_digest(), current_maker("")]
     key = hashlib.sha256(json.dumps(told_by, sort_keys=True).encode()).hexdigest()
     return Order(kind, place, args, str(here), key)
 

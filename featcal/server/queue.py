@@ -91,7 +91,7 @@ class Job:
     ended: float | None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.state not in (QUEUED, RUNNING)
 
     @property
@@ -123,7 +123,7 @@ class Queue:
 
     def submit(self, order: Order, visitor: str) -> Job:
         """Put an order in line, unless the same is in line or running and not about to end; the job that will do it."""
-        with self._writing() as rows:
+        with self._transaction() as rows:
             found = rows.execute(
                 "SELECT * FROM jobs WHERE key = ? AND state IN ('queued', 'running') AND cancel = 0", [order.key]
             ).fetchone()
@@ -163,7 +163,7 @@ class Queue:
 
     def claim(self) -> Job | None:
         """For the manager: the next job in turn, which is running from now on."""
-        with self._writing() as rows:
+        with self._transaction() as rows:
             found = rows.execute(_NEXT).fetchone()
             if found is None:
                 return None
@@ -190,14 +190,14 @@ class Queue:
 
     def cancel(self, identity: int) -> None:
         """In line it is cancelled at once; running, as soon as the manager sees it."""
-        with self._writing() as rows:
+        with self._transaction() as rows:
             rows.execute("UPDATE jobs SET cancel = 1 WHERE id = ?", [identity])
             rows.execute(
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
                 [time.time(), identity],
             )
 
-    def to_cancel(self, identity: int) -> bool:
+    def is_cancel_requested(self, identity: int) -> bool:
         """Whether somebody asked for its end."""
         return bool(self._read("SELECT * FROM jobs WHERE id = ? AND cancel = 1", identity))
 
@@ -217,9 +217,9 @@ class Queue:
 
     def forget(self, identity: int) -> None:
         """Take a job that has ended off the list, and its result off the disk if no other job has it."""
-        with self._writing() as rows:
+        with self._transaction() as rows:
             found = rows.execute("SELECT * FROM jobs WHERE id = ?", [identity]).fetchone()
-            if found is None or not self._job(found).over:
+            if found is None or not self._job(found).is_over:
                 return
             rows.execute("DELETE FROM jobs WHERE id = ?", [identity])
             if rows.execute("SELECT 1 FROM jobs WHERE key = ?", [found["key"]]).fetchone() is None:
@@ -227,7 +227,7 @@ class Queue:
 
     def tidy(self) -> None:
         """Forget what ended long ago, and the oldest results where all together take more than `KEPT_BYTES`."""
-        ended = [job for job in self.jobs() if job.over]  # the last one first
+        ended = [job for job in self.jobs() if job.is_over]  # the last one first
         sizes = {job.folder: 0 for job in ended}
         for folder in sizes:
             with suppress(OSError):  # somebody removes it just now
@@ -247,11 +247,11 @@ class Queue:
             return [self._job(row) for row in rows.execute(query, values)]
 
     def _write(self, query: str, *values: Any) -> None:
-        with self._writing() as rows:
+        with self._transaction() as rows:
             rows.execute(query, values)
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Everything in the `with` happens, or nothing, and nobody else writes meanwhile."""
         with self._open() as rows:
             rows.execute("BEGIN IMMEDIATE")

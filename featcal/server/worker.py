@@ -40,7 +40,7 @@ def work(queue: Queue, identity: int) -> int:
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
         require_current(order, "while this was in line")
-        document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _reporting(queue, job)))
+        document = KINDS[order.kind](Work(order.suite, order.args, job.folder, _make_progress(queue, job)))
         require_current(order, "while this ran")
         put(file, json.dumps(document, allow_nan=False))
     except FeatcalError as error:
@@ -55,7 +55,7 @@ def work(queue: Queue, identity: int) -> int:
     return 0
 
 
-def _reporting(queue: Queue, job: Job) -> Progress:
+def _make_progress(queue: Queue, job: Job) -> Progress:
     """Tells the queue, every now and then, and the log, step by step."""
     told, moment = "", 0.0
 

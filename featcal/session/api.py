@@ -7,7 +7,7 @@ from typing import Unpack
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison
-from featcal.family.opening import Calibrated, Family, as_family
+from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.session.session import Session
 from featcal.suite.schema import Suite
@@ -42,7 +42,7 @@ def measure_drift(
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.ledger(session.named(model), asked, progress)
+    return session.ledger(session.resolve(model), asked, progress)
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def evaluate(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.scores(session.named(model), View(samples, split, seed), progress)
+    return session.scores(session.resolve(model), View(samples, split, seed), progress)
 
 
 def compare(
@@ -89,7 +89,7 @@ def compare(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.compared(session.named(a), session.named(b), view, progress)
+    return session.compare(session.resolve(a), session.resolve(b), view, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
@@ -98,4 +98,4 @@ def _session(suite: Suite | Family | Session, device: str, max_memory: int | Non
         if max_memory is not None:
             raise InputError("max_memory: an open session has a limit of its own; open it with one")
         return suite
-    return Session(as_family(suite, device), one_shot=True, max_memory=max_memory)
+    return Session(ensure_family(suite, device), one_shot=True, max_memory=max_memory)

@@ -29,7 +29,7 @@ class Results:
         self._size = size
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result, or else what `make` gives, to be kept. Where it raises, nothing is kept."""
         if key not in self._kept:
             made = make()

@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from featcal.models.adapter import LAST_LAYER
 from featcal.session import projection
 from featcal.session.model_names import ModelId, model_key
-from featcal.session.projection import Points, drawn, pca_map
+from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError
@@ -44,7 +44,7 @@ class Clouds:
     on: View
 
     @staticmethod
-    def named(session: Session, names: Sequence[str], on: View = _VIEW) -> Clouds:
+    def from_names(session: Session, names: Sequence[str], on: View = _VIEW) -> Clouds:
         """Of the expert and the models with these names.
 
         Raises:
@@ -53,11 +53,11 @@ class Clouds:
         others = [name for name in names if name != EXPERT]
         if not others:
             raise InputError("features: name at least one model beside the expert")
-        return Clouds(session, {EXPERT: EXPERT, **{name: session.named(name) for name in others}}, on)
+        return Clouds(session, {EXPERT: EXPERT, **{name: session.resolve(name) for name in others}}, on)
 
-    def on_map(self, layer: str) -> list[str]:
+    def map_layers(self, layer: str) -> list[str]:
         """The layers that share a map with this one, in forward order."""
-        return [LAST_LAYER] if layer == LAST_LAYER else offered(self.session)[:-1]
+        return [LAST_LAYER] if layer == LAST_LAYER else visible_layers(self.session)[:-1]
 
     def key(self, *more: Hashable) -> Hashable:
         """Tells features of these models from others of the session."""
@@ -72,7 +72,7 @@ class Clouds:
         """
         if layer != LAST_LAYER:
             found = {n: self.session.layer_features(one, task, self.on, progress) for n, one in self.models.items()}
-            by_layer = {behind: {name: one[behind] for name, one in found.items()} for behind in self.on_map(layer)}
+            by_layer = {behind: {name: one[behind] for name, one in found.items()} for behind in self.map_layers(layer)}
             return _sound(by_layer, task)
         others = {name: model for name, model in self.models.items() if model != EXPERT}
         last = {name: self.session.features(model, self.on, progress).tasks[task] for name, model in others.items()}
@@ -88,20 +88,22 @@ class Clouds:
         """
 
         def make() -> tuple[list[int], Points]:
-            layers = [layer] if alone else self.on_map(layer)
+            layers = [layer] if alone else self.map_layers(layer)
             together = (len(self.session.tasks) if alone else len(layers)) * len(self.models)
-            ids = drawn(len(self.session.seen(task, self.on)), together)
+            ids = draw_points(len(self.session.viewable_samples(task, self.on)), together)
             found = self.features(task, layer)
-            parts = [projection.pooled({name: one[ids] for name, one in found[behind].items()}) for behind in layers]
+            parts = [
+                projection.pool_models({name: one[ids] for name, one in found[behind].items()}) for behind in layers
+            ]
             width = max(part.shape[1] for part in parts)  # a vision tower's states are narrower than the decoder's
             return ids, np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
 
-        return self.session.once("cloud", self._key_of_map(task, layer, alone), make)
+        return self.session.get_or_make("cloud", self._key_of_map(task, layer, alone), make)
 
     def pca(self, task: str, layer: str, alone: bool = False) -> Points:
         """`[rows, 2]`: the rows of `cloud` in the two directions of their largest variance."""
         key = self._key_of_map(task, layer, alone)
-        return self.session.once("pca", key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
+        return self.session.get_or_make("pca", key, lambda: pca_map(self.cloud(task, layer, alone)[1]))
 
     def to_frame(
         self,
@@ -117,7 +119,7 @@ class Clouds:
         feature, and `distance` of the two when each has unit norm.
 
         Args:
-            tasks, layers: by name; none are all of them (`offered`).
+            tasks, layers: by name; none are all of them (`visible_layers`).
             alone: every layer has a map of its own.
             pooled: a last column `feature`: the feature itself, of unit norm.
 
@@ -125,43 +127,47 @@ class Clouds:
             InputError: no such task or layer, or as `Session.layer_features`.
             NumericalError: a feature that is zero or not finite.
         """
-        chosen = _known("layer", layers, offered(self.session))
+        chosen = _select_known("layer", layers, visible_layers(self.session))
         frames = [
-            self._behind(task, layer, found, alone, pooled)
-            for task in _known("task", tasks, self.session.tasks)
-            for first in dict.fromkeys(self.on_map(layer)[0] for layer in chosen)
+            self._layer_frame(task, layer, found, alone, pooled)
+            for task in _select_known("task", tasks, self.session.tasks)
+            for first in dict.fromkeys(self.map_layers(layer)[0] for layer in chosen)
             for layer, found in self.features(task, first, progress).items()
             if layer in chosen
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def _behind(self, task: str, layer: str, features: Mapping[str, Tensor], alone: bool, pooled: bool) -> pd.DataFrame:
+    def _layer_frame(
+        self, task: str, layer: str, features: Mapping[str, Tensor], alone: bool, pooled: bool
+    ) -> pd.DataFrame:
         """The rows of one task behind one layer."""
-        layers = [layer] if alone else self.on_map(layer)
+        layers = [layer] if alone else self.map_layers(layer)
         ids, _ = self.cloud(task, layer, alone)
         flat = self.pca(task, layer, alone).reshape(len(layers), len(self.models), -1, 2)[layers.index(layer)]
-        cosines, distances = to_expert(features)
+        cosines, distances = compare_with_expert(features)
         frames = []
         for name, places in zip(self.models, flat, strict=True):
             at = np.full((len(cosines[name]), 2), np.nan)
             at[ids] = places
             numbers = {"x": at[:, 0], "y": at[:, 1], "cosine": cosines[name], "distance": distances[name]}
             frame = pd.DataFrame({"task": task, "layer": layer, "model": name, "sample": range(len(at)), **numbers})
-            frames.append(frame.assign(feature=list(projection.pooled({name: features[name]}))) if pooled else frame)
+            frames.append(
+                frame.assign(feature=list(projection.pool_models({name: features[name]}))) if pooled else frame
+            )
         return pd.concat(frames)
 
     def _key_of_map(self, task: str, layer: str, alone: bool) -> Hashable:
-        return self.key(task, (layer,) if alone else tuple(self.on_map(layer)), alone)
+        return self.key(task, (layer,) if alone else tuple(self.map_layers(layer)), alone)
 
 
-def offered(session: Session) -> list[str]:
+def visible_layers(session: Session) -> list[str]:
     """Layers whose features can be shown: in front of the blocks a class token is the same for every sample."""
     adapter = session.family.adapter
     same = adapter.class_token_layers()
     return [layer for layer in adapter.layers() if layer not in same]
 
 
-def to_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:
+def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Values], dict[str, Values]]:
     """Per model `[n]`: cosine to the expert's feature, and distance of the two when each has unit norm; in float64."""
     unit = {name: normalize(own.double(), dim=1) for name, own in features.items()}
     expert = unit[EXPERT]
@@ -189,7 +195,7 @@ def _point(row: Mapping[Hashable, Any]) -> dict[str, Any]:
     return here | {"feature": row["feature"].tolist()} if "feature" in row else here
 
 
-def _known(what: str, asked: Sequence[str], known: Sequence[str]) -> list[str]:
+def _select_known(what: str, asked: Sequence[str], known: Sequence[str]) -> list[str]:
     """Those of the known names that were asked for, in their own order; all where none were.
 
     Raises:

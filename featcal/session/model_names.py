@@ -26,10 +26,10 @@ from featcal.suite.name_grammar import (
     REFERENCE,
     WITH_OPTIONS,
     ModelName,
+    format_parts,
     known_option,
     model_name,
     parts_of,
-    parts_said,
     reference_in,
     value_of,
 )
@@ -47,7 +47,7 @@ _SHORT = {"cautious": bool}
 _RHO = "rho"
 
 
-def resolved(model: ModelId, family: Family) -> ModelId:
+def resolve_model(model: ModelId, family: Family) -> ModelId:
     """What a name stands for: of "calibrated" the options (those that are not said are the suite's, else the
     paper's), of a baseline and of another model calibrated the name with all options, of every other model itself.
 
@@ -58,12 +58,12 @@ def resolved(model: ModelId, family: Family) -> ModelId:
         return model
     name = _read(model)
     if name.kind in FITTED:
-        below = "merged" if name.of is None else _below(name, family)
+        below = "merged" if name.of is None else _model_below(name, family)
         return options_of(name, family).name + ("" if below == "merged" else f"@{below}")
     if name.kind != "calibrated":
         return model
     config = _config_of(name, family)
-    return config if name.of == "merged" else f"{spelled(config, family)}@{_below(name, family)}"
+    return config if name.of == "merged" else f"{full_name(config, family)}@{_model_below(name, family)}"
 
 
 def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
@@ -75,7 +75,7 @@ def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
     name = _read(model)
     if name.kind != "calibrated":
         raise InputError(f"model '{model}' is no calibration; write calibrated:lam=0.05,rho=2@{model}")
-    return _config_of(name, family), _below(name, family)
+    return _config_of(name, family), _model_below(name, family)
 
 
 def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
@@ -90,9 +90,9 @@ def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     return config_for(family, **options)
 
 
-def _below(name: ModelName, family: Family) -> str:
+def _model_below(name: ModelName, family: Family) -> str:
     """The full name of the model that another one is made of."""
-    return spelled(resolved(name.of or "merged", family), family)
+    return full_name(resolve_model(name.of or "merged", family), family)
 
 
 def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
@@ -107,11 +107,11 @@ def baseline_of(model: str, family: Family) -> tuple[Baseline, str]:
     return options_of(name, family), name.of or "merged"
 
 
-def spelled(model: ModelId, family: Family) -> str:
-    """The name that `resolved` makes the same model of: of options all that matter most, and what differs from the
+def full_name(model: ModelId, family: Family) -> str:
+    """The name that `resolve_model` makes the same model of: of options all that matter most, and what differs from the
     suite's; of an object that has no name its label.
 
-    >>> spelled("anchor:rho=2", None)
+    >>> full_name("anchor:rho=2", None)
     'anchor:rho=2'
     """
     if not isinstance(model, CalibrationConfig):
@@ -119,7 +119,7 @@ def spelled(model: ModelId, family: Family) -> str:
     own = config_for(family)
     always = (*NUMBERS[model.recipe], "samples")
     said = [
-        f"{name}={_said(value)}"
+        f"{name}={_format_value(value)}"
         for name in _OPTIONS
         if name not in IDLE
         if (value := getattr(model, name)) != getattr(own, name) or name in always
@@ -157,12 +157,12 @@ def calibrate_command(
 def _flag(name: str, value: bool | float | str) -> list[str]:
     """Return an option as words of the command line."""
     flag = name.replace("_", "-")
-    return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", _said(value)]
+    return [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", _format_value(value)]
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, tuple):
-        return parts_said(value)
+        return format_parts(value)
     return exactly(value) if isinstance(value, float) else str(value).lower()
 
 

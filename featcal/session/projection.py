@@ -18,11 +18,11 @@ SEED = 42
 """Of the samples that are drawn where there are too many, and of whatever else a map leaves to chance."""
 
 
-def drawn(count: int, clouds: int) -> list[int]:
+def draw_points(count: int, clouds: int) -> list[int]:
     """Which of `count` samples are on a map of that many clouds, in order: all, or as many as `MOST_POINTS` leaves,
     drawn with `SEED`.
 
-    >>> drawn(3, 4), len(drawn(1000, 40))
+    >>> draw_points(3, 4), len(draw_points(1000, 40))
     ([0, 1, 2], 500)
     """
     most = max(1, MOST_POINTS // clouds)
@@ -44,7 +44,7 @@ def pca_map(features: Points) -> Points:
     return flat
 
 
-def pooled(models: Mapping[str, torch.Tensor]) -> Points:
+def pool_models(models: Mapping[str, torch.Tensor]) -> Points:
     """Features of several models, each divided by its norm, one below the other: `[models * n, k]` float32."""
     clouds = [features.float().numpy() for features in models.values()]
     return np.concatenate([cloud / np.linalg.norm(cloud, axis=1, keepdims=True) for cloud in clouds])

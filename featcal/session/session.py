@@ -17,7 +17,7 @@ from featcal.baselines.fitted import Fitted
 from featcal.baselines.options import Sampled
 from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, taking_part
+from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, select_tasks
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.decomposition import decompose, follow
@@ -29,10 +29,10 @@ from featcal.drift.task_vectors import task_vector_cosines
 from featcal.evaluation.evaluate import Scores, TaskScore, score, scoring_heads
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import canary as measure_canary
-from featcal.evaluation.paired import Comparison, compared
+from featcal.evaluation.paired import Comparison, compare_scores
 from featcal.evaluation.scoring_heads import answers_of, judges
 from featcal.export.write import require_weights_alone
-from featcal.family.opening import Family, as_family, open_family
+from featcal.family.opening import Family, ensure_family, open_family
 from featcal.formats.weights import Weights
 from featcal.models.context import Run
 from featcal.models.features import layer_features
@@ -45,11 +45,11 @@ from featcal.session.model_names import (
     ModelId,
     baseline_of,
     calibration_of,
+    full_name,
     label_of,
     model_key,
     recorded_calibration,
-    resolved,
-    spelled,
+    resolve_model,
     weights_of,
 )
 from featcal.suite.name_grammar import FITTED, REFERENCE, model_name
@@ -123,13 +123,13 @@ class Session:
         """Whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
-    def named(self, model: ModelId) -> ModelId:
+    def resolve(self, model: ModelId) -> ModelId:
         """A model by its name: of "calibrated:lam=0.1" the options that it stands for, of any other model itself.
 
         Raises:
             InputError: an option that is unknown or outside its range.
         """
-        return resolved(model, self.family)
+        return resolve_model(model, self.family)
 
     def samples(self, view: View) -> dict[str, Samples]:
         """The samples of every task."""
@@ -138,23 +138,23 @@ class Session:
         def make() -> dict[str, Samples]:
             return {task: self.family.samples(task, split, count, seed) for task in self.tasks}
 
-        return make() if self._one_shot else self.once("samples", (count, split, seed), make)
+        return make() if self._one_shot else self.get_or_make("samples", (count, split, seed), make)
 
     def counts(self, view: View) -> dict[str, int]:
         """How many samples of every task there are; tasks can have fewer than a view asks for."""
 
         def make() -> dict[str, int]:
-            return {task: len(self.seen(task, view)) for task in self.tasks}
+            return {task: len(self.viewable_samples(task, view)) for task in self.tasks}
 
-        return self.once("counts", self._key(view), make)
+        return self.get_or_make("counts", self._key(view), make)
 
-    def seen(self, task: str, view: View) -> Samples:
+    def viewable_samples(self, task: str, view: View) -> Samples:
         """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
         count, split, seed = self._key(view)
         key = task, count, split, seed
-        return self.once("seen", key, lambda: self.family.seen(task, split, count, seed))
+        return self.get_or_make("seen", key, lambda: self.family.viewable_samples(task, split, count, seed))
 
-    def calibrated(self, model: CalibrationConfig | str, progress: Progress = silent) -> CalibrationResult:
+    def calibrate(self, model: CalibrationConfig | str, progress: Progress = silent) -> CalibrationResult:
         """The suite's merged model, calibrated with these options; or a calibration by its name, which may be of
         another model (`calibrated:rho=1@tsv-m`).
 
@@ -162,30 +162,32 @@ class Session:
             InputError: a name of another kind, or an option that is unknown or outside its range.
         """
         if isinstance(model, CalibrationConfig):
-            return self._calibrated(model, lambda: self._calibration_passes(model), progress)
+            return self._calibrate(model, lambda: self._calibration_passes(model), progress)
         config, below = calibration_of(model, self.family)
         if below == "merged":
-            return self.calibrated(config, progress)
+            return self.calibrate(config, progress)
 
         def make() -> CalibrationResult:
-            return calibrate(self.on(below), config, experts=self._calibration_passes(config), progress=progress)
+            return calibrate(
+                self.family_with(below), config, experts=self._calibration_passes(config), progress=progress
+            )
 
-        return self.once("calibrated", (config, model_key(below)), make)
+        return self.get_or_make("calibrated", (config, model_key(below)), make)
 
-    def on(self, model: str) -> Family:
+    def family_with(self, model: str) -> Family:
         """The suite with a model, by its name, in the place of its merged one: what is calibrated then.
 
         Raises:
             InputError: no such model, or one that is more than its weights.
         """
-        name = spelled(self.named(model), self.family)
+        name = full_name(self.resolve(model), self.family)
         if name == "merged":
             return self.family
-        weights = self.weights(self.named(name))
+        weights = self.weights(self.resolve(name))
         require_weights_alone(weights)
-        return self.family.on(weights, name)
+        return self.family.with_merged(weights, name)
 
-    def fitted(self, model: str, progress: Progress = silent) -> Fitted:
+    def fit(self, model: str, progress: Progress = silent) -> Fitted:
         """The model that a baseline makes of the suite, by its name.
 
         Raises:
@@ -197,18 +199,18 @@ class Session:
         def make() -> Fitted:
             family, passes = self.family, None
             if below != "merged":
-                family = family.on(self.weights(self.named(below)), spelled(self.named(below), family))
+                family = family.with_merged(self.weights(self.resolve(below)), full_name(self.resolve(below), family))
             if isinstance(options, Sampled):
                 passes = self._calibration_passes(options.counting, options.split)
             found = fit(family, options, experts=passes, progress=progress)
-            return replace(found, record={**found.record, "model": self.named(model)})
+            return replace(found, record={**found.record, "model": self.resolve(model)})
 
-        return self.once("fitted", (options, model_key(self.named(below))), make)
+        return self.get_or_make("fitted", (options, model_key(self.resolve(below))), make)
 
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`. For "expert", whose
         own features stand beside any model's, those of the merged one."""
-        model = _walked(model)
+        model = _walked_model(model)
         count, split, seed = self._key(view)
         apart = DriftOptions(count, split, seed)
 
@@ -221,7 +223,7 @@ class Session:
             tasks = follow(self._run(weights, progress), weights, passes)
             return Features(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("features", (model_key(model), count, split, seed), make)
+        return self.get_or_make("features", (model_key(model), count, split, seed), make)
 
     def ledger(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
         """A model's drift from the experts, layer by layer and task by task.
@@ -255,7 +257,7 @@ class Session:
                 tasks[task] = replace(tasks[task], output=found)
             return DriftLedger(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("ledger", (model_key(model), options), make)
+        return self.get_or_make("ledger", (model_key(model), options), make)
 
     def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
         """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
@@ -272,12 +274,12 @@ class Session:
             config, below = self._calibration(model)
             passes = self._calibration_passes(config)
             if isinstance(model, CalibrationConfig):
-                weights = self._calibrated(model, lambda: passes, progress).weights
+                weights = self._calibrate(model, lambda: passes, progress).weights
             else:
                 weights = self.weights(model)
-            return measure_sources(self.on(below), weights, config, passes, progress)
+            return measure_sources(self.family_with(below), weights, config, passes, progress)
 
-        return self.once("sources", model_key(model), make)
+        return self.get_or_make("sources", model_key(model), make)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
         """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
@@ -286,15 +288,15 @@ class Session:
             model: as in `sources`.
 
         Raises:
-            InputError: a model that is none of a calibration, or as `calibrated`.
+            InputError: a model that is none of a calibration, or as `calibrate`.
         """
 
         def make() -> list[Conditioning]:
             config, below = self._calibration(model)
             passes, first = self._calibration_passes(config), self._first_block if below == "merged" else None
-            return measure_conditioning(self.on(below), config, passes, first, progress)
+            return measure_conditioning(self.family_with(below), config, passes, first, progress)
 
-        return self.once("conditioning", model_key(model), make)
+        return self.get_or_make("conditioning", model_key(model), make)
 
     def _calibration(self, model: ModelId) -> tuple[CalibrationConfig, str]:
         """The options of a calibration, and the name of the model that is calibrated.
@@ -324,7 +326,7 @@ class Session:
             held, weights = self.weights(against), self.weights(model)
             return measure_canary(self.family, weights, held, seed=seed, progress=progress)
 
-        return self.once("canary", (model_key(model), model_key(against), seed), make)
+        return self.get_or_make("canary", (model_key(model), model_key(against), seed), make)
 
     def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
@@ -343,15 +345,15 @@ class Session:
 
         def make() -> Preview:
             run = self.family.run(progress)
-            fitted = taking_part(of, self._calibration_passes(of))
-            weights = self._calibrated(of, lambda: fitted, progress).weights
+            fitted = select_tasks(of, self._calibration_passes(of))
+            weights = self._calibrate(of, lambda: fitted, progress).weights
             return hold(run, of, weights, layer, fitted, self._measured_passes(view, self.samples(view)))
 
         with self._lock:
             if self._previewed != key:
                 self._results.drop(("preview", self._previewed))
                 self._previewed = key
-            return self.once("preview", key, make)
+            return self.get_or_make("preview", key, make)
 
     def has_preview(self, of: CalibrationConfig, layer: str, view: View) -> bool:
         """Whether `preview` would cost nothing."""
@@ -373,28 +375,28 @@ class Session:
         """
 
         def make() -> Scores:
-            tasks, weights = {}, self.weights(_walked(model))
-            for task, scores, labels in self._judged(model, view):
+            tasks, weights = {}, self.weights(_walked_model(model))
+            for task, scores, labels in self._iterate_scores(model, view):
                 predictions = scores.argmax(1)
                 right = float((predictions == labels).double().mean())
                 metric = FIRST_TOKEN if answers_of(self.family, weights, task) == "text" else "accuracy"
                 tasks[task] = TaskScore(metric, right, predictions, labels)
             return Scores(self.family.suite.name, label_of(model), view.split or self.split, tasks)
 
-        return self.once("quick scores", (model_key(model), *self._key(view)), make)
+        return self.get_or_make("quick scores", (model_key(model), *self._key(view)), make)
 
     def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
         """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
         sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
 
         def make() -> dict[str, Tensor]:
-            return {task: lead(scores) for task, scores, _ in self._judged(model, view)}
+            return {task: lead(scores) for task, scores, _ in self._iterate_scores(model, view)}
 
-        return self.once("margins", (model_key(model), *self._key(view)), make)
+        return self.get_or_make("margins", (model_key(model), *self._key(view)), make)
 
-    def _judged(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _iterate_scores(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
-        features, judged = self.features(model, view), self.judges(_walked(model), view)
+        features, judged = self.features(model, view), self.judges(_walked_model(model), view)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
             of_expert = model == "expert"
@@ -417,7 +419,7 @@ class Session:
             needed = {task: one for task, one in models.items() if own_head(one, task) is None}
             whose = model_key(model) if self.family.adapter.reads_prompts else None
             key = split, tuple(needed), whose
-            heads = self.once("heads", key, lambda: scoring_heads(self.family, split, needed))
+            heads = self.get_or_make("heads", key, lambda: scoring_heads(self.family, split, needed))
             tasks = {}
             for done, task in enumerate(self.tasks):
                 progress(said, done, len(self.tasks))
@@ -425,7 +427,7 @@ class Session:
             progress(said, len(self.tasks), len(self.tasks))
             return Scores(self.family.suite.name, label_of(model), split, tasks)
 
-        return self.once("scores", (model_key(model), *self._key(view)), make)
+        return self.get_or_make("scores", (model_key(model), *self._key(view)), make)
 
     def adopt_scores(self, model: ModelId, view: View, scores: Scores) -> Scores:
         """Keep what another process has scored as this model's scores, which `scores` gives from then on.
@@ -440,20 +442,20 @@ class Session:
                 f"{', '.join(tasks)}"
             )
         own = replace(scores, model=label_of(model))
-        return self.once("scores", (model_key(model), *self._key(view)), lambda: own)
+        return self.get_or_make("scores", (model_key(model), *self._key(view)), lambda: own)
 
-    def compared(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
+    def compare(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
         """What B is better or worse than A on the same samples, with intervals, tests and flips.
 
         Raises:
             InputError, NumericalError: as `scores`.
         """
 
-        def named(model: ModelId) -> Scores:
-            return replace(self.scores(model, view, progress), model=spelled(model, self.family))
+        def named_scores(model: ModelId) -> Scores:
+            return replace(self.scores(model, view, progress), model=full_name(model, self.family))
 
         key = model_key(a), model_key(b), *self._key(view)
-        return self.once("compared", key, lambda: compared(named(a), named(b)))
+        return self.get_or_make("compared", key, lambda: compare_scores(named_scores(a), named_scores(b)))
 
     def has_scores(self, model: ModelId, view: View) -> bool:
         """Whether `scores` would cost nothing."""
@@ -462,7 +464,7 @@ class Session:
     def has_features(self, model: ModelId, view: View) -> bool:
         """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self._key(view)
-        kept = (model_key(_walked(model)), count, split, seed)
+        kept = (model_key(_walked_model(model)), count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return ("features", kept) in self._results or ("ledger", apart) in self._results
 
@@ -478,12 +480,12 @@ class Session:
                 one = replace(one, weights=self.weights(model), batches=list(one.batches), kept=None)
             return layer_features(self._run(one.weights, progress), one)
 
-        return self.once("layers", (model_key(model), task, *self._key(view)), make)
+        return self.get_or_make("layers", (model_key(model), task, *self._key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
         key = model_key(model)
-        return self.once("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
+        return self.get_or_make("vectors", key, lambda: task_vector_cosines(self.family, self.weights(model)))
 
     def weights(self, model: ModelId) -> Weights:
         """The tensors of a model; calibrated, if options are given.
@@ -492,23 +494,23 @@ class Session:
             InputError: as `Family.model`.
         """
         if isinstance(model, CalibrationConfig):
-            return self.calibrated(model).weights
+            return self.calibrate(model).weights
         if not isinstance(model, str):
             return self.family.model(model)
         kind = model_name(model).kind
         if kind in FITTED:
-            return self.fitted(model).weights
+            return self.fit(model).weights
         if kind == "calibrated":
-            return self.calibrated(model).weights
-        return self.once("weights", model_key(model), lambda: weights_of(model, self.family))
+            return self.calibrate(model).weights
+        return self.get_or_make("weights", model_key(model), lambda: weights_of(model, self.family))
 
-    def once(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, kind: str, key: Hashable, make: Callable[[], T]) -> T:
         """The kept result of `make`, called if there is none; for whatever else depends on nothing but this suite."""
         with self._lock:
-            return self._results.once((kind, key), make)
+            return self._results.get_or_make((kind, key), make)
 
     def forget(self, kind: str, key: Hashable) -> None:
-        """Keep a result of `once` no longer."""
+        """Keep a result of `get_or_make` no longer."""
         with self._lock:
             self._results.drop((kind, key))
 
@@ -518,7 +520,7 @@ class Session:
         `open_session` opens another."""
         with self._lock:
             self.released = True
-            self.family = self.family.stored()
+            self.family = self.family.with_stored_tensors()
             for kept in (self._results, self._passes):
                 kept.clear()
                 kept.budget = 0
@@ -544,7 +546,7 @@ class Session:
         if drawn in self._results:
             yield self.samples(view)[task]
         elif small in self._results:
-            yield self.once(*small, lambda: self.family.samples(task, split, count, seed))
+            yield self.get_or_make(*small, lambda: self.family.samples(task, split, count, seed))
         else:
             for part in self.family.parts(task, split, count, seed):
                 whole = len(part) == part.total and not self._one_shot
@@ -552,27 +554,29 @@ class Session:
                     self._results.keep(small, part)
                 yield part
 
-    def _calibrated(
+    def _calibrate(
         self, config: CalibrationConfig, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
     ) -> CalibrationResult:
         def make() -> CalibrationResult:
             return calibrate(self.family, config, experts=passes(), first=self._first_block, progress=progress)
 
-        return self.once("calibrated", config, make)
+        return self.get_or_make("calibrated", config, make)
 
     def _calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
-        family, of_all = as_family(self.family, precision=config.precision), replace(config, tasks=None)
+        family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
         with self._lock:
-            return self._passes.once(key, lambda: expert_passes(family, of_all, Kept.on(family.compute.device), split))
+            return self._passes.get_or_make(
+                key, lambda: expert_passes(family, of_all, Kept.from_device(family.compute.device), split)
+            )
 
     def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:
-            room = None if self._one_shot else Kept.on(self.family.compute.device)
+            room = None if self._one_shot else Kept.from_device(self.family.compute.device)
             return {task: self.family.expert_pass(drawn[task], BATCH_SIZE, room) for task in self.tasks}
 
         with self._lock:
-            return self._passes.once(("measured", *self._key(view)), make)
+            return self._passes.get_or_make(("measured", *self._key(view)), make)
 
     def _judges(self, model: Weights, view: View, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
         models = model, *self.family.experts.values()
@@ -582,11 +586,11 @@ class Session:
 
         shared = self.family.adapter.scores_with == "prompts" and not self.family.adapter.reads_prompts
         if shared and not any(own_head(one, task) for one in models for task in self.tasks):
-            return self.once("judges", self._key(view), make)
+            return self.get_or_make("judges", self._key(view), make)
         return make()  # nothing to keep but the models, which read their heads when they are asked
 
 
-def _walked(model: ModelId) -> ModelId:
+def _walked_model(model: ModelId) -> ModelId:
     """Whose walk has a model's features: that of any model has those of "expert" too, so the merged one's."""
     return "merged" if model == "expert" else model
 

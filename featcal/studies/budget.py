@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from featcal.session.session import Session
-from featcal.studies.method_lists import varied
+from featcal.studies.method_lists import takes_samples
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, at
+from featcal.studies.runner import EXPERT, place_points
 from featcal.studies.study import Study, study_of
 from featcal.system.errors import InputError
 
@@ -26,7 +26,7 @@ def budget(session: Session, plan: Plan, counts: Sequence[int] = COUNTS) -> Stud
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")
-    if fixed := [name for name in plan.methods if not varied(name)]:
+    if fixed := [name for name in plan.methods if not takes_samples(name)]:
         raise InputError(*(f"method '{name}' says its own number of samples; leave it to the counts" for name in fixed))
-    points = [point for count in counts for point in at(plan.points([EXPERT, *plan.methods], count), n=count)]
+    points = [point for count in counts for point in place_points(plan.points([EXPERT, *plan.methods], count), n=count)]
     return study_of("budget", session, plan.on, plan.run(session, points))

@@ -9,7 +9,7 @@ from itertools import product
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
 from featcal.studies.requirements import SAMPLES, needs
-from featcal.studies.runner import EXPERT, at
+from featcal.studies.runner import EXPERT, place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.schema import Suite
 from featcal.suite.source import CORRUPTIONS, Corruption
@@ -31,19 +31,19 @@ def corrupt(
     Raises:
         InputError: samples that are no pictures as people see them, or no such kind or severity.
     """
-    points = at(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
+    points = place_points(plan.points([EXPERT, *plan.methods]), corruption=CLEAN, severity=0)
     seeing, modality = plan.points(), session.family.adapter.modality
     for kind, severity in product(kinds, severities):
-        family = replace(session.family, suite=corrupted(session.family.suite, kind, severity))
+        family = replace(session.family, suite=corrupt_suite(session.family.suite, kind, severity))
         other = Session(family, one_shot=True)
         points += [
             replace(point, of=other) if SAMPLES in needs(point.model, modality) else point
-            for point in at(seeing, corruption=kind, severity=severity)
+            for point in place_points(seeing, corruption=kind, severity=severity)
         ]
     return study_of("corrupt", session, plan.on, plan.run(session, points))
 
 
-def corrupted(suite: Suite, kind: str, severity: int) -> Suite:
+def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     """The same suite with its calibration pictures corrupted.
 
     Raises:

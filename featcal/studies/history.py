@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from featcal.system.atomic_files import put, put_new
 from featcal.system.errors import InputError
-from featcal.system.formatting import shortened
+from featcal.system.formatting import shorten
 from featcal.system.resources import cache_folder
 from featcal.system.versions import TELLING, versions
 
@@ -67,7 +67,7 @@ class Measured:
     """What the calibration took, where it was made for this measurement."""
 
     @property
-    def on(self) -> tuple[str, str, int | None, int]:
+    def samples_key(self) -> tuple[str, str, int | None, int]:
         """Equal for measurements that can be compared."""
         return self.how, self.split, self.samples, self.seed
 
@@ -113,9 +113,9 @@ class Run:
     notes: str = ""
     pinned: bool = False
 
-    def on(self, how: How, split: str, samples: int | None, seed: int) -> Measured | None:
+    def find_measured(self, how: How, split: str, samples: int | None, seed: int) -> Measured | None:
         """What was measured on these samples, if it was."""
-        return next((one for one in self.measured if one.on == (how, split, samples, seed)), None)
+        return next((one for one in self.measured if one.samples_key == (how, split, samples, seed)), None)
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `featcal runs --json`."""
@@ -156,7 +156,7 @@ class History:
         kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
         files = {f"{run.id}.json": kept}
         if measured is not None:
-            how, split, samples, seed = measured.on
+            how, split, samples, seed = measured.samples_key
             files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
         return all(self._write(place / name, _text(content)) for name, content in files.items())
 
@@ -218,7 +218,7 @@ class History:
         Args:
             place: where they are shown, such as "featcal evaluate".
         """
-        look = asdict(_Look(model, _now(), place))
+        look = asdict(_Look(model, _timestamp(), place))
         return self._write(self.folder / suite_hash / f"look-{uuid4().hex}.json", _text(look))
 
     def looks(self, suite_hash: str) -> Looks:
@@ -246,7 +246,7 @@ class History:
             for place in self._places():
                 if (place / f"{run_id}.json").is_file():
                     return place
-        raise InputError(f"no run {shortened(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
+        raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
 
     def _read(self, place: str, prefix: str) -> Iterator[Run]:
         """The runs of one folder whose ids begin so."""
@@ -266,8 +266,8 @@ class History:
             yield replace(
                 run,
                 measured=tuple(one for one in measured if one is not None),
-                name=_said(f"{place}/{run_id}.name") if "name" in parts else "",
-                notes=_said(f"{place}/{run_id}.notes") if "notes" in parts else "",
+                name=_read_mark(f"{place}/{run_id}.name") if "name" in parts else "",
+                notes=_read_mark(f"{place}/{run_id}.notes") if "notes" in parts else "",
                 pinned="pinned" in parts,
             )
 
@@ -283,7 +283,7 @@ class History:
             self._tell(f"{file} cannot be read: {error.strerror}; it is left out")
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
-            self._tell(f"{file} holds no record{f' (see {shortened(where, 60)})' if where else ''}; it is left out")
+            self._tell(f"{file} holds no record{f' (see {shorten(where, 60)})' if where else ''}; it is left out")
         return None
 
     def _write(self, file: Path, text: str) -> bool:
@@ -310,7 +310,7 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     """
     identity = [suite[1], dict(options) or model, dict(made_by)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return Run(digest[:16], *suite, model, options, made_by, _now())
+    return Run(digest[:16], *suite, model, options, made_by, _timestamp())
 
 
 def looks(suite_hash: str) -> Looks:
@@ -333,12 +333,12 @@ def suite_hash(suite: Suite) -> str:
 
     stamps = suite_stamp(suite)[2]
     small = sum(size for _, size, _, _ in stamps) <= WHOLE
-    files = [(_beside(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
+    files = [(_relative_path(Path(one[0]), suite.root), _digest(*one)) if small else one for one in stamps]
     said = suite.model_dump_json(exclude={"description", "calibration"})
     return hashlib.sha256(json.dumps([said, files]).encode()).hexdigest()[:16]
 
 
-def _beside(file: Path, root: Path) -> str:
+def _relative_path(file: Path, root: Path) -> str:
     """A path as the suite file sees it."""
     return file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file)
 
@@ -352,12 +352,12 @@ def _digest(path: str, *stamp: int) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def made_by(device: str) -> dict[str, str]:
+def current_maker(device: str) -> dict[str, str]:
     """Who makes a run here: a run of other versions, or on another kind of device, is another run."""
     return versions(TELLING) | {"device": device}
 
 
-def _said(file: str) -> str:
+def _read_mark(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")[:LONGEST]
     except (OSError, ValueError):
@@ -384,7 +384,7 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1, allow_nan=False)
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 

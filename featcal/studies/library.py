@@ -37,7 +37,7 @@ def keep(study: Study) -> str:
     return ""
 
 
-def shipped() -> list[Study]:
+def shipped_studies() -> list[Study]:
     """Studies of the embedded suites, as they came with featcal; method tables first."""
     files = [file.with_name(f"{kind}.json") for kind in KINDS for file in embedded_suites().values()]
     return [read_study(file) for file in files if file.is_file()]

@@ -31,13 +31,13 @@ def everything(anchor: float) -> list[str]:
     return ["expert", "base", "merged", *METHODS, *fitted, *calibrated, *anchored, *polished, *surgery]
 
 
-def listed(text: str) -> list[str]:
+def parse_methods(text: str) -> list[str]:
     """The names in a list with commas between, which stand between options as well.
 
     Raises:
         InputError: no name at all.
 
-    >>> listed("ties:scale=1,density=0.2, calibrated, polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2")
+    >>> parse_methods("ties:scale=1,density=0.2, calibrated, polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2")
     ['ties:scale=1,density=0.2', 'calibrated', 'polished:steps=5,rate=0.1@calibrated:lam=0.1,rho=2']
     """
     names: list[str] = []
@@ -67,16 +67,16 @@ def seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def drawn(model: str, samples: int, seed: int) -> str:
+def with_samples(model: str, samples: int, seed: int) -> str:
     """The name with these calibration samples and this seed wherever it has an option for them and does not say it,
     also of the model that it is made of.
 
     Raises:
         InputError: a name that cannot be read.
 
-    >>> drawn("polished:steps=5@calibrated:seed=1", 8, 42)
+    >>> with_samples("polished:steps=5@calibrated:seed=1", 8, 42)
     'polished:steps=5,samples=8,seed=42@calibrated:seed=1,samples=8'
-    >>> drawn("dare:drop=0.9", 8, 42), drawn("tsv-m", 8, 42)
+    >>> with_samples("dare:drop=0.9", 8, 42), with_samples("tsv-m", 8, 42)
     ('dare:drop=0.9,seed=42', 'tsv-m')
     """
     name = model_name(model)
@@ -86,18 +86,18 @@ def drawn(model: str, samples: int, seed: int) -> str:
     values = {"samples": str(samples), "seed": str(seed)}
     options = {**dict(name.options), **{one: values[one] for one in takes if one not in dict(name.options)}}
     said = ",".join(f"{option}={value}" for option, value in options.items())
-    below = "" if name.of in (None, "merged") else f"@{drawn(str(name.of), samples, seed)}"
+    below = "" if name.of in (None, "merged") else f"@{with_samples(str(name.of), samples, seed)}"
     return f"{name.kind}{':' if said else ''}{said}{below}"
 
 
-def varied(model: str) -> bool:
-    """Whether `drawn` has its way with the number of samples: false of a name that says its own somewhere.
+def takes_samples(model: str) -> bool:
+    """Whether `with_samples` has its way with the number of samples: false of a name that says its own somewhere.
 
-    >>> varied("calibrated:rho=1"), varied("tsv-m"), varied("polished:steps=5@calibrated:samples=8")
-    (True, True, False)
+    >>> [takes_samples(name) for name in ("calibrated:rho=1", "tsv-m", "polished:steps=5@calibrated:samples=8")]
+    [True, True, False]
     """
     name = model_name(model)
-    return "samples" not in dict(name.options) and (name.of in (None, "merged") or varied(str(name.of)))
+    return "samples" not in dict(name.options) and (name.of in (None, "merged") or takes_samples(str(name.of)))
 
 
 def _draws(kind: str) -> tuple[str, ...]:

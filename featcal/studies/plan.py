@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from featcal.session.session import Session
-from featcal.studies.method_lists import drawn
+from featcal.studies.method_lists import with_samples
 from featcal.studies.runner import Point, Row, Views, run
 from featcal.studies.store import Rows
 from featcal.suite.views import View
@@ -70,9 +70,9 @@ def points_of(method: str, samples: int, seeds: Sequence[int]) -> list[Point]:
     Raises:
         InputError: a name that cannot be read.
     """
-    if drawn(method, samples, 0) == drawn(method, samples, 1):
-        return [Point(method, drawn(method, samples, 0))]
-    return [Point(method, drawn(method, samples, seed), seed) for seed in seeds]
+    if with_samples(method, samples, 0) == with_samples(method, samples, 1):
+        return [Point(method, with_samples(method, samples, 0))]
+    return [Point(method, with_samples(method, samples, seed), seed) for seed in seeds]
 
 
 def views(samples: int | None, split: str = "test") -> Views:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from featcal.calibration.config import IDLE, CalibrationConfig
-from featcal.session.model_names import ModelId, label_of, spelled
+from featcal.session.model_names import ModelId, full_name, label_of
 from featcal.session.session import Session
-from featcal.studies.history import History, Measured, Run, TaskValue, made_by, new_run, suite_hash
+from featcal.studies.history import History, Measured, Run, TaskValue, current_maker, new_run, suite_hash
 from featcal.suite.views import View
 from featcal.system.errors import NoScores, NumericalError
 
@@ -30,14 +30,14 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
         return "" if kept else history.problems[-1]
 
     key = str(history.folder), model, on
-    problem = session.once("recorded", key, make)
+    problem = session.get_or_make("recorded", key, make)
     if problem:  # which may be over when somebody asks again
         session.forget("recorded", key)
     return problem
 
 
 @contextmanager
-def looking(session: Session, models: Iterable[ModelId], on: View, place: str, history: History) -> Iterator[None]:
+def count_looks(session: Session, models: Iterable[ModelId], on: View, place: str, history: History) -> Iterator[None]:
     """Count a look at the test split for each of the models that the body of the `with` scores on it.
 
     What the session has scored before is no other look.
@@ -51,12 +51,12 @@ def looking(session: Session, models: Iterable[ModelId], on: View, place: str, h
     finally:
         for model in new:
             if session.has_scores(model, on) and (on.split or session.split) == "test":
-                history.look(hash_of(session), spelled(model, session.family), place)
+                history.look(hash_of(session), full_name(model, session.family), place)
 
 
 def hash_of(session: Session) -> str:
     """The suite's hash, as it was when the session first asked."""
-    return session.once("suite hash", None, lambda: suite_hash(session.family.suite))
+    return session.get_or_make("suite hash", None, lambda: suite_hash(session.family.suite))
 
 
 def run_of(session: Session, model: ModelId) -> Run:
@@ -65,7 +65,7 @@ def run_of(session: Session, model: ModelId) -> Run:
     if isinstance(model, CalibrationConfig):
         options = {name: value for name, value in asdict(model).items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
-    return new_run(suite, spelled(model, session.family), options, made_by(session.family.compute.device.type))
+    return new_run(suite, full_name(model, session.family), options, current_maker(session.family.compute.device.type))
 
 
 def measure(session: Session, model: ModelId, on: View) -> Measured:
@@ -91,6 +91,6 @@ def measure(session: Session, model: ModelId, on: View) -> Measured:
             )
     seconds = None
     if isinstance(model, CalibrationConfig):
-        seconds = float(session.calibrated(model).record["seconds"]["total"])
+        seconds = float(session.calibrate(model).record["seconds"]["total"])
     values = {task: TaskValue(**one) for task, one in scores.items()}
     return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

@@ -15,12 +15,12 @@ import torch
 from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.formats.weights import Overlay, Weights
 from featcal.session.fingerprint import model_stamp
-from featcal.session.model_names import ModelId, spelled
+from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
-from featcal.studies.history import History, TaskValue, made_by
+from featcal.studies.history import History, TaskValue, current_maker
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
-from featcal.studies.store import Found, Rows, Spent, settled
+from featcal.studies.store import Found, Rows, Spent, round_found
 from featcal.suite.name_grammar import FITTED, model_name, reference_in
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
@@ -130,15 +130,15 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
     needed = needs(point.model, session.family.adapter.modality)
     of = point.of or session
     try:
-        named = of.named(point.model)
+        named = of.resolve(point.model)
     except FeatcalError as error:
-        return Row(point, needed, _failed(str(error)))
+        return Row(point, needed, _failure(str(error)))
     identity = _identity(session, point, named, on)
     known = rows.get(hash_of(session), identity)
     if known is None:
-        known, final = _measured(session, point, named, on)
+        known, final = _measure(session, point, named, on)
         if known.scores and on.scores.split == "test":
-            history.look(hash_of(session), spelled(named, of.family), "a study")
+            history.look(hash_of(session), full_name(named, of.family), "a study")
         if final:
             rows.put(hash_of(session), identity, known)
     return Row(point, needed, known)
@@ -147,7 +147,7 @@ def _row(session: Session, point: Point, on: Views, rows: Rows, history: History
 def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict[str, Any]:
     """Tells rows of one suite apart: the model with all its options, the samples, and who measures."""
     family = (point.of or session).family
-    model: Any = spelled(named, family)
+    model: Any = full_name(named, family)
     if isinstance(named, CalibrationConfig):
         model = {name: value for name, value in asdict(named).items() if name not in IDLE}
     views = [[one.split or session.split, one.samples, one.seed] for one in on]
@@ -155,45 +155,45 @@ def _identity(session: Session, point: Point, named: ModelId, on: Views) -> dict
     of = None if point.of is None else hash_of(point.of)
     reference = reference_in(point.model)
     files = () if reference is None else model_stamp(reference, Path.cwd())
-    said = {"model": model, "files": files, "made": point.made, "of": of, "views": views, "by": made_by(device)}
+    said = {"model": model, "files": files, "made": point.made, "of": of, "views": views, "by": current_maker(device)}
     tuples_as_lists: dict[str, Any] = _plain(said)
     return tuples_as_lists
 
 
-def _measured(session: Session, point: Point, named: ModelId, on: Views) -> tuple[Found, bool]:
+def _measure(session: Session, point: Point, named: ModelId, on: Views) -> tuple[Found, bool]:
     """What there is to say of a model, and whether it will be the same the next time: of failures, where it is the
     method's own. A disk that is full or a file that is missing may be there later."""
     try:
-        weights, making, stages = _made(point.of or session, point, named)
-        scores, scoring = _scored(session, weights, on.scores)
-        drift, cosine, walking = _apart(session, weights, on.features)
-        beside = _beside(session, point, named)
+        weights, making, stages = _make(point.of or session, point, named)
+        scores, scoring = _score(session, weights, on.scores)
+        drift, cosine, walking = _measure_distance(session, weights, on.features)
+        beside = _measure_beside(session, point, named)
     except FeatcalError as error:
-        return _failed(str(error)), isinstance(error, NumericalError | NoScores)
+        return _failure(str(error)), isinstance(error, NumericalError | NoScores)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        return _failed(f"it needs more memory than there is: {error}"), False
+        return _failure(f"it needs more memory than there is: {error}"), False
     seconds = {"make": making, "score": scoring, "drift": walking}
     spent = {stage: Spent(cost.wall, cost.cpu) for stage, cost in seconds.items()}
-    return settled(Found(scores, drift, cosine, spent, stages, making.peak_bytes, beside)), True
+    return round_found(Found(scores, drift, cosine, spent, stages, making.peak_bytes, beside)), True
 
 
-def _failed(why: str) -> Found:
+def _failure(why: str) -> Found:
     return Found({}, {}, {}, {}, {}, None, {}, why)
 
 
-def _beside(session: Session, point: Point, named: ModelId) -> Mapping[str, float]:
+def _measure_beside(session: Session, point: Point, named: ModelId) -> Mapping[str, float]:
     if point.beside is None:
         return {}
     assert isinstance(named, CalibrationConfig)
     return point.beside(point.of or session, named)
 
 
-def _made(of: Session, point: Point, named: ModelId) -> tuple[ModelId, Cost, dict[str, float]]:
+def _make(of: Session, point: Point, named: ModelId) -> tuple[ModelId, Cost, dict[str, float]]:
     """A model with every tensor that is computed with in memory, what that cost, and by stage where its record says."""
     if named == EXPERT:
         return named, Cost(), {}
     maker = Session(of.family, one_shot=True)  # which finds nothing that another model has left
-    with metered() as cost:
+    with measure_cost() as cost:
         weights, stages = _weights(maker, point, named)
         held = Overlay(weights.label, weights, weights.read(of.family.adapter.tower))
     return held, cost, {name: float(value) for name, value in stages.items() if name not in _OF_ALL}
@@ -204,17 +204,17 @@ def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Map
         assert isinstance(named, CalibrationConfig)
         return point.make(maker, named), {}
     if isinstance(named, CalibrationConfig):
-        result = maker.calibrated(named)
+        result = maker.calibrate(named)
         return result.weights, result.record["seconds"]
     if isinstance(named, str) and model_name(named).kind in FITTED:
-        fitted = maker.fitted(named)
+        fitted = maker.fit(named)
         return fitted.weights, fitted.record["seconds"]
     return maker.weights(named), {}
 
 
-def _scored(session: Session, model: ModelId, view: View) -> tuple[dict[str, TaskValue], Cost]:
+def _score(session: Session, model: ModelId, view: View) -> tuple[dict[str, TaskValue], Cost]:
     """Scores by task; none where the samples have no labels."""
-    with metered() as cost:
+    with measure_cost() as cost:
         try:
             scores = session.scores(model, view).tasks
         except NoScores:
@@ -222,7 +222,7 @@ def _scored(session: Session, model: ModelId, view: View) -> tuple[dict[str, Tas
     return {task: TaskValue(one.metric, one.value, one.n) for task, one in scores.items()}, cost
 
 
-def _apart(session: Session, model: ModelId, view: View) -> tuple[dict[str, float], dict[str, float], Cost]:
+def _measure_distance(session: Session, model: ModelId, view: View) -> tuple[dict[str, float], dict[str, float], Cost]:
     """Relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
 
     Raises:
@@ -230,7 +230,7 @@ def _apart(session: Session, model: ModelId, view: View) -> tuple[dict[str, floa
     """
     if model == EXPERT:
         return dict.fromkeys(session.tasks, 0.0), dict.fromkeys(session.tasks, 1.0), Cost()
-    with metered() as cost:
+    with measure_cost() as cost:
         tasks = session.features(model, view).tasks
     drift = {task: one.layers[-1].relative_drift for task, one in tasks.items()}
     cosine = {task: float(one.cosine.mean()) for task, one in tasks.items()}
@@ -241,7 +241,7 @@ def _apart(session: Session, model: ModelId, view: View) -> tuple[dict[str, floa
 
 
 @contextmanager
-def metered() -> Iterator[Cost]:
+def measure_cost() -> Iterator[Cost]:
     """Measure the body of the `with`; freed memory is given back before it."""
     cost = Cost()
     release_memory()
@@ -276,6 +276,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def at(points: Sequence[Point], **place: str | int | float) -> list[Point]:
+def place_points(points: Sequence[Point], **place: str | int | float) -> list[Point]:
     """The same points somewhere else in a study."""
     return [replace(point, at={**point.at, **place}) for point in points]

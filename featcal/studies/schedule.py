@@ -19,7 +19,7 @@ from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, Point, at
+from featcal.studies.runner import EXPERT, Point, place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
@@ -47,19 +47,19 @@ def schedule(session: Session, plan: Plan) -> Study:
         )
     points = plan.points([EXPERT, "merged"])
     for order in SCHEDULES:
-        here = at(plan.points(), schedule=order)
-        points += here if order == FORWARD else [_in_order(point, order) for point in here]
+        here = place_points(plan.points(), schedule=order)
+        points += here if order == FORWARD else [_order_point(point, order) for point in here]
     return study_of("schedule", session, plan.on, plan.run(session, points))
 
 
-def _in_order(point: Point, order: str) -> Point:
+def _order_point(point: Point, order: str) -> Point:
     def make(session: Session, config: CalibrationConfig) -> Weights:
-        return behind(session, config, 1 if order == STALE else len(session.family.adapter.blocks()))
+        return calibrate_behind(session, config, 1 if order == STALE else len(session.family.adapter.blocks()))
 
-    def beside(session: Session, config: CalibrationConfig) -> dict[str, float]:
+    def measure_beside(session: Session, config: CalibrationConfig) -> dict[str, float]:
         return {} if config.recipe != PAPER else {EXCESS: excess(session, config, _SOURCE[order])}
 
-    return replace(point, made=order, make=make, beside=beside)
+    return replace(point, made=order, make=make, beside=measure_beside)
 
 
 def excess(session: Session, config: CalibrationConfig, source: str) -> float:
@@ -69,14 +69,14 @@ def excess(session: Session, config: CalibrationConfig, source: str) -> float:
     return sum(found) / len(found)
 
 
-def behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:
+def calibrate_behind(session: Session, config: CalibrationConfig, lag: int) -> Weights:
     """The merged model with every block fitted while the `lag` blocks before it are still the merged ones.
 
     One block is calibrated at a time, so this takes as many calibrations as there are blocks. Lag 0 is Algorithm 1.
     """
     family = session.family
     adapter, merged = family.adapter, family.merged
-    passes = expert_passes(family, config, Kept.on(family.compute.device))
+    passes = expert_passes(family, config, Kept.from_device(family.compute.device))
     blocks, layers = list(adapter.blocks()), list(adapter.block_layers())
     solved: list[Mapping[str, Tensor]] = []
     for number, (block, layer) in enumerate(zip(blocks, layers, strict=True)):

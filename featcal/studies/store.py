@@ -53,12 +53,12 @@ class Found:
     """Why the method cannot be used here; "" where it can."""
 
 
-def settled(found: Found) -> Found:
+def round_found(found: Found) -> Found:
     """The same with numbers as they are written, so that what was measured and what was read again are equal."""
-    return _FOUND.validate_python(_rounded(asdict(found)))
+    return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 
-def found_of(content: Mapping[str, Any]) -> Found:
+def parse_found(content: Mapping[str, Any]) -> Found:
     """What a mapping that holds a row says, whatever else is in it.
 
     Raises:
@@ -120,9 +120,9 @@ class _Record:
 _FOUND, _RECORD = TypeAdapter(Found), TypeAdapter(_Record)
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _round_numbers(one) for name, one in value.items()}
     return value

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from featcal.session.session import Session
-from featcal.studies.history import made_by
+from featcal.studies.history import current_maker
 from featcal.studies.recording import hash_of
 from featcal.studies.runner import Point, Row, Views
-from featcal.studies.store import found_of
+from featcal.studies.store import parse_found
 from featcal.studies.summary import Summary, summaries
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
@@ -56,7 +56,7 @@ def study_of(kind: str, session: Session, on: Views, rows: Sequence[Row]) -> Stu
         what: {"split": view.split or session.split, "samples": view.samples, "seed": view.seed}
         for what, view in zip(("scores", "drift"), on, strict=True)
     }
-    by = made_by(session.family.compute.device.type)
+    by = current_maker(session.family.compute.device.type)
     return Study(kind, session.family.suite.name, hash_of(session), samples, by, tuple(rows))
 
 
@@ -77,4 +77,4 @@ def read_study(file: Path) -> Study:
 
 def _row(one: Mapping[str, Any]) -> Row:
     point = Point(one["method"], one["model"], one["seed"], one["at"])
-    return Row(point, tuple(one["needs"]), found_of(one))
+    return Row(point, tuple(one["needs"]), parse_found(one))

@@ -102,13 +102,13 @@ def _summary(rows: Sequence[Row], expert: Mapping[str, float]) -> Summary:
         worst=tasks[worst] if tasks else None,
         worst_task=worst,
         tasks=tasks,
-        drift=_mean([_over_tasks(row.found.drift) for row in done]),
-        cosine=_mean([_over_tasks(row.found.cosine) for row in done]),
-        cpu=_mean([one.cpu for one in making]),
-        wall=_mean([one.wall for one in making]),
+        drift=_mean_or_none([_task_mean(row.found.drift) for row in done]),
+        cosine=_mean_or_none([_task_mean(row.found.cosine) for row in done]),
+        cpu=_mean_or_none([one.cpu for one in making]),
+        wall=_mean_or_none([one.wall for one in making]),
         peak_bytes=max(peaks, default=None),
         needs=first.needs,
-        beside={name: _over([row.found.beside[name] for row in done]) for name in names},
+        beside={name: _mean([row.found.beside[name] for row in done]) for name in names},
         failure=next((row.found.failure for row in rows if row.found.failure), ""),
     )
 
@@ -119,13 +119,13 @@ def _tasks(rows: Sequence[Row]) -> dict[str, float]:
     return {task: sum(one[task].value for one in scored) / len(scored) for task in (scored[0] if scored else ())}
 
 
-def _over_tasks(values: Mapping[str, float]) -> float:
-    return _over([*values.values()])
+def _task_mean(values: Mapping[str, float]) -> float:
+    return _mean([*values.values()])
 
 
-def _over(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return _over(values) if values else None
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return _mean(values) if values else None

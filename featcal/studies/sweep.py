@@ -118,9 +118,9 @@ def run_sweep(
     for done, model in enumerate(models):
         progress(SWEEP, done, len(models))
         run = run_of(session, model)
-        found = _recorded(session, known[run.id], on) if run.id in known else None
+        found = _find_recorded(session, known[run.id], on) if run.id in known else None
         if found is None:
-            found = _measured(session, model, on, _within(progress, done, len(models)))
+            found = _measure(session, model, on, _report_points(progress, done, len(models)))
             history.add(run, found)
         points.append(SweepPoint(known.get(run.id, run), found))
     progress(SWEEP, len(models), len(models))
@@ -150,12 +150,12 @@ def missing(session: Session, grid: Grid, on: View, runs: Sequence[Run]) -> int:
     """How many calibrations of a sweep are not among these runs, measured on these samples."""
     known = {run.id: run for run in runs}
     ids = [run_of(session, config).id for config in grid.configs()]
-    return sum(one not in known or _recorded(session, known[one], on) is None for one in ids)
+    return sum(one not in known or _find_recorded(session, known[one], on) is None for one in ids)
 
 
-def comparable(session: Session, on: View, runs: Sequence[Run]) -> list[SweepPoint]:
+def comparable_points(session: Session, on: View, runs: Sequence[Run]) -> list[SweepPoint]:
     """Those runs of the suite that have scores on these samples, whoever asked for them."""
-    return [SweepPoint(run, found) for run in runs if (found := _recorded(session, run, on)) is not None]
+    return [SweepPoint(run, found) for run in runs if (found := _find_recorded(session, run, on)) is not None]
 
 
 def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
@@ -172,26 +172,26 @@ def _beats(one: Measured, other: Measured) -> bool:
     return one.mean >= other.mean and one.worst >= other.worst and (one.mean, one.worst) != (other.mean, other.worst)
 
 
-def _recorded(session: Session, run: Run, on: View) -> Measured | None:
+def _find_recorded(session: Session, run: Run, on: View) -> Measured | None:
     """What the history holds of a run on these samples, if it has scores of every task."""
-    found = run.on("features", on.split or session.split, on.samples, on.seed)
+    found = run.find_measured("features", on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 
-def _measured(session: Session, model: ModelId, on: View, progress: Progress) -> Measured:
+def _measure(session: Session, model: ModelId, on: View, progress: Progress) -> Measured:
     """Calibrate a model, if it is one to calibrate, and measure it.
 
     Raises:
         InputError: it cannot be scored.
     """
     if isinstance(model, CalibrationConfig):
-        session.calibrated(model, progress)
+        session.calibrate(model, progress)
     session.features(model, on, progress)
     session.quick_scores(model, on)  # says why there are none
     return measure(session, model, on)
 
 
-def _within(progress: Progress, done: int, total: int) -> Progress:
+def _report_points(progress: Progress, done: int, total: int) -> Progress:
     """Tells the points that are done whenever work on the next one gets ahead."""
 
     def report(label: str, blocks: int, of: int) -> None:

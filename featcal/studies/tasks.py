@@ -8,7 +8,7 @@ from dataclasses import replace
 from featcal.family.opening import Family
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
-from featcal.studies.runner import EXPERT, at
+from featcal.studies.runner import EXPERT, place_points
 from featcal.studies.study import Study, study_of
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
@@ -27,17 +27,17 @@ def tasks(session: Session, plan: Plan, counts: Sequence[int] | None = None) -> 
     """
     most = len(session.tasks)
     rows = []
-    for count in doubled(most) if counts is None else counts:
+    for count in doubling_counts(most) if counts is None else counts:
         if not 1 <= count <= most:
             raise InputError(f"counts: {count} tasks; the suite has {most}")
         part = session if count == most else Session(first_tasks(session.family, count))
-        rows += plan.run(part, at(plan.points([EXPERT, *plan.methods]), tasks=count))
+        rows += plan.run(part, place_points(plan.points([EXPERT, *plan.methods]), tasks=count))
     return study_of("tasks", session, plan.on, rows)
 
 
-def doubled(most: int) -> list[int]:
+def doubling_counts(most: int) -> list[int]:
     """
-    >>> doubled(8), doubled(6), doubled(1)
+    >>> doubling_counts(8), doubling_counts(6), doubling_counts(1)
     ([2, 4, 8], [2, 4, 6], [1])
     """
     return sorted({*(2**power for power in range(1, most.bit_length()) if 2**power <= most), most})

@@ -20,10 +20,10 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
     content = suite.model_dump(mode="json")
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
-    return {"shipped": _shipped(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
+    return {"shipped": _find_shipped_name(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
 
 
-def _shipped(suite: Suite) -> str | None:
+def _find_shipped_name(suite: Suite) -> str | None:
     for name in (suite.name, *embedded_suites(), *ready_suites()):
         file = {**ready_suites(), **embedded_suites()}.get(name)
         if file is None or file.resolve().parent != suite.root:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from featcal.suite.recipe import METHODS
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean, shortened
+from featcal.system.formatting import did_you_mean, shorten
 
 PLAIN = ("base", "merged")
 AFTER = ("svc", "polished", "surgery", "probsurgery", "react")
@@ -72,16 +72,16 @@ def model_name(text: str) -> ModelName:
     word, _, behind = text.partition(",")
     if word.strip() in WITH_OPTIONS and "=" in behind:
         raise InputError(
-            f"model '{shortened(text)}': options stand behind a colon, as in {word.strip()}:"
-            f"{shortened(behind.strip())} (write ./{shortened(text)} for a folder that is called so)"
+            f"model '{shorten(text)}': options stand behind a colon, as in {word.strip()}:"
+            f"{shorten(behind.strip())} (write ./{shorten(text)} for a folder that is called so)"
         )
     own, at, below = text.partition("@")
     if own.partition(":")[0] not in ON_ANOTHER:
         own, at = text, ""
     if at and not below:
-        raise InputError(f"model '{shortened(text)}' names no model after @; leave @ out for the merged model")
+        raise InputError(f"model '{shorten(text)}' names no model after @; leave @ out for the merged model")
     if at and below.count("@") >= _MOST:
-        raise InputError(f"model '{shortened(text)}' stands on more than {_MOST} others; write one of them first")
+        raise InputError(f"model '{shorten(text)}' stands on more than {_MOST} others; write one of them first")
     kind, colon, rest = own.partition(":")
     if kind == "expert":
         if colon and not rest:
@@ -97,9 +97,9 @@ def model_name(text: str) -> ModelName:
     for part in rest.split(",") if colon else ():
         name, equals, value = (one.strip() for one in part.partition("="))
         if not (name and equals and value):
-            raise InputError(f"model '{shortened(text)}': '{shortened(part)}' is not an option such as scale=0.6")
+            raise InputError(f"model '{shorten(text)}': '{shorten(part)}' is not an option such as scale=0.6")
         if name in options:
-            raise InputError(f"model '{shortened(text)}': {shortened(name)} is given twice")
+            raise InputError(f"model '{shorten(text)}': {shorten(name)} is given twice")
         options[name] = value
     of = (below or "merged") if kind in ON_ANOTHER else None
     return ModelName(kind, tuple(options.items()), of=of)
@@ -126,10 +126,10 @@ def parts_of(text: str) -> tuple[str, ...] | None:
     return None if text == ALL else tuple(unquote(one) for one in text.split(_AND))
 
 
-def parts_said(parts: Sequence[str] | None) -> str:
+def format_parts(parts: Sequence[str] | None) -> str:
     """The value that `parts_of` reads.
 
-    >>> parts_said(["block 0", "a+b"])
+    >>> format_parts(["block 0", "a+b"])
     'block 0+a%2Bb'
     """
     return ALL if parts is None else _AND.join(one.translate(_ESCAPED) for one in parts)
@@ -143,14 +143,12 @@ def value_of(text: str, kind: type, what: str) -> bool | int | float | str:
     """
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise InputError(f"{what} is true or false, not '{shortened(text)}'")
+            raise InputError(f"{what} is true or false, not '{shorten(text)}'")
         return text.lower() == "true"
     try:
         value: int | float | str = kind(text)
     except ValueError as error:
-        raise InputError(
-            f"{what} is a {'whole number' if kind is int else 'number'}, not '{shortened(text)}'"
-        ) from error
+        raise InputError(f"{what} is a {'whole number' if kind is int else 'number'}, not '{shorten(text)}'") from error
     return value
 
 
@@ -158,6 +156,5 @@ def known_option(name: str, known: tuple[str, ...], model: str) -> None:
     """Raise InputError for an option that a kind of model does not have."""
     if name not in known:
         raise InputError(
-            f"model '{model}' has no option '{shortened(name)}'; it takes {', '.join(known)}."
-            f"{did_you_mean(name, known)}"
+            f"model '{model}' has no option '{shorten(name)}'; it takes {', '.join(known)}.{did_you_mean(name, known)}"
         )

@@ -27,8 +27,8 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.suite.source import Source
 from featcal.suite.strict import Strict
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean, shortened
-from featcal.system.paths import as_named, local_path, require_plain
+from featcal.system.formatting import did_you_mean, shorten
+from featcal.system.paths import expand_home, local_path, require_plain
 from featcal.system.resources import embedded_suites, ready_suites, task_files
 from featcal.system.sandbox import require_inside
 
@@ -70,12 +70,12 @@ class CalibrationDefaults(Strict):
     tasks: tuple[str, ...] | None = None
 
     @model_serializer(mode="wrap")
-    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
         return {name: value for name, value in said.items() if value is not None or name not in _LATER}
 
-    def given(self) -> dict[str, Any]:
+    def explicit_options(self) -> dict[str, Any]:
         """The options that the suite sets, by name."""
         return self.model_dump(exclude_none=True)
 
@@ -126,12 +126,12 @@ class Task(Strict):
     @model_validator(mode="after")
     def _metric_fits(self) -> Task:
         sources = [source for source in (self.calibration, self.validation, self.test) if source is not None]
-        if any(source.classified for source in sources):
+        if any(source.has_classes for source in sources):
             if self.metric != "accuracy":
                 raise ValueError("texts with classes ('label' without 'targets') are scored by accuracy")
             if "templates" in self.model_fields_set:
                 raise ValueError("'templates' make prompts for pictures; remove them from a text task")
-        elif any(source.compared for source in sources) and self.metric != "spearman":
+        elif any(source.has_pairs for source in sources) and self.metric != "spearman":
             raise ValueError("pairs of texts with a number ('pair' and 'target') are scored by spearman")
         elif any(source.input is not None for source in sources):
             if self.metric == "accuracy":
@@ -172,7 +172,7 @@ class Suite(Strict):
         return self
 
     @model_serializer(mode="wrap")
-    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_default(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
         return {name: value for name, value in said.items() if name != "text_tower" or value != "base"}
@@ -197,10 +197,10 @@ class Suite(Strict):
         where every task has them."""
         return "validation" if "validation" in self.splits() else "calibration"
 
-    def unpinned(self) -> tuple[str, ...]:
+    def unpinned_data(self) -> tuple[str, ...]:
         """Hub data sets that are named without a revision, so that they may change under the suite."""
         sources = [source for task in self.tasks.values() for split in SPLITS if (source := task.source(split))]
-        ids = [str(source.hub) for source in sources if source.unpinned]
+        ids = [str(source.hub) for source in sources if source.is_unpinned]
         return tuple(dict.fromkeys(one for one in ids if not local_path(one, self.root, "hub").is_dir()))
 
 
@@ -229,7 +229,7 @@ def suite_file(reference: str | Path) -> Path:
     embedded, ready = embedded_suites(), ready_suites()
     known = {**ready, **embedded}.get(str(reference))
     try:
-        file = known or as_named(reference)
+        file = known or expand_home(reference)
         if known is None:
             require_inside(file, "suite")
         file = file / "suite.yaml" if file.is_dir() else file
@@ -238,7 +238,7 @@ def suite_file(reference: str | Path) -> Path:
     except (OSError, RuntimeError, ValueError):  # not even a possible path: too long, an unknown user, a null character
         pass
     raise InputError(
-        f"no suite '{shortened(str(reference), 200)}': neither a file nor an embedded suite "
+        f"no suite '{shorten(str(reference), 200)}': neither a file nor an embedded suite "
         f"({', '.join(embedded) or 'none'}) nor one of those for the Hub's models in `featcal suites`."
         f"{did_you_mean(str(reference), [*embedded, *ready])}"
     )
@@ -384,7 +384,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def _place(loc: tuple[int | str, ...]) -> str:
     skip = {"MergeRecipe", "constrained-str"}
-    parts = [shortened(str(part), 60) for part in loc if str(part) not in skip and "[" not in str(part)]
+    parts = [shorten(str(part), 60) for part in loc if str(part) not in skip and "[" not in str(part)]
     return ".".join(parts) or "(top level)"
 
 

@@ -52,7 +52,7 @@ class SelfGenerated(Strict):
         return self.prompts if isinstance(self.prompts, int) else len(self.prompts)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """How the texts were made, in words."""
         begun = "its start token" if isinstance(self.prompts, int) else "given prompts"
         return f"{self.count} texts that the task's expert wrote from {begun}, at most {self.tokens} new tokens each"
@@ -173,7 +173,7 @@ class Source(Strict):
         return self
 
     @model_serializer(mode="wrap")
-    def _said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without options that came later, where they are not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
         return {name: value for name, value in said.items() if value is not None or name not in _LATER}
@@ -184,12 +184,12 @@ class Source(Strict):
         return not any((self.tensors, self.jsonl, self.input, self.self_generated))
 
     @property
-    def classified(self) -> bool:
+    def has_classes(self) -> bool:
         """Whether it holds texts with the class of each, for a classifier, rather than with answers in words."""
         return self.input is not None and self.label is not None and self.targets is None
 
     @property
-    def compared(self) -> bool:
+    def has_pairs(self) -> bool:
         """Whether it holds pairs of texts with a number that says how alike they are."""
         return self.pair is not None and self.target is not None
 
@@ -198,6 +198,6 @@ class Source(Strict):
         return next(kind for kind in SOURCE_KINDS if getattr(self, kind) is not None)
 
     @property
-    def unpinned(self) -> bool:
+    def is_unpinned(self) -> bool:
         """A Hub data set without a revision: the same suite may give other samples tomorrow."""
         return self.hub is not None and self.revision is None

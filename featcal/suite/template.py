@@ -38,11 +38,12 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
     '3.2 of {5}'
     """
     return "".join(
-        before + ("" if field is None else _shown(field, row[field], spec)) for before, field, spec in _pieces(template)
+        before + ("" if field is None else _format_field(field, row[field], spec))
+        for before, field, spec in _pieces(template)
     )
 
 
-def _shown(field: str, value: Any, spec: str) -> str:
+def _format_field(field: str, value: Any, spec: str) -> str:
     if not isinstance(value, str | int | float):
         raise ValueError(f"field '{field}' holds {_kind(value)}; templates take text and numbers")
     try:

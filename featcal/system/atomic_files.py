@@ -34,13 +34,13 @@ def put_new(file: Path, content: Content) -> None:
     _put(file, content, _link)
 
 
-def unfinished(place: Path) -> Path:
+def temporary_path(place: Path) -> Path:
     """Where what is to become a file or a folder is made: beside it, under a name that is nobody else's."""
     return place.with_name(f".{place.name[:200]}-{uuid4().hex}")
 
 
 def _put(file: Path, content: Content, finish: Callable[[Path, Path], object]) -> None:
-    writing = unfinished(file)
+    writing = temporary_path(file)
     try:
         if isinstance(content, str):
             _write(writing, content.encode())

@@ -105,7 +105,7 @@ class Ranks:
         """Of what there is of every task, what this rank has a part of."""
         return {task: one for task, one in tasks.items() if not self.several or self.rank in self.teams[task]}
 
-    def led(self, tasks: Mapping[str, T]) -> dict[str, T]:
+    def select_led(self, tasks: Mapping[str, T]) -> dict[str, T]:
         """Of what there is of every task, what this rank alone answers for; of a task that nobody has, rank 0."""
         return {task: one for task, one in tasks.items() if not self.several or self._leader(task) == self.rank}
 
@@ -132,12 +132,12 @@ class Ranks:
         """One rank of every team, which finishes an item of the team's task: its owner, where that is among them."""
         return [owner if owner in team else team[item % len(team)] for team in dict.fromkeys(self.teams.values())]
 
-    def gathered(self, own: T) -> list[T]:
+    def all_gather(self, own: T) -> list[T]:
         """Small things of all ranks, in their order."""
         if not self.several:
             return [own]
         found: list[Any] = [None] * self.size
-        with _connected():
+        with _report_lost_peer():
             dist.all_gather_object(found, own)
         return found
 
@@ -148,33 +148,33 @@ class Ranks:
         """
         if all(len(team) == 1 for team in self.teams.values()):
             return own
-        found = self.gathered(own.cpu())
+        found = self.all_gather(own.cpu())
         return torch.stack([found[rank] for rank in self.team]).sum(0).to(own.device)
 
     def union(self, own: Mapping[str, T]) -> dict[str, T]:
         """What the ranks have by name, each something else, all together."""
-        return {name: one for theirs in self.gathered(dict(own)) for name, one in theirs.items()}
+        return {name: one for theirs in self.all_gather(dict(own)) for name, one in theirs.items()}
 
-    def told(self, word: T | None, source: int) -> T | None:
+    def broadcast_object(self, word: T | None, source: int) -> T | None:
         """A small thing of one rank, to all."""
         said = [word]
         if self.several:
-            with _connected():
+            with _report_lost_peer():
                 dist.broadcast_object_list(said, source)
         return said[0]
 
-    def spread(self, tensors: Mapping[str, Tensor] | None, source: int) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None, source: int) -> dict[str, Tensor]:
         """Tensors of one rank, to all, in its order and on the CPU; None from the others."""
         alike = None if tensors is None else {name: (t.shape, t.dtype) for name, t in tensors.items()}
         found: dict[str, Tensor] = {}
-        for name, (shape, dtype) in (self.told(alike, source) or {}).items():
+        for name, (shape, dtype) in (self.broadcast_object(alike, source) or {}).items():
             if tensors is not None:
                 tensor = tensors[name].to(self.device).contiguous()
                 self.traffic.sent += _bytes(tensor)
             else:
                 tensor = torch.empty(shape, dtype=dtype, device=self.device)
                 self.traffic.received += _bytes(tensor)
-            with _connected():
+            with _report_lost_peer():
                 dist.broadcast(tensor, source)
             found[name] = tensor.cpu()
         return found
@@ -217,7 +217,7 @@ class Ranks:
         self.traffic.received += sum(map(_bytes, coming))
         moves = [dist.P2POp(dist.isend, tensor, to, tag=tag) for tag, tensor in enumerate(leaving)]
         moves += [dist.P2POp(dist.irecv, tensor, source, tag=tag) for tag, tensor in enumerate(coming)]
-        with _connected():
+        with _report_lost_peer():
             for move in dist.batch_isend_irecv(moves) if moves else ():
                 move.wait()
 
@@ -227,7 +227,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _connected() -> Iterator[None]:
+def _report_lost_peer() -> Iterator[None]:
     """Inside the `with`, a broken exchange is an error of this run and no traceback."""
     try:
         yield
@@ -239,12 +239,12 @@ ALONE = Ranks()
 _here = ALONE
 
 
-def here() -> Ranks:
-    """The ranks that this process is one of: those of the `joined` around it."""
+def current_ranks() -> Ranks:
+    """The ranks that this process is one of: those of the `join_process_group` around it."""
     return _here
 
 
-def launched() -> int:
+def world_size() -> int:
     """How many processes the launcher has started; 1 where there is none.
 
     Raises:
@@ -258,13 +258,13 @@ def launched() -> int:
 
 def own_device(device: str) -> str:
     """The device of this process: of several on a machine with GPUs one each."""
-    if launched() == 1 or device not in ("auto", "cuda") or not torch.cuda.is_available():
+    if world_size() == 1 or device not in ("auto", "cuda") or not torch.cuda.is_available():
         return device
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
+def join_process_group(device: str) -> Iterator[Ranks]:
     """Inside the `with`, this process is one of those that torchrun has started; alone where it has started one.
 
     The first rank that fails says so, the others end without a word and with status 1, as after SIGTERM, which torchrun
@@ -277,7 +277,7 @@ def joined(device: str) -> Iterator[Ranks]:
         InputError: the processes do not find each other.
     """
     global _here
-    if launched() == 1:
+    if world_size() == 1:
         yield ALONE
         return
     from torch.distributed.rendezvous import rendezvous  # not in every build of torch
@@ -292,7 +292,7 @@ def joined(device: str) -> Iterator[Ranks]:
         dist.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"the {launched()} processes do not find each other: {error}; start them with torchrun"
+            f"the {world_size()} processes do not find each other: {error}; start them with torchrun"
         ) from error
     _here = Ranks(rank, size, torch.device(device if on_gpu else "cpu"))
     try:

@@ -75,7 +75,7 @@ def printable(text: str, most: int | None = None) -> str:
     'red\\\\x1b[31m'
     """
     shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
-    return shown if most is None else shortened(shown, most)
+    return shown if most is None else shorten(shown, most)
 
 
 def message(text: str) -> str:
@@ -83,7 +83,7 @@ def message(text: str) -> str:
     return printable(text, 4000)
 
 
-def shortened(text: str, most: int = 80) -> str:
+def shorten(text: str, most: int = 80) -> str:
     """The beginning of a text that is longer than `most` characters, and how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 

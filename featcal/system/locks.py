@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(file: Path, patience: float) -> Iterator[bool]:
+def try_lock(file: Path, patience: float) -> Iterator[bool]:
     """Whether the lock is ours, as long as the `with` lasts.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from featcal.system.errors import InputError
 from featcal.system.formatting import printable, readable
-from featcal.system.sandbox import require_inside, shared
+from featcal.system.sandbox import require_inside, server_rules
 
 
 def local_path(named: str, root: Path, label: str) -> Path:
@@ -17,7 +17,7 @@ def local_path(named: str, root: Path, label: str) -> Path:
         InputError: nothing can be there, or it may not be looked at; on a shared server, what lies elsewhere.
     """
     try:
-        path = root / as_named(named)
+        path = root / expand_home(named)
         require_inside(path, label)
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -28,13 +28,13 @@ def local_path(named: str, root: Path, label: str) -> Path:
     return path
 
 
-def as_named(named: str | Path) -> Path:
+def expand_home(named: str | Path) -> Path:
     """A path with the home that `~` stands for; on a shared server, which tells nobody who has one, as it is.
 
     Raises:
         RuntimeError: an unknown user's home.
     """
-    return Path(named) if shared() is not None else Path(named).expanduser()
+    return Path(named) if server_rules() is not None else Path(named).expanduser()
 
 
 def require_plain(file: Path, named: str = "", most: int | None = None) -> None:

@@ -39,11 +39,11 @@ class Shared:
     def to_environment(self) -> None:
         """For this process and those that it starts."""
         os.environ[VARIABLE] = json.dumps(asdict(self))
-        shared.cache_clear()
+        server_rules.cache_clear()
 
 
 @cache
-def shared() -> Shared | None:
+def server_rules() -> Shared | None:
     """The rules that this process is under; None on a machine of one's own."""
     said = os.environ.get(VARIABLE)
     if said is None:
@@ -62,7 +62,7 @@ def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
     Raises:
         InputError: it lies elsewhere.
     """
-    rules = shared()
+    rules = server_rules()
     if rules is None:
         return
     try:
@@ -80,7 +80,7 @@ def require_links_inside(place: Path, what: str) -> None:
     Raises:
         InputError: one leads elsewhere.
     """
-    if shared() is None or not place.is_dir():
+    if server_rules() is None or not place.is_dir():
         return
     for folder, folders, files in os.walk(place):  # which does not follow links
         for name in (*folders, *files):
@@ -94,14 +94,14 @@ def require_no_hub(what: str) -> None:
     Raises:
         InputError: it is one.
     """
-    if shared() is not None:
+    if server_rules() is not None:
         raise InputError(f"{what}: not in the folders that this server shares, and it fetches nothing from the Hub")
 
 
 def without_places(text: str) -> str:
     """A text as visitors of a shared server may read it: paths below its first folder from there on, those below
     another with its name alone, and none of the others that featcal knows of."""
-    rules = shared()
+    rules = server_rules()
     if rules is None:
         return text
     for place, shown in _places(rules, cache_folder()):

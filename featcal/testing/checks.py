@@ -15,7 +15,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import INFORMED, PAPER, CalibrationConfig, idle_options
 from featcal.formats.pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
-from featcal.models.lane import through
+from featcal.models.lane import run_block
 from featcal.session.api import measure_drift
 from featcal.testing.reference import refine
 from featcal.testing.trial import TASKS, Trial
@@ -34,16 +34,16 @@ def replay(trial: Trial) -> Measured:
     family, found = trial.family, defaultdict[str, list[float]](list)
     (stage,) = family.adapter.stages
     for folder, model in {"base": family.base, f"experts/{TASKS[0]}": family.experts[TASKS[0]]}.items():
-        library, inputs = trial.library(folder, torch.float32), trial.padded(TASKS[1])
+        library, inputs = trial.library(folder, torch.float32), trial.padded_inputs(TASKS[1])
         states, scores = _library_states(trial, library, inputs)
         place = family.compute.place
         with walking(family.adapter):
             call: Call = stage.first_call(place(model.read(stage.outer)), inputs, None)
             for block in stage.blocks:
-                call = through(stage, block, block.local(place(model.read(block.names))), call)
-                apart = stage.state(call, inputs) - stage.state(call.on(states[block.path]), inputs)
+                call = run_block(stage, block, block.local(place(model.read(block.names))), call)
+                apart = stage.state(call, inputs) - stage.state(call.with_state(states[block.path]), inputs)
                 found[block.name].append(float(apart.norm() / stage.state(call, inputs).norm()))
-        found["scores"].append(_apart(trial.scored(model, inputs), scores))
+        found["scores"].append(_relative_distance(trial.compute_scores(model, inputs), scores))
     return _require(found, CLOSE, "replayed states differ from the library's own forward")
 
 
@@ -67,26 +67,26 @@ def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> t
 
 def paper(trial: Trial) -> Measured:
     """Every tensor that Algorithm 1 calibrates is that of the second computation."""
-    return _calibrated(trial, trial.config())
+    return _compare_calibration(trial, trial.config())
 
 
 def norms(trial: Trial) -> Measured:
     """The same with the scales of all norms, where there are some that are not LayerNorms; with a ridge of 1e-5."""
-    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
+    return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), lam=1e-5))
 
 
 def informed(trial: Trial) -> Measured:
     """Every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does, and
     has a prior for every map."""
-    return _calibrated(trial, trial.config(**_with_rmsnorms(trial), recipe=INFORMED))
+    return _compare_calibration(trial, trial.config(**_with_rmsnorms(trial), recipe=INFORMED))
 
 
 def _with_rmsnorms(trial: Trial) -> dict[str, bool]:
     return {"rmsnorms": "rmsnorms" not in idle_options(trial.family.adapter)}
 
 
-def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
-    samples = {task: trial.alone(task) for task in TASKS}
+def _compare_calibration(trial: Trial, config: CalibrationConfig) -> Measured:
+    samples = {task: trial.single_samples(task) for task in TASKS}
     weights, pieces = trial.token_weights(config), trial.pieces(config)
     theirs = trial.canonical(refine(trial.models, trial.experts, samples, pieces, trial.options(config), weights))
     tower = trial.family.adapter.tower
@@ -98,7 +98,7 @@ def _calibrated(trial: Trial, config: CalibrationConfig) -> Measured:
     )
     touched = [name for name in tower if name not in theirs and not ours[name].equal(merged[name])]
     _hold(not touched, f"tensors that should stay as merged do not: {touched}")
-    found = {name: [_apart(ours[name], right)] for name, right in theirs.items()}
+    found = {name: [_relative_distance(ours[name], right)] for name, right in theirs.items()}
     return _require(found, CLOSE, f"calibrated tensors differ from the second computation ({config.recipe})")
 
 
@@ -110,7 +110,7 @@ def fixed_point(trial: Trial) -> Measured:
     for recipe in ({"recipe": PAPER}, {"recipe": INFORMED}):
         done = calibrate(same, trial.config(**_with_rmsnorms(trial), eps=0.0, **recipe)).weights
         for name, tensor in same.base.read(family.adapter.tower).items():
-            found[name].append(_apart(done.read([name])[name], tensor))
+            found[name].append(_relative_distance(done.read([name])[name], tensor))
     return _require(found, 1e-6, "identical models are no fixed point")
 
 
@@ -128,7 +128,7 @@ def drift(trial: Trial) -> Measured:
         ends = {layer.layer: layer.drift for layer in parts.tasks[task].layers}
         for layer in one.layers:
             end = ends.get(f"{layer.layer} {last}", ends.get(layer.layer, torch.tensor(torch.nan)))
-            found["sublayers"].append(_apart(end, layer.drift))
+            found["sublayers"].append(_relative_distance(end, layer.drift))
     return _require(found, 1e-6, "the drift identity does not hold")
 
 
@@ -147,12 +147,12 @@ def repair(trial: Trial) -> Measured:
     inputs = family.adapter.probe()
     with torch.no_grad():
         scores = trial.scores(model, inputs)
-    theirs = trial.scored(family.model(str(out)), inputs)
+    theirs = trial.compute_scores(family.model(str(out)), inputs)
     own, origin = (_dtypes(trial, folder) for folder in (out, trial.root / "merged"))
     _hold(own == origin, f"names or dtypes changed: {sorted(map(str, set(own.items()) ^ set(origin.items())))[:4]}")
     kept = {file.name for file in (trial.root / "merged").iterdir()} - {file.name for file in out.iterdir()}
     _hold(not kept, f"files are missing in the written folder: {sorted(kept)}")
-    found = {"outputs": [_apart(scores, theirs)]}
+    found = {"outputs": [_relative_distance(scores, theirs)]}
     return {**_require(found, CLOSE, "outputs of the written folder differ"), "drift": max(fallen.values())}
 
 
@@ -166,7 +166,7 @@ def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
     return found
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _relative_distance(one: Tensor, other: Tensor) -> float:
     """||one - other|| / ||other||; the norm itself where the other vanishes."""
     gap, scale = (one - other).double().norm(), other.double().norm()
     return float(gap / scale if scale > 0 else gap)

@@ -94,17 +94,17 @@ def refine(
         deployed = {task: inputs(student, watched, samples[task], token_weights, axis) for task in experts}
         gaps = {task: own[task][stream][0] - deployed[task][stream][0] for task in experts} if stream else {}
         new: dict[str, Tensor] = {}
-        for name, module, kinds in (found for top in names for found in inside(student, top)):
+        for name, module, kinds in (found for top in names for found in modules_inside(student, top)):
             if name not in next(iter(own.values())):
                 continue
             features = {task: (deployed[task][name], own[task][name]) for task in experts}
             if {*STACKED} & {*kinds}:
                 sent = {task: routes(student, name, samples[task]) for task in experts}
-                new |= {f"{name}.{kind}": stacked(name, kind, features, sent, (student, models, experts), options)
+                new |= {f"{name}.{kind}": solve_stacked(name, kind, features, sent, (student, models, experts), options)
                         for kind in STACKED if kind in kinds}  # fmt: skip
             elif isinstance(module, nn.Linear | Conv1D):
                 if options.weigh_tokens:
-                    features = acted_on(name, names, (student, models["base"], experts), (deployed, own))
+                    features = weigh_features(name, names, (student, models["base"], experts), (deployed, own))
                 new |= linear(name, features, models, experts, options, gaps)
             elif isinstance(module, options.norms):
                 new |= norm(name, features, models, experts, options)
@@ -120,9 +120,11 @@ def inputs(
     """What every module inside the blocks is given when the whole model runs on every sample; of a norm over heads,
     every head's part is a row that weighs what its token does."""
     rows: dict[str, list[Tensor]] = {}
-    found_inside = {name: module for block in blocks for name, module, kinds in inside(model, block) if kinds}
+    found_inside = {name: module for block in blocks for name, module, kinds in modules_inside(model, block) if kinds}
     handles = [
-        module.register_forward_pre_hook(lambda _, args, name=name: rows.setdefault(name, []).append(_of_one(args[0])))
+        module.register_forward_pre_hook(
+            lambda _, args, name=name: rows.setdefault(name, []).append(_single_sample(args[0]))
+        )
         for name, module in found_inside.items()
     ]
     for sample in samples:
@@ -138,7 +140,7 @@ def inputs(
     return found
 
 
-def inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
+def modules_inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
     """Modules in the one called `top`, that one included, by name, with the parameters of each; if `top` is itself a
     parameter, the module that has it, with that alone."""
     where, _, own = top.rpartition(".")
@@ -149,13 +151,13 @@ def inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
     return [(name, module, [n for n, _ in module.named_parameters(recurse=False)]) for name, module in below]
 
 
-def _of_one(given: Tensor) -> Tensor:
+def _single_sample(given: Tensor) -> Tensor:
     """What a module is given of the only sample; a vision tower may have all its patches, which are no indices, in one
     row."""
     return given if given.ndim == 2 and given.is_floating_point() else given[0]
 
 
-def acted_on(
+def weigh_features(
     name: str, tops: Sequence[str], models: tuple[Any, Any, Mapping[str, Any]], rows: tuple[Any, Any]
 ) -> dict[str, tuple[Rows, Rows]]:
     """Features of a linear map whose tokens weigh by what the expert's task vectors do to them: by those of all maps of
@@ -170,7 +172,7 @@ def acted_on(
     shared = [
         other
         for top in tops
-        for other, one, _ in inside(student, top)
+        for other, one, _ in modules_inside(student, top)
         if isinstance(one, nn.Linear | Conv1D)
         and (one.bias is None) == (module.bias is None)
         and all(a.shape == b.shape and a.equal(b) for a, b in zip(some[other], some[name], strict=True))
@@ -180,11 +182,11 @@ def acted_on(
     for task, expert in experts.items():
         change = torch.cat([matrix(expert.get_submodule(other)) for other in shared]) - before
         (x, weights), (x_expert, unweighed) = deployed[task][name], own[task][name]
-        found[task] = (x, weights * acting(change, before, x_expert, weights)), (x_expert, unweighed)
+        found[task] = (x, weights * action_weights(change, before, x_expert, weights)), (x_expert, unweighed)
     return found
 
 
-def acting(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+def action_weights(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -> Tensor:
     """How much more than others a token counts `[n]` to which the change of a map does much, beside what the map did
     before; means are weighted."""
 
@@ -259,7 +261,7 @@ def routes(model: Any, name: str, samples: Sequence[Sample]) -> Rows:
     return torch.cat([chosen for chosen, _ in seen]), torch.cat([shares.double() for _, shares in seen])
 
 
-def stacked(
+def solve_stacked(
     name: str,
     kind: str,
     features: Mapping[str, tuple[Rows, Rows]],
@@ -295,12 +297,12 @@ def stacked(
             weight = w[kept] * shares[task][kept] ** 2
             given, given_expert = x[kept], x_expert[kept]
             if kind == STACKED[1]:
-                given = _gated(student.get_submodule(name), place, given)
-                given_expert = _gated(own, place, given_expert)
+                given = _gate(student.get_submodule(name), place, given)
+                given_expert = _gate(own, place, given_expert)
             target = o.alpha * given_expert + (1 - o.alpha) * given
             if o.weigh_tokens:
                 before = getattr(models["base"].get_submodule(name), kind)[place]
-                weight = weight * acting(getattr(own, kind)[place] - before, before, given_expert, weight)
+                weight = weight * action_weights(getattr(own, kind)[place] - before, before, given_expert, weight)
             scaled = torch.diag(weight / weight.sum())
             gram, cross = given.T @ scaled @ given, target.T @ scaled @ given
             omega = counts[task] / torch.stack([*counts.values()]).mean() / torch.linalg.matrix_norm(gram)
@@ -326,7 +328,7 @@ def _halves(
     return base, others
 
 
-def _gated(experts: Any, place: int, x: Tensor) -> Tensor:
+def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
     """What the last map of an expert of a mixture is given."""
     gate, up = (x @ half.T for half in experts.gate_up_proj[place].chunk(2))
     made: Tensor = experts.act_fn(gate) * up
@@ -341,7 +343,7 @@ def norm(
     anchor = o.rho * affine(merged, o) + (1 - o.rho) * affine(base, o)
     left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor
     for task, ((x, w), _) in features.items():
-        z = normalised(x, merged)
+        z = normalise(x, merged)
         second = torch.einsum("n,ndk,ndl->dkl", w, z, z)
         left, right = left + second, right + (second @ affine(experts[task].get_submodule(name), o)[..., None])[..., 0]
     solved = torch.linalg.solve(left, right)
@@ -358,7 +360,7 @@ def affine(module: Any, o: Options) -> Tensor:
     return torch.stack([p for p in (module.weight, module.bias) if p is not None], dim=1)
 
 
-def normalised(x: Tensor, module: Any) -> Tensor:
+def normalise(x: Tensor, module: Any) -> Tensor:
     """What a norm multiplies with its scale and, if there is one, its shift: `[n, d, 1 or 2]`."""
     if isinstance(module, nn.LayerNorm):
         z = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + module.eps).sqrt()

@@ -65,7 +65,10 @@ class Trial:
 
     def library(self, folder: str, dtype: torch.dtype = torch.float64) -> Any:
         """A model as the library loads it, with its own plainest attention and experts of a mixture."""
-        plain = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if _mixed(self.facts) else {})}
+        plain = {
+            "attn_implementation": "eager",
+            **({"experts_implementation": "eager"} if _mixture_facts(self.facts) else {}),
+        }
         return self.model_class.from_pretrained(self.root / folder, dtype=dtype, **plain).eval()
 
     @cached_property
@@ -77,16 +80,16 @@ class Trial:
     def experts(self) -> Mapping[str, Any]:
         return {task: self.library(f"experts/{task}") for task in TASKS}
 
-    def padded(self, task: str, split: str = "calibration") -> dict[str, Tensor]:
+    def padded_inputs(self, task: str, split: str = "calibration") -> dict[str, Tensor]:
         """Model inputs of all samples of a task, texts padded on the right."""
         drawn = load_file(self.root / "samples.safetensors")
         if f"{task}.{split}.mask" not in drawn:
             return {"pixel_values": drawn[f"{task}.{split}.samples"]}
         return {"input_ids": drawn[f"{task}.{split}.samples"], "attention_mask": drawn[f"{task}.{split}.mask"]}
 
-    def alone(self, task: str) -> list[Sample]:
+    def single_samples(self, task: str) -> list[Sample]:
         """Every calibration sample by itself, without padding, in the order in which featcal draws them."""
-        padded = self.padded(task)
+        padded = self.padded_inputs(task)
         order = self.family.samples(task, "calibration", None, CalibrationConfig.seed).indices
         if "pixel_values" in padded:
             return [{"pixel_values": padded["pixel_values"][i : i + 1].double()} for i in order]
@@ -101,8 +104,8 @@ class Trial:
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of blocks by canonical name, given those by their names in the library's model."""
         found: dict[str, Tensor] = {}
-        experts = _mixed(self.facts)
-        tensors = tensors if experts is None else _separated(tensors, experts)
+        experts = _mixture_facts(self.facts)
+        tensors = tensors if experts is None else _separate_maps(tensors, experts)
         for block in self.family.adapter.blocks():
             inside = len(block.path) + 1
             found |= block.canonical({n[inside:]: t for n, t in tensors.items() if n.startswith(f"{block.path}.")})
@@ -120,7 +123,7 @@ class Trial:
             return logits
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
-    def scored(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
+    def compute_scores(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
         """The same by featcal: final features, and the head that lies beside the model's weights."""
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
@@ -162,7 +165,7 @@ class Trial:
         if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]
         found: list[Piece] = []
-        one = self.alone(TASKS[0])[:1]
+        one = self.single_samples(TASKS[0])[:1]
         for block in self.blocks:
             called = inputs(self.models["base"], [block], one, every_token)
             for part in self.facts.parts:
@@ -186,7 +189,7 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
         if name not in together:
             pieces.append((names, None))
         together |= {*names}
-    experts = _mixed(facts)
+    experts = _mixture_facts(facts)
     if experts is not None and within[-1] == f"{block}.{experts.module}":
         return [*pieces, *(([f"{within[-1]}.{kind}"], None) for kind in STACKED)]
     stream = f"{block}.{part.norm}" if part.norm else within[0]
@@ -194,12 +197,12 @@ def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -
     return [*pieces, *([([f"{block}.{part.post_norm}"], None)] if part.post_norm else [])]
 
 
-def _mixed(facts: Facts) -> ExpertFacts | None:
+def _mixture_facts(facts: Facts) -> ExpertFacts | None:
     """What the facts say of the experts of a mixture, if there is one."""
     return None if isinstance(facts, EncoderFacts) else facts.experts
 
 
-def _separated(tensors: Mapping[str, Tensor], facts: ExpertFacts) -> dict[str, Tensor]:
+def _separate_maps(tensors: Mapping[str, Tensor], facts: ExpertFacts) -> dict[str, Tensor]:
     """The same tensors with the maps of every expert of a mixture apart."""
     found: dict[str, Tensor] = {}
     gate, up, down = facts.maps
@@ -225,7 +228,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
     base = deepcopy(model).float()
     generator = torch.Generator().manual_seed(3)
     _scatter(base, facts, generator)
-    experts = {task: _near(base, facts, generator) for task in TASKS}
+    experts = {task: _perturb(base, facts, generator) for task in TASKS}
     merged = deepcopy(base)
     with torch.no_grad():
         for name, parameter in merged.named_parameters():
@@ -237,7 +240,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
     for task in TASKS:
         tasks[task] = {"expert": f"experts/{task}"}
         for split in ("calibration", "test"):
-            drawn = _drawn(base, facts, generator)
+            drawn = _draw_samples(base, facts, generator)
             samples |= {f"{task}.{split}.{name}": tensor for name, tensor in drawn.items()}
             named = {"key" if name == "samples" else name: f"{task}.{split}.{name}" for name in drawn}
             tasks[task][split] = {"tensors": "samples.safetensors", **named}
@@ -247,7 +250,7 @@ def write_trial(model: Any, facts: Facts, root: Path, dtype: torch.dtype = torch
     return Trial(facts, root, type(model))
 
 
-def _drawn(model: Any, facts: Facts, generator: torch.Generator) -> dict[str, Tensor]:
+def _draw_samples(model: Any, facts: Facts, generator: torch.Generator) -> dict[str, Tensor]:
     """Samples of one split: token ids with the mask of their padding, or pixels; with the labels of a classifier."""
     classes = isinstance(facts, EncoderFacts) or facts.classifier
     labels = {"labels": torch.arange(COUNT) % 2} if classes else {}
@@ -282,7 +285,7 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def _near(base: Any, facts: Facts, generator: torch.Generator) -> Any:
+def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
     """A model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single token, or
     0.03 in a pooler, which no calibration changes."""
     single, moved = isinstance(facts, EncoderFacts) or facts.classifier, deepcopy(base)

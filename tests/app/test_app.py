@@ -319,7 +319,7 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     def fail(*_: object) -> None:
         raise NumericalError("not positive definite; raise lam")
 
-    monkeypatch.setattr(Session, "calibrated", fail)
+    monkeypatch.setattr(Session, "calibrate", fail)
     app = opened(tiny_suite_file, "calibrate")
     assert not app.exception
     assert app.error[0].value == "not positive definite; raise lam"
@@ -329,11 +329,11 @@ def test_an_impossible_calibration_is_a_message(tiny_suite_file: Path, monkeypat
     ("page", "step"),
     [
         ("drift", "ledger"),
-        ("drift", "calibrated"),
+        ("drift", "calibrate"),
         ("calibrate", "features"),
         ("features", "features"),
         ("cosines", "features"),
-        ("accuracy", "calibrated"),
+        ("accuracy", "calibrate"),
     ],
 )
 def test_a_failure_is_a_message(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str, step: str) -> None:
@@ -391,6 +391,6 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
         models = {"merged": "merged", "calibrated": config}
-        origin = downloads.of_samples(session, View(4), models)
+        origin = downloads.sample_origin(session, View(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
-        assert downloads.file_name("x", downloads.of_scores(session, scores, models)) == f"x-{made}{switch}-12-test"
+        assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"

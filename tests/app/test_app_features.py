@@ -197,7 +197,7 @@ def test_samples_beyond_what_a_map_holds_are_drawn_and_said(
     monkeypatch.setattr(figures_maps, "MOST_POINTS", 15)
     app = opened(tiny_suite_file, "features", n="11", **BOTH)  # whose clouds no other test has made
     assert healthy(app)
-    drawn = figures_maps.drawn(11, 3)
+    drawn = figures_maps.draw_points(11, 3)
     assert len(drawn) == 5
     assert {name: list(one["customdata"]) for name, one in clouds(app).items()} == dict.fromkeys(SHOWN, drawn)
     assert said(app, "5 of 11 samples are on the map, drawn with seed 42")

@@ -86,7 +86,7 @@ def test_what_is_shipped_is_of_the_suite_as_it_is(suite: str) -> None:
 
 
 def test_every_shipped_study_is_of_its_suite_as_it_is() -> None:
-    studies = library.shipped()
+    studies = library.shipped_studies()
     assert {(one.kind, one.suite) for one in studies} >= {("compare", suite) for suite in SHIPPED}
     for study in studies:
         assert study.suite_hash == suite_hash(load_suite(study.suite))
@@ -100,7 +100,7 @@ def _family(suite: str) -> Family:
 
 
 def test_a_suite_without_results_says_so(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "shipped", list)
+    monkeypatch.setattr(library, "shipped_studies", list)
     app = opened(tiny_suite_file, "leaderboard")
     assert healthy(app)
     assert charts(app) == 0
@@ -171,7 +171,7 @@ def test_corrupted_pictures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         for kind, severity in (("clean", 0), ("fog", 3))
         for row in clean.rows[:3]
     ]
-    monkeypatch.setattr(library, "shipped", lambda: [replace(clean, kind="corrupt", rows=tuple(rows))])
+    monkeypatch.setattr(library, "shipped_studies", lambda: [replace(clean, kind="corrupt", rows=tuple(rows))])
     app = opened("clip-mini", "leaderboard")
     assert healthy(app)
     assert [len(group.proto.imgs) for group in app.get("image")] == [6, 6]

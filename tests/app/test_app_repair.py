@@ -226,7 +226,7 @@ def test_the_refined_recipe_has_controls_and_defaults_of_its_own(tiny_suite_file
     assert "--recipe refined --lam 0.001 --rho 2 --alpha 0.6 --beta 0.5" in app.code[-1].value
     assert any("this block answers first" in one.value for one in app.caption)
     session = open_session(str(tiny_suite_file))
-    drift = session.features(session.named("calibrated:recipe=refined,samples=64"), ON).macro_cosine
+    drift = session.features(session.resolve("calibrated:recipe=refined,samples=64"), ON).macro_cosine
     assert app.metric[0].value == f"{drift:.3f}"
     control(app, "beta").set_value(0.0).run()
     assert shown_model(app) == "refined · λ 0.001 · ρ 2 · α 0.6 · β 0 · n 64"

@@ -72,13 +72,13 @@ def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file:
     assert healthy(app)
     assert charts(app) == 1
     assert sorted(re.findall(r"rho=([\d.]+)", " ".join(listed(app)["model"]))) == ["0.5", "1.5", "2.5"]
-    assert [run.on("features", "validation", 8, 42) is not None for run in recorded().values()] == [True] * 3
+    assert [run.find_measured("features", "validation", 8, 42) is not None for run in recorded().values()] == [True] * 3
 
 
 def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: Family) -> None:
     opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
     alone = Session(tiny).quick_scores(CalibrationConfig(samples=8, rho=1.5), View(8))
-    found = recorded()[1.5].on("features", "validation", 8, 42)
+    found = recorded()[1.5].find_measured("features", "validation", 8, 42)
     assert isinstance(found, Measured)
     assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}
 
@@ -94,7 +94,7 @@ def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny:
     drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
     assert drawn == {point.run.id for point in points}
     assert len(points) == len(baselines(grid)) + 2
-    kept = {run.id: run.on("features", "validation", 8, 42) for run in History().runs()}
+    kept = {run.id: run.find_measured("features", "validation", 8, 42) for run in History().runs()}
     assert {i: one.scores for i, one in kept.items() if one} == {p.run.id: p.found.scores for p in points}
 
 
@@ -160,7 +160,7 @@ def test_two_runs_are_held_against_each_other(tiny_suite_file: Path, tiny: Famil
     told = next(one.value for one in app.dataframe if "option" in one.value)
     assert told.to_dict("records") == [{"option": "rho", "A": "1.5", "B": "0.5"}]
     compared = next(one.value for one in app.dataframe if "B − A, points" in one.value).set_index("task")
-    first, second = (run.on("features", "validation", 8, 42) for run in (a, b))
+    first, second = (run.find_measured("features", "validation", 8, 42) for run in (a, b))
     assert first is not None
     assert second is not None
     assert compared.loc["mean", "A, %"] == 100 * first.mean

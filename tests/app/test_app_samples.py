@@ -46,7 +46,7 @@ def flips_of(suite: Path, task: str) -> list[str]:
     """What became of a task's test samples from merged to calibrated, of scores alone."""
     session = open_session(str(suite))
     before, after = (
-        session.scores(session.named(one), WHOLE).tasks[task] for one in ("merged", "calibrated:samples=64")
+        session.scores(session.resolve(one), WHOLE).tasks[task] for one in ("merged", "calibrated:samples=64")
     )
     names = {(False, True): "fixed", (True, False): "broken", (True, True): "both right", (False, False): "both wrong"}
     pairs = zip(before.predictions == before.labels, after.predictions == after.labels, strict=True)
@@ -56,17 +56,17 @@ def flips_of(suite: Path, task: str) -> list[str]:
 def test_every_difference_of_scores_has_its_interval(tiny_suite_file: Path) -> None:
     app = scored(tiny_suite_file)
     session = open_session(str(tiny_suite_file))
-    found = session.compared("merged", session.named("calibrated:samples=64"), WHOLE)
+    found = session.compare("merged", session.resolve("calibrated:samples=64"), WHOLE)
     table = frame_with(app, "from", "to", "McNemar p")
     for row, task in zip(table.to_dict("records"), TASKS, strict=True):
         one = found.tasks[task]
         assert (row["from"], row["to"], row["McNemar p"]) == pytest.approx((100 * one.low, 100 * one.high, one.p))
-        assert bool(row["within noise"]) == one.within_noise
+        assert bool(row["within noise"]) == one.is_within_noise
     (card,) = (one for one in app.metric if one.delta)
     assert card.label == "average, calibrated"
     assert card.proto.delta_description.endswith(", within noise")
     assert card.proto.color == type(card.proto).MetricColor.GRAY
-    assert found.average.within_noise
+    assert found.average.is_within_noise
     assert charts(app) == 2
 
 
@@ -156,7 +156,7 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
     said = session.scores("merged", View(6)).tasks[TEXT_TASKS[0]].predictions
     assert table["merged"].tolist() == [said[1], said[2]]
     assert not any("first token" in one.value for one in app.caption)
-    assert [one.value for one in app.text] == list(session.seen(TEXT_TASKS[0], View(6)).texts or ())[1:3]
+    assert [one.value for one in app.text] == list(session.viewable_samples(TEXT_TASKS[0], View(6)).texts or ())[1:3]
 
 
 def write_answered(folder: Path) -> Path:
@@ -250,14 +250,14 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
 
     session = Session(open_family(load_suite(tiny_suite_file), "cpu"))
     models = {"merged": "merged"}
-    nothing = samples.known(session, models, TASKS[0], View(4))["merged"]
+    nothing = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
     assert (nothing.answers, nothing.margin, nothing.drift) == (None, None, None)
     session.scores("merged", View(4))
-    answered = samples.known(session, models, TASKS[0], View(4))["merged"]
+    answered = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
     assert answered.answers is not None
     assert answered.drift is None
     session.features("merged", View(4))
-    walked = samples.known(session, models, TASKS[0], View(4))["merged"]
+    walked = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
     assert walked.answers == answered.answers
     assert walked.margin is not None
     assert walked.drift is not None

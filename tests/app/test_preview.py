@@ -24,9 +24,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_kept_comes_back(tiny: Family, cache: Path) -> None:
     table = tables.drift_table(measure_drift(tiny, samples=4))
-    assert preview.kept() is None
+    assert preview.read_kept() is None
     preview.keep(table)
-    found = preview.kept()
+    found = preview.read_kept()
     assert found is not None
     pd.testing.assert_frame_equal(found, table, check_dtype=False, rtol=1e-9)
     assert len(list(cache.iterdir())) == 1
@@ -35,7 +35,7 @@ def test_what_is_kept_comes_back(tiny: Family, cache: Path) -> None:
 def test_changed_files_are_measured_anew(tiny: Family, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preview.keep(tables.drift_table(measure_drift(tiny, samples=4)))
     monkeypatch.setattr(preview, "data_path", lambda name: tiny.suite.root)
-    assert preview.kept() is None
+    assert preview.read_kept() is None
 
 
 def test_another_suite_leaves_what_is_kept_alone(tiny: Family, tmp_path: Path, cache: Path) -> None:

@@ -40,13 +40,13 @@ PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Numbers]:
     """Tables of the pages that are run, by what they are of."""
     found: dict[str, Numbers] = {}
-    measured = downloads.Numbers.measured
+    measured = downloads.Numbers.measurement
 
     def noted(numbers: Numbers, reference: str) -> Any:
         found[numbers.what] = numbers
         return measured(numbers, reference)
 
-    monkeypatch.setattr(downloads.Numbers, "measured", noted)
+    monkeypatch.setattr(downloads.Numbers, "measurement", noted)
     return found
 
 
@@ -66,7 +66,7 @@ def test_commands_give_the_numbers_of_charts(
     on_page = {block.value for block in app.code}
     ran: dict[str, dict[str, Any]] = {}
     for what, numbers in shown.items():
-        measured = numbers.measured(str(tiny_suite_file))
+        measured = numbers.measurement(str(tiny_suite_file))
         assert measured is not None
         lines = commands(measured)
         assert {"\n".join(lines), python(measured)} <= on_page

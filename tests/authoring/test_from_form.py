@@ -10,7 +10,7 @@ import yaml
 from app_pages import button, healthy, opened
 
 from featcal import load_suite
-from featcal.authoring.from_form import DraftTask, draft, read_draft, taken_over, write_draft
+from featcal.authoring.from_form import DraftTask, draft, import_file, read_draft, write_draft
 from featcal.system.errors import InputError
 
 PETS = DraftTask("pets", "org/pets", "imagefolder", "/data/pets", "train", "val", "test")
@@ -83,13 +83,13 @@ def test_files_of_others_are_taken_over(tmp_path: Path) -> None:
     }
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump(mergekit))
-    text, notes = taken_over(file)
+    text, notes = import_file(file)
     assert yaml.safe_load(text)["base"] == "org/base"
     assert [one["expert"] for one in yaml.safe_load(text)["tasks"].values()] == ["org/a", "org/b"]
     assert any("calibration samples of a, b" in note for note in notes)
     own = draft("mine", "base", "merged", [WORDS])
     file.write_text(own)
-    assert taken_over(file) == (own, [])
+    assert import_file(file) == (own, [])
 
 
 @pytest.mark.usefixtures("instant_maps")

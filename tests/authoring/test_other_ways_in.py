@@ -25,7 +25,7 @@ from turns import NIGHTLY, has_its_turn
 
 from app.selection import HOME, Selection, from_query
 from featcal import cli
-from featcal.authoring.from_form import read_draft, taken_over
+from featcal.authoring.from_form import import_file, read_draft
 from featcal.authoring.recipes import import_recipe
 from featcal.formats.state_file import state_dict
 from featcal.studies.replay.record import read_record
@@ -109,7 +109,7 @@ def assert_clean(said: str, *names: str) -> None:
 def take_over(file: Path) -> None:
     """As the page *Bring your own* does with what is uploaded: made a draft of, then read as one."""
     text: list[str] = []
-    assert_names(refusal(lambda: text.append(taken_over(file)[0])), "r.yaml", "recipe")
+    assert_names(refusal(lambda: text.append(import_file(file)[0])), "r.yaml", "recipe")
     if text:
         assert_names(refusal(lambda: read_draft(text[0], file.parent / "out.yaml")), "draft")
 

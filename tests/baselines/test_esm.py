@@ -13,7 +13,7 @@ from library_references import Reference, inputs_of, linears_of, reference_of
 from torch import Tensor
 
 from featcal import evaluate
-from featcal.baselines.esm import by_layer, directions, polarised, together
+from featcal.baselines.esm import directions, merge_directions, polarise, scale_layers
 from featcal.baselines.fit import fit
 from featcal.baselines.options import Esm
 from featcal.family.opening import Family
@@ -123,7 +123,7 @@ def test_directions_without_a_shift_are_none() -> None:
     assert directions(change, few.mT @ few, 1)[0].shape == (6, 2)
     assert directions(torch.zeros_like(change), few.mT @ few, 1)[0].shape == (6, 0)
     nothing = found_of([torch.zeros_like(change)] * 2, [few, few])
-    assert together(nothing).equal(torch.zeros_like(change))
+    assert merge_directions(nothing).equal(torch.zeros_like(change))
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (8, 8)])
@@ -132,29 +132,29 @@ def test_one_expert_that_reads_all_alike_is_itself(shape: tuple[int, int]) -> No
     by their norms, which of a multiple of an orthogonal matrix are equal."""
     m, d = shape
     change = drawn(m, d)
-    ours = together([directions(change, torch.eye(d).double(), 1)])
-    torch.testing.assert_close(ours, change * polarised(change.norm(dim=0)))
+    ours = merge_directions([directions(change, torch.eye(d).double(), 1)])
+    torch.testing.assert_close(ours, change * polarise(change.norm(dim=0)))
     level = 0.3 * torch.linalg.qr(drawn(d, d)).Q
-    torch.testing.assert_close(together([directions(level, torch.eye(d).double(), 1)]), level)
+    torch.testing.assert_close(merge_directions([directions(level, torch.eye(d).double(), 1)]), level)
 
 
 def test_tasks_that_share_nothing_keep_their_principal_parts() -> None:
     """Each in its own outputs and inputs: the sum of what is kept of them, with the scales."""
     outputs, inputs = torch.linalg.qr(drawn(6, 6)).Q, torch.linalg.qr(drawn(8, 8, seed=1)).Q
     parts = [outputs[:, 3 * i : 3 * i + 3] * (1.0 + i + torch.arange(3)) @ inputs[3 * i : 3 * i + 3] for i in range(2)]
-    found = together([directions(part, torch.eye(8).double(), 2) for part in parts])
-    factors = polarised(torch.stack([part.norm() for part in parts]))
+    found = merge_directions([directions(part, torch.eye(8).double(), 2) for part in parts])
+    factors = polarise(torch.stack([part.norm() for part in parts]))
     total = factors[0] * parts[0] + factors[1] * parts[1]
-    torch.testing.assert_close(found, total * polarised(total.norm(dim=0)))
+    torch.testing.assert_close(found, total * polarise(total.norm(dim=0)))
 
 
 def test_scales() -> None:
     sizes = torch.tensor([1.0, 2.0, 3.0]).double()
-    assert polarised(sizes).tolist() == [0.25, 1.0, 2.25]
-    assert polarised(7 * sizes).tolist() == [0.25, 1.0, 2.25]
-    assert polarised(0 * sizes).tolist() == [0.0, 0.0, 0.0]
+    assert polarise(sizes).tolist() == [0.25, 1.0, 2.25]
+    assert polarise(7 * sizes).tolist() == [0.25, 1.0, 2.25]
+    assert polarise(0 * sizes).tolist() == [0.0, 0.0, 0.0]
     one = torch.ones(2, 2).double()
-    found = by_layer([{"a": one, "b": one}, {"a": 3 * one, "b": one}, {"b": 0 * one}])
+    found = scale_layers([{"a": one, "b": one}, {"a": 3 * one, "b": one}, {"b": 0 * one}])
     assert [{name: float(matrix[0, 0]) for name, matrix in own.items()} for own in found] == [
         {"a": 0.25, "b": pytest.approx(2.25)},
         {"a": 6.75, "b": pytest.approx(2.25)},
@@ -164,12 +164,12 @@ def test_scales() -> None:
 
 def test_a_unit_of_inputs_and_of_experts_does_not_matter() -> None:
     changes, rows = [drawn(6, 9, seed=i) for i in range(3)], [drawn(30, 9, seed=10 + i) for i in range(3)]
-    found = together(found_of(changes, rows))
-    torch.testing.assert_close(together(found_of(changes[::-1], rows[::-1])), found)
-    torch.testing.assert_close(together(found_of(changes, [5 * rows[0], *rows[1:]])), found)
-    torch.testing.assert_close(together(found_of([3 * one for one in changes], rows)), 3 * found)
+    found = merge_directions(found_of(changes, rows))
+    torch.testing.assert_close(merge_directions(found_of(changes[::-1], rows[::-1])), found)
+    torch.testing.assert_close(merge_directions(found_of(changes, [5 * rows[0], *rows[1:]])), found)
+    torch.testing.assert_close(merge_directions(found_of([3 * one for one in changes], rows)), 3 * found)
     turn = torch.linalg.qr(drawn(6, 6, seed=9)).Q
-    torch.testing.assert_close(together(found_of([turn @ one for one in changes], rows)), turn @ found)
+    torch.testing.assert_close(merge_directions(found_of([turn @ one for one in changes], rows)), turn @ found)
 
 
 def test_options(tiny: Family) -> None:
@@ -185,6 +185,6 @@ def test_a_decomposition_that_fails_names_its_map(tiny: Family, monkeypatch: pyt
     def fails(*_: object) -> None:
         raise torch.linalg.LinAlgError("no convergence")
 
-    monkeypatch.setattr("featcal.baselines.esm.together", fails)
+    monkeypatch.setattr("featcal.baselines.esm.merge_directions", fails)
     with pytest.raises(NumericalError, match=r"layers\.0: self_attn\.k_proj: no decomposition \(no convergence\)"):
         fit(tiny, Esm(samples=4))

@@ -19,7 +19,7 @@ from torch import Tensor
 from conftest import TASKS as PICTURES
 from featcal import evaluate, load_suite, open_family, open_session
 from featcal.baselines.fit import fit
-from featcal.baselines.folded import folded, with_heads
+from featcal.baselines.folded import fold_head, with_heads
 from featcal.baselines.options import React, Svc
 from featcal.baselines.react import AffineMap
 from featcal.cli import commands
@@ -49,15 +49,15 @@ def test_scores_are_those_behind_the_map() -> None:
     last = ClassificationHead(random(3, 4, 5), random(4, 4))
     alone, bare = ClassificationHead(random(5, 4, 6), random(6, 4)), ClassificationHead(random(5, 4, 6))
     for head in (alone, bare, PooledHead(random(7, 5, 6), random(8, 5), last), PooledHead(random(7, 5, 6), None, last)):
-        found = folded(head, one)
+        found = fold_head(head, one)
         torch.testing.assert_close(found.scores(features), head.scores(one(features)), rtol=1e-12, atol=1e-12)
         assert found.classes == head.classes
-    assert folded(bare, AffineMap(one.weight, None)).bias is None  # type: ignore[union-attr]
+    assert fold_head(bare, AffineMap(one.weight, None)).bias is None  # type: ignore[union-attr]
     prompts = CosineHead(torch.nn.functional.normalize(random(9, 3, 6)), 20.0, ("a", "b", "c"))
     norms = one(features).norm(dim=1, keepdim=True)
-    torch.testing.assert_close(folded(prompts, one).scores(features), prompts.scores(one(features)) * norms)
+    torch.testing.assert_close(fold_head(prompts, one).scores(features), prompts.scores(one(features)) * norms)
     with pytest.raises(InputError, match="multiplied into a LinearHead"):
-        folded(LinearHead(lambda: random(0, 3, 6)), one)
+        fold_head(LinearHead(lambda: random(0, 3, 6)), one)
 
 
 @pytest.fixture(
@@ -81,7 +81,7 @@ def test_the_library_reads_the_head_of_every_task(trial: Trial, tmp_path: Path) 
     assert isinstance(found.weights, Model)
     row, again = evaluate(trial.family, found.weights, split="test"), evaluate(trial.family, str(tmp_path / "out"))
     for task in TASKS:
-        module, inputs = found.weights.maps[task], trial.padded(task, "test")
+        module, inputs = found.weights.maps[task], trial.padded_inputs(task, "test")
         assert isinstance(module, AffineMap)
         assert (module.bias is None) == (f"{trial.family.adapter.classifier[0]}.bias" not in trial.family.base.info)
         library = trial.model_class.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
@@ -107,7 +107,7 @@ def test_class_prompts_become_a_table(tiny: Family, tiny_suite_file: Path, tmp_p
     done = CliRunner().invoke(commands, asked, catch_exceptions=False)
     assert json.loads(done.stdout)["heads"] == {task: ["cat", "dog", "fish"] for task in PICTURES}
     session = open_session(load_suite(tiny_suite_file), "cpu")
-    model, read = (session.weights(session.named(one)) for one in (name, str(out)))
+    model, read = (session.weights(session.resolve(one)) for one in (name, str(out)))
     shared = scoring_heads(tiny, "test", dict.fromkeys(PICTURES, model))
     for task in PICTURES:
         batches = batches_of(tiny.samples(task, "test", None, 0), 12, tiny.compute.device)

@@ -71,7 +71,7 @@ def test_the_loss_and_the_first_step_are_autograds_of_the_library(tiny64: Family
 def test_steps_lower_the_loss_and_none_change_nothing(tiny: Family) -> None:
     found = fit(tiny, FEW)
     assert found.record["loss"] < 0.9 * found.record["loss_before"]
-    again = fit(tiny.on(found.weights, "found"), replace(FEW, steps=0))
+    again = fit(tiny.with_merged(found.weights, "found"), replace(FEW, steps=0))
     assert again.record["loss"] == again.record["loss_before"] == pytest.approx(found.record["loss"], rel=1e-5)
     untouched = fit(tiny, replace(FEW, steps=0))
     for name, tensor in tensors(tiny).items():
@@ -130,7 +130,7 @@ def test_the_record_and_the_card_name_the_model_that_was_polished(tiny: Family, 
     """Another model than the suite's stands with its hash among the inputs, with hashes of the samples."""
     suite = Session(tiny)
     calibrate_to_folder(tiny, config_for(tiny, samples=6), tmp_path / "own")
-    record = suite.fitted(f"polished:samples=6,steps=1@{tmp_path / 'own'}").save(tmp_path / "out")
+    record = suite.fit(f"polished:samples=6,steps=1@{tmp_path / 'own'}").save(tmp_path / "out")
     weights = tmp_path / "own" / "model.safetensors"
     assert record["inputs"]["merged"] == {weights.name: sha256(weights)}
     assert f"| merged model | {tmp_path / 'own'} |" in (tmp_path / "out" / "README.md").read_text()

@@ -21,8 +21,8 @@ from featcal.cli import commands
 from featcal.evaluation.evaluate import task_features
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.model import Model, mapped
-from featcal.session.model_names import resolved
+from featcal.models.model import Model, map_features
+from featcal.session.model_names import resolve_model
 from featcal.system.errors import InputError
 
 FEW = Surgery(samples=12, steps=100, rate=0.01, rank=4, batch=5)
@@ -66,9 +66,9 @@ def test_without_steps_it_does_nothing_and_the_seed_decides(tiny: Family, option
     still = fit(tiny, replace(options, steps=0)).weights
     first, second, other = (fit(tiny, one).weights for one in (options, options, replace(options, seed=1)))
     for task in TASKS:
-        assert mapped(still, task, given).equal(given)
-        assert mapped(first, task, given).equal(mapped(second, task, given))
-        assert not mapped(first, task, given).equal(mapped(other, task, given))
+        assert map_features(still, task, given).equal(given)
+        assert map_features(first, task, given).equal(map_features(second, task, given))
+        assert not map_features(first, task, given).equal(map_features(other, task, given))
 
 
 def test_the_first_step_is_adams_on_the_absolute_difference(tiny64: Family) -> None:
@@ -88,8 +88,8 @@ def test_the_first_step_is_adams_on_the_absolute_difference(tiny64: Family) -> N
 
 def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     name = "surgery:samples=12,steps=100,rate=0.01,rank=4,batch=5@calibrated:samples=8"
-    assert resolved("surgery", tiny) == "surgery:samples=256,seed=42,rank=16,steps=1000,rate=0.001,batch=16"
-    assert "rank=128" in str(resolved("probsurgery", tiny))
+    assert resolve_model("surgery", tiny) == "surgery:samples=256,seed=42,rank=16,steps=1000,rate=0.001,batch=16"
+    assert "rank=128" in str(resolve_model("probsurgery", tiny))
     assert measure_drift(tiny, name, split="calibration").macro_cosine > (
         measure_drift(tiny, "calibrated:samples=8", split="calibration").macro_cosine
     )
@@ -103,11 +103,13 @@ def test_a_model_like_any_other_that_no_checkpoint_holds(tiny: Family, tiny_suit
 
 def test_after_it_a_model_can_be_polished_and_not_operated_again(tiny: Family) -> None:
     operated = fit(tiny, FEW).weights
-    polished = fit(tiny.on(operated, "operated"), Polish(samples=12, steps=5, rate=1e-4, batch=12))
+    polished = fit(tiny.with_merged(operated, "operated"), Polish(samples=12, steps=5, rate=1e-4, batch=12))
     assert polished.record["loss"] < polished.record["loss_before"]
-    assert mapped(polished.weights, TASKS[0], torch.ones(1, 8)).equal(mapped(operated, TASKS[0], torch.ones(1, 8)))
+    assert map_features(polished.weights, TASKS[0], torch.ones(1, 8)).equal(
+        map_features(operated, TASKS[0], torch.ones(1, 8))
+    )
     with pytest.raises(InputError, match="polished has maps or heads of its own of 'pets', 'signs'"):
-        fit(tiny.on(polished.weights, "polished"), FEW)
+        fit(tiny.with_merged(polished.weights, "polished"), FEW)
 
 
 def test_text_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from featcal.baselines.svc import matrix
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.server.orders import order
-from featcal.session.model_names import model_key, resolved, weights_of
+from featcal.session.model_names import model_key, resolve_model, weights_of
 from featcal.session.session import Session
 from featcal.suite.name_grammar import ModelName, model_name, reference_in
 from featcal.system.errors import InputError
@@ -53,7 +53,7 @@ def test_of_a_scaled_expert_it_is_the_expert(tiny64: Family) -> None:
     expert, base, before = (one.read(names) for one in (family.experts[task], family.base, scaled))
     matrices = {name for name in names if expert[name].ndim == 2}
     for alpha, gain in ((0.1, 1 / 0.3), (0.5, 2.0)):
-        found = fit(family.on(scaled, "scaled"), Svc(alpha)).weights.read(names)
+        found = fit(family.with_merged(scaled, "scaled"), Svc(alpha)).weights.read(names)
         for name, tensor in found.items():
             wanted = base[name] + gain * (before[name] - base[name]) if name in matrices else before[name]
             torch.testing.assert_close(tensor, wanted, rtol=1e-9, atol=1e-12)
@@ -76,10 +76,10 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
         None,
         "owner/model@main",
     ]
-    assert resolved("svc@merged", tiny) == resolved("svc", tiny) == "svc:alpha=0.1"
-    own = resolved("svc@calibrated:samples=8", tiny)
+    assert resolve_model("svc@merged", tiny) == resolve_model("svc", tiny) == "svc:alpha=0.1"
+    own = resolve_model("svc@calibrated:samples=8", tiny)
     assert own == "svc:alpha=0.1@calibrated:lam=0.05,rho=2,alpha=0.3,samples=8"
-    assert resolved(own, tiny) == own
+    assert resolve_model(own, tiny) == own
     for name, message in {
         "svc@": "names no model after @",
         "svc:alpha=0": "alpha is 0.0; it is above 0 and finite",
@@ -94,7 +94,7 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
 def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     name = f"svc:alpha=0.1@{folder}"
-    fit(tiny.on(tiny.experts[TASKS[0]], "expert"), Svc()).save(folder)
+    fit(tiny.with_merged(tiny.experts[TASKS[0]], "expert"), Svc()).save(folder)
     before, ordered = model_key(name), order("scores", str(tiny_suite_file), {"model": name})
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
     assert model_key(name) != before
@@ -103,8 +103,8 @@ def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Pa
 
 def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     session, name = Session(tiny), "svc:alpha=0.2@calibrated:samples=8"
-    assert session.weights(name) is session.weights(session.named(name))
-    by_hand = fit(session.on("calibrated:samples=8"), Svc(0.2))
+    assert session.weights(name) is session.weights(session.resolve(name))
+    by_hand = fit(session.family_with("calibrated:samples=8"), Svc(0.2))
     names = tiny.adapter.tower
     for tensor, other in zip(
         session.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True
@@ -113,5 +113,5 @@ def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path
     out = str(tmp_path / "out")
     done = CliRunner().invoke(commands, ["merge", str(tiny_suite_file), "--method", name, "--out", out, "--json"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["model"] == session.named(name)
+    assert json.loads(done.stdout)["model"] == session.resolve(name)
     assert evaluate(tiny, out).average == evaluate(session, name).average

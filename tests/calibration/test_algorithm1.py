@@ -96,7 +96,7 @@ def test_scale_of_token_weights_changes_nothing(
 
     def scaled(self: Any, weighting: str, call: Any, *rest: Any) -> Tensor:
         weights = original(self, weighting, call, *rest)
-        return 7.0 * (torch.ones(call.hidden.shape[:2], dtype=torch.float64) if weights is None else weights)
+        return 7.0 * (torch.ones(call.hidden_state.shape[:2], dtype=torch.float64) if weights is None else weights)
 
     monkeypatch.setattr(stage, "token_weights", scaled)
     assert_same(calibrated(tiny64), usual64, 1e-10)
@@ -143,7 +143,7 @@ def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatc
             call = stage.first_call(model.read(stage.outer), expert.batches[0], None)
             for index, block in enumerate(stage.blocks):
                 student = used[index * len(TASKS) + position]
-                torch.testing.assert_close(call.hidden, student, rtol=0, atol=1e-12)
+                torch.testing.assert_close(call.hidden_state, student, rtol=0, atol=1e-12)
                 call = stage.advance(call, block.run(block.local(model.read(block.names)), call))
 
 
@@ -224,14 +224,14 @@ def test_first_calls_of_a_model_are_made_once_for_the_same_tensors(tiny: Family)
     expert = next(iter(expert_passes(held, CONFIG, kept=Kept(2**30)).values()))
 
     def entered(one: ExpertPass, model: Weights) -> list[Call]:
-        front = Entrance.of(stage, model, held.compute)
+        front = Entrance.from_model(stage, model, held.compute)
         return [entry.first for entry in one.lane(ActivationStore(), model).enter(front)]
 
     merged, base = entered(expert, held.merged), entered(expert, held.base)
     for calls, model in ((merged, held.merged), (base, held.base)):
         placed = held.compute.place(model.read(stage.outer))
         for call, batch in zip(calls, expert.batches, strict=True):
-            assert call.hidden.equal(stage.first_call(placed, batch, None).hidden)
+            assert call.hidden_state.equal(stage.first_call(placed, batch, None).hidden_state)
     again = entered(expert, held.base)
     assert all(one is other for one, other in zip(again, base, strict=True))
     poor = replace(expert, kept=Kept(0))
@@ -319,7 +319,7 @@ def test_every_route_gives_the_same_target(outputs: int, lam: float, tolerance: 
     for route in ("inputs", "outputs", "mixed"):
         group = LinearGroup(["map"], "all", {"map": module})
         group.route = lambda _, route=route: route  # type: ignore[method-assign, misc, assignment]
-        group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
+        group.update({"map": x}, trace, expert, TokenRows.from_weights(None, 24), 24, config)
         group.end_task(expert, config)
         target = group._sums.target  # type: ignore[union-attr]
         assert float((target - right).norm() / right.norm()) < tolerance, route
@@ -367,7 +367,7 @@ def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> Non
     for scale in (1.0, 3e9):
         x = scale * torch.ones(24, 32)
         trace = Step(Call((x,), {}), Call((x,), {}), {"map": x}, {"map": x})
-        group.update({"map": x}, trace, expert, TokenRows.of(None, 24), 24, config)
+        group.update({"map": x}, trace, expert, TokenRows.from_weights(None, 24), 24, config)
         group.end_task(expert, config)
     with pytest.raises(NumericalError, match="not finite"):
         group.solve(expert, expert, config)

@@ -48,8 +48,8 @@ def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict
 @pytest.mark.parametrize("layer", LAYERS)
 def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, config: CalibrationConfig) -> None:
     found = own.preview(config, layer, FEW).solve(config)
-    exact = own.calibrated(config).weights
-    assert found.apart(exact) < 1e-10
+    exact = own.calibrate(config).weights
+    assert found.relative_error(exact) < 1e-10
     for name, tensor in exact.read(found.tensors).items():
         torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-6, atol=1e-8)
     assert found.drift == pytest.approx(layer_drift(own, config, layer), rel=1e-9)
@@ -59,42 +59,42 @@ def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
     """Those behind them are given what the pieces in front gave with the exact run's options."""
     start = replace(INFORMED, layernorms=False)
     config = replace(start, lam=0.02, rho=1.4, alpha=0.8, beta=0.3, mu=0.5, biases=False)
-    found, exact = own.preview(start, "block 0", FEW).solve(config), own.calibrated(config).weights
+    found, exact = own.preview(start, "block 0", FEW).solve(config), own.calibrate(config).weights
     name = own.family.adapter.blocks()[0].name
-    before = own.calibrated(start).weights
+    before = own.calibrate(start).weights
     for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
         tensors = exact.read([f"{name}.{part}.weight"])
         for tensor, whole in tensors.items():
             torch.testing.assert_close(found.tensors[tensor], whole, rtol=1e-6, atol=1e-7)
             assert not torch.allclose(found.tensors[tensor], before.read([tensor])[tensor], rtol=1e-3)
-    assert found.apart(exact) > 1e-4
-    assert found.apart(exact) < found.apart(before)
+    assert found.relative_error(exact) > 1e-4
+    assert found.relative_error(exact) < found.relative_error(before)
 
 
 def test_of_the_first_block_any_options_are_exact(own: Session) -> None:
     for config in (OTHER, replace(CONFIG, alpha=0.0), replace(CONFIG, alpha=1.0, lam=1e-6)):
         found = own.preview(CONFIG, "block 0", FEW).solve(config)
-        assert found.apart(own.calibrated(config).weights) < 1e-6
+        assert found.relative_error(own.calibrate(config).weights) < 1e-6
         assert found.drift == pytest.approx(layer_drift(own, config, "block 0"), rel=1e-6)
-        assert found.apart(own.calibrated(CONFIG).weights) > 1e-3
+        assert found.relative_error(own.calibrate(CONFIG).weights) > 1e-3
 
 
 def test_of_later_blocks_it_is_not(own: Session) -> None:
     """It keeps what is in front; an exact run with that in front would find the very same."""
     found = own.preview(CONFIG, "block 2", FEW).solve(OTHER)
-    assert found.apart(own.calibrated(OTHER).weights) > 1e-3
+    assert found.relative_error(own.calibrate(OTHER).weights) > 1e-3
     frozen = replace(CONFIG, blocks=("block 0", "block 1"))
-    family = replace(own.family, merged=own.calibrated(frozen).weights)
+    family = replace(own.family, merged=own.calibrate(frozen).weights)
     # the anchor is of what is merged there; the last block is as merged in both
-    last = Session(family).calibrated(replace(OTHER, blocks=("block 2",)))
-    assert found.apart(last.weights) < 1e-9
+    last = Session(family).calibrate(replace(OTHER, blocks=("block 2",)))
+    assert found.relative_error(last.weights) < 1e-9
 
 
 def test_in_float32_it_differs_by_rounding(tiny: Family) -> None:
     session = Session(tiny)
     for layer in LAYERS:
         found = session.preview(CONFIG, layer, FEW).solve(CONFIG)
-        assert found.apart(session.calibrated(CONFIG).weights) < 5e-5
+        assert found.relative_error(session.calibrate(CONFIG).weights) < 5e-5
         assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
 
 
@@ -118,7 +118,7 @@ def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConf
     session = Session(open_family(load_suite(write_text_suite(tmp_path, "t5")), "cpu"))
     config = replace(config, lam=0.05, alpha=0.6, samples=6, rmsnorms=True)
     found = session.preview(config, layer, FEW).solve(config)
-    assert found.apart(session.calibrated(config).weights) < 5e-5
+    assert found.relative_error(session.calibrate(config).weights) < 5e-5
     assert found.drift == pytest.approx(layer_drift(session, config, layer), rel=1e-4)
 
 
@@ -157,4 +157,4 @@ def test_one_is_kept_and_counted(tiny64: Family) -> None:
     assert isinstance(first, Preview)
     assert nbytes(first) > grams
     first.solve(OTHER)
-    assert first.solve(CONFIG).apart(session.calibrated(CONFIG).weights) < 1e-10  # a solve uses nothing up
+    assert first.solve(CONFIG).relative_error(session.calibrate(CONFIG).weights) < 1e-10  # a solve uses nothing up

@@ -75,7 +75,7 @@ class Linears(Counted):
         x, x_expert, own = self.x[task, chosen], self.x_expert[task, chosen], self.models[task]
         outputs = {n: nn.functional.linear(x_expert, own[f"{n}.weight"], own.get(f"{n}.bias")) for n in self.modules}
         trace = Step(NOWHERE, NOWHERE, dict.fromkeys(self.modules, x_expert), outputs)
-        rows = TokenRows.of(self.weights[task, chosen][None], len(chosen))
+        rows = TokenRows.from_weights(self.weights[task, chosen][None], len(chosen))
         group.update(dict.fromkeys(self.modules, x), trace, own, rows, self.tokens, CONFIG)
 
 
@@ -91,7 +91,7 @@ class Norms(Counted):
         return NormGroup("norm", "all", self.module, CPU)
 
     def count(self, group: Any, task: int, chosen: list[int]) -> None:
-        rows = TokenRows.of(self.weights[task, chosen][None], len(chosen))
+        rows = TokenRows.from_weights(self.weights[task, chosen][None], len(chosen))
         group.update({"norm": self.x[task, chosen]}, rows)
 
 
@@ -261,7 +261,7 @@ def test_parts_that_are_not_of_one_task_are_not_merged(monkeypatch: pytest.Monke
 
 
 def test_a_part_of_a_task_knows_of_the_whole() -> None:
-    batches = [{"all": TokenRows.of(None, 6), "class": TokenRows.of(None, 2)}] * 3
+    batches = [{"all": TokenRows.from_weights(None, 6), "class": TokenRows.from_weights(None, 2)}] * 3
     one, other, none = TaskRows(batches[:2]), TaskRows(batches[2:]), TaskRows([])
     counts = [one.counts(), other.counts(), none.counts()]
     assert counts == [{"all": 12, "class": 4}, {"all": 6, "class": 2}, {}]
@@ -352,7 +352,7 @@ def test_a_block_counted_in_parts(family: Family) -> None:
     idle.merge(left)
     idle.merge(pickle.loads(pickle.dumps(right)))
     idle.end_task(block.tasks[split].tensors)
-    assert not left.started
+    assert not left.is_started
     solved = solved_by(idle, block)
     assert {name for one in idle.groups for name in one.names} == set(idle.modules)
     assert_near(solved, solved_by(block.in_one(), block), 1e-5)

@@ -149,7 +149,7 @@ def test_a_layernorms_own_eps_is_in_its_statistics(eps: float) -> None:
     x, scale, shift, anchor = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (40, 1, 1, 2))
     config = CalibrationConfig(lam=0.5, rho=1.0, eps=0.0)
     group = NormGroup("norm", "all", nn.LayerNorm(6, eps=eps), torch.device("cpu"))
-    group.update({"norm": x[None]}, TokenRows.of(None, 40))
+    group.update({"norm": x[None]}, TokenRows.from_weights(None, 40))
     group.end_task({"norm.weight": scale[0], "norm.bias": shift[0]}, config)
     merged = {"norm.weight": anchor[0], "norm.bias": anchor[1]}
     solved = group.solve(merged, merged, config)

@@ -10,7 +10,7 @@ import torch
 from featcal.calibration import gram
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
-from featcal.calibration.linear_group import accumulated_in, multiplied_in, solved_in
+from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.token_rows import TokenRows
 from featcal.models.compute import computing
 
@@ -41,13 +41,13 @@ def test_bfloat16_products_are_summed_in_float32() -> None:
 
 def test_rows_that_do_not_count_are_never_read() -> None:
     features = torch.tensor([[[1.0], [torch.nan]], [[3.0], [5.0]]])
-    rows = TokenRows.of(torch.tensor([[1.0, 0.0], [0.5, 1.0]]), 4)
+    rows = TokenRows.from_weights(torch.tensor([[1.0, 0.0], [0.5, 1.0]]), 4)
     assert (rows.count, rows.total) == (3, 2.5)
     assert rows.take(features).tolist() == [[1.0], [3.0], [5.0]]
     assert float(rows.sum(rows.take(features))) == 1 + 1.5 + 5
-    alike = TokenRows.of(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), 4)
+    alike = TokenRows.from_weights(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), 4)
     assert alike.weights is None
-    whole = TokenRows.of(torch.ones(2, 2), 4)
+    whole = TokenRows.from_weights(torch.ones(2, 2), 4)
     assert (whole.index, whole.weights, whole.total) == (None, None, 4.0)
 
 
@@ -64,8 +64,8 @@ def test_rows_that_do_not_count_are_never_read() -> None:
 def test_dtypes_of_products_sums_and_solve(
     features: torch.dtype, lam: float, expected: tuple[torch.dtype, torch.dtype, torch.dtype]
 ) -> None:
-    products = multiplied_in(features, CalibrationConfig(lam=lam))
-    assert (products, accumulated_in(products), solved_in(products)) == expected
+    products = product_dtype(features, CalibrationConfig(lam=lam))
+    assert (products, sum_dtype(products), solve_dtype(products)) == expected
 
 
 def test_float32_products_stay_float32_and_settings_come_back() -> None:

@@ -140,7 +140,7 @@ def test_without_weight_it_is_the_refined_recipe(tiny: Family) -> None:
     refined = tensors(tiny, replace(INFORMED, recipe="refined", mu=0.0))
     assert all(tensor.equal(refined[name]) for name, tensor in without.items())
     moved = [name for name, tensor in tensors(tiny, INFORMED).items() if not tensor.equal(without[name])]
-    linears = [f"{block.stored(name)}.weight" for block in tiny.adapter.blocks() for name in block.linears]
+    linears = [f"{block.stored_name(name)}.weight" for block in tiny.adapter.blocks() for name in block.linears]
     assert {*linears} <= {*moved}
 
 
@@ -149,7 +149,7 @@ def test_a_prior_that_counts_alone_makes_the_start_irrelevant(tiny64: Family) ->
     config = replace(INFORMED, mu=1e9, lam=1e-3, rho=1.0, biases=False, layernorms=False, tasks=("pets",))
     ours, expert = tensors(tiny64, config), tiny64.experts["pets"]
     for block in tiny64.adapter.blocks():
-        for name in (f"{block.stored(name)}.weight" for name in block.linears):
+        for name in (f"{block.stored_name(name)}.weight" for name in block.linears):
             weight = expert.read([name])[name]
             if len(weight) >= weight.shape[1]:
                 assert float((ours[name] - weight).norm()) < 1e-4 * float(weight.norm()), name

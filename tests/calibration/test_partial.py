@@ -17,11 +17,11 @@ from tiny_text import write_text_suite
 from conftest import BLOCKS, TASKS
 from featcal import cli
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig, settled
+from featcal.calibration.config import CalibrationConfig, resolve_parts
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.preflight.check import check
-from featcal.session.model_names import recorded_config, resolved, spelled
+from featcal.session.model_names import full_name, recorded_config, resolve_model
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -153,15 +153,15 @@ def test_names_are_put_in_order_and_all_of_them_are_none(tiny: Family) -> None:
 
 def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
     config = config_for(tiny, blocks=("block 0", "block 2"), tasks=("pets",), samples=12)
-    name = spelled(config, tiny)
+    name = full_name(config, tiny)
     assert name == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=12,blocks=block 0+block 2,tasks=pets"
-    assert resolved(name, tiny) == config
+    assert resolve_model(name, tiny) == config
     with pytest.raises(InputError, match="Did you mean 'attention'"):
-        resolved("calibrated:maps=atention+mlp", tiny)
+        resolve_model("calibrated:maps=atention+mlp", tiny)
 
 
 def test_a_name_with_a_comma_is_a_name(tiny: Family) -> None:
-    config = settled(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
+    config = resolve_parts(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
     assert config.tasks == ("c", "a, b")
 
 
@@ -184,7 +184,7 @@ def test_a_session_calibrates_parts_as_without_one(tiny: Family) -> None:
     own = Session(tiny)
     for options in ({"blocks": ("block 1",)}, {"blocks": ("block 1",), "lam": 0.2}, {"tasks": ("pets",)}, {}):
         config = replace(CONFIG, **options)
-        assert changed(tiny, own.calibrated(config).weights, calibrate(tiny, config).weights) == set(), options
+        assert changed(tiny, own.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
 
 
 def test_sources_are_compared_where_maps_are_calibrated(tiny: Family) -> None:

@@ -21,8 +21,8 @@ from featcal.calibration.refined_recipe import Part
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
-from featcal.models.lane import through
-from featcal.session.model_names import resolved, spelled
+from featcal.models.lane import run_block
+from featcal.session.model_names import full_name, resolve_model
 from featcal.session.session import Session
 from featcal.system.errors import InputError
 
@@ -49,10 +49,10 @@ def test_defaults_depend_on_the_recipe_and_the_number_of_samples(tiny: Family, t
 
 def test_its_name_says_what_differs(tiny: Family) -> None:
     config = config_for(tiny, recipe="refined", samples=12, beta=0.25)
-    name = spelled(config, tiny)
+    name = full_name(config, tiny)
     assert "recipe=refined,beta=0.25" in name
-    assert resolved(name, tiny) == config
-    assert resolved("calibrated:recipe=refined,samples=64", tiny) == config_for(tiny, recipe="refined", samples=64)
+    assert resolve_model(name, tiny) == config
+    assert resolve_model("calibrated:recipe=refined,samples=64", tiny) == config_for(tiny, recipe="refined", samples=64)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_residual_parts_in_a_row_are_the_block(kind: str, tiny: Family, tmp_path
                 after, own = call, block.local(weights)
                 for part in stage.sublayers(block, own).values():
                     after = part(after)
-                call = through(stage, block, own, call)
+                call = run_block(stage, block, own, call)
                 assert after.kwargs.keys() == call.kwargs.keys()
                 for ours, theirs in zip(after.args, call.args, strict=True):
                     assert type(ours) is type(theirs)

@@ -20,7 +20,7 @@ from conftest import BLOCKS
 from featcal.calibration import distributed, rounding
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
-from featcal.calibration.rounding import Storing, added, storing
+from featcal.calibration.rounding import Storing, sum_parts, summarise_storing
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory
 from featcal.studies.replay.again import replay
@@ -81,7 +81,7 @@ def test_the_same_solved_in_float32(dtype: str, tiny_suite: Suite) -> None:
 def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family, monkeypatch: Any) -> None:
     """Every solution is seen on its way to the stored dtype; chunks of three numbers are as good as whole tensors."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    rounded = distributed.rounded
+    rounded = distributed.round_to_stored
 
     def watched(block: Any, old: Any, solved: Any) -> dict[str, Tensor]:
         found = rounded(block, old, solved)
@@ -90,7 +90,7 @@ def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family,
         seen.update(pairs)
         return found
 
-    monkeypatch.setattr(distributed, "rounded", watched)
+    monkeypatch.setattr(distributed, "round_to_stored", watched)
     monkeypatch.setattr(rounding, "CHUNK", 3)
     found = calibrate(half, config)
     merged, stored = half.merged.read(seen), found.weights.read(seen)
@@ -126,7 +126,7 @@ def test_record_card_and_result_say_the_same_after_an_interruption_too(
     assert json.loads((tmp_path / "out" / "featcal.json").read_text())["storing"] == said
     (note,) = document["notes"]
     layer = dict(zip((b.name for b in half.adapter.blocks()), half.adapter.block_layers(), strict=True))[said["block"]]
-    assert note == Storing(**said).said(layer)
+    assert note == Storing(**said).describe(layer)
     assert note.startswith("rounding to bfloat16 moves the weights by ")
     assert f"- {note}\n" in (tmp_path / "out" / "README.md").read_text()
 
@@ -176,13 +176,13 @@ def test_what_float16_does_not_hold_is_refused(tiny_suite: Suite, tmp_path: Path
 
 
 def test_sums_of_several_dtypes() -> None:
-    both = added([{"bfloat16": (4.0, 1.0)}, {"float16": (12.0, 3.0)}, {"bfloat16": (4.0, 1.0)}, {}])
+    both = sum_parts([{"bfloat16": (4.0, 1.0)}, {"float16": (12.0, 3.0)}, {"bfloat16": (4.0, 1.0)}, {}])
     assert both == {"bfloat16": (8.0, 2.0), "float16": (12.0, 3.0)}
     blocks = {"a": {"bfloat16": (3.0, 0.0)}, "b": {}, "c": {"bfloat16": (1.0, 1.0), "float16": (0.0, 0.0)}}
-    assert storing(blocks) == Storing("bfloat16 and float16", 0.5, "c", 1.0)
-    assert storing({"a": {"float16": (0.0, 0.0)}}) == Storing("float16", 0.0, "a", 0.0)
-    assert storing({"a": {}}) is None
-    assert "by 0.02 % of" in (said := Storing("float16", 2.4e-4, "a", 1.04e-3).said("block 0"))
+    assert summarise_storing(blocks) == Storing("bfloat16 and float16", 0.5, "c", 1.0)
+    assert summarise_storing({"a": {"float16": (0.0, 0.0)}}) == Storing("float16", 0.0, "a", 0.0)
+    assert summarise_storing({"a": {}}) is None
+    assert "by 0.02 % of" in (said := Storing("float16", 2.4e-4, "a", 1.04e-3).describe("block 0"))
     assert "(worst: block 0, 0.1 %)" in said
     wide = {"w": torch.zeros(2)}
     assert rounding.rounding(wide, wide, wide) == {}

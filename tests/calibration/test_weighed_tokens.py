@@ -20,13 +20,13 @@ from torch import Tensor
 from featcal import CalibrationConfig, calibrate, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import INFORMED, REFINED
-from featcal.calibration.prior import Factors, spanning
+from featcal.calibration.prior import Factors, spanning_rows
 from featcal.calibration.token_rows import TokenRows
 from featcal.calibration.weighed_tokens import FLOOR, LEAST, MOST, Acting, weigh
 from featcal.family.opening import Family
 from featcal.system.distributed import ALONE
 from featcal.system.errors import InputError, NumericalError
-from featcal.testing.checks import CLOSE, _calibrated
+from featcal.testing.checks import CLOSE, _compare_calibration
 
 CONFIG = CalibrationConfig(recipe=REFINED, lam=1e-2, alpha=0.6, beta=0.5, samples=8, batch_size=3, weigh_tokens=True)
 
@@ -96,7 +96,7 @@ def test_features_that_are_not_finite_weigh_nothing() -> None:
 def test_factors_of_low_rank_act_as_their_product() -> None:
     left, right = noise(12, 3), noise(3, 9, seed=1)
     pair: Factors = (left, right)
-    small, base, given = spanning(pair)[0], noise(12, 9, seed=2), noise(30, 9, seed=3)
+    small, base, given = spanning_rows(pair)[0], noise(12, 9, seed=2), noise(30, 9, seed=3)
     assert small.shape == (3, 9)
     by_factors, dense = weigh([seen(Acting(one, base), [(given, None)]) for one in (small, left @ right)], ALONE)
     torch.testing.assert_close(by_factors[0].weights, dense[0].weights, rtol=1e-10, atol=0)
@@ -105,7 +105,7 @@ def test_factors_of_low_rank_act_as_their_product() -> None:
 @pytest.mark.parametrize("kind", rows(["mixtral", "qwen3_moe"], quick=(), slow=("qwen3_moe",)))
 def test_every_tensor_of_a_mixture(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = fresh(kind, tmp_path)
-    found = _calibrated(trial, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))
+    found = _compare_calibration(trial, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))
     assert max(found.values()) <= CLOSE
     plain = calibrate(trial.exact, trial.config(recipe=REFINED, beta=0.5))
     moved = calibrate(trial.exact, trial.config(recipe=REFINED, beta=0.5, weigh_tokens=True))

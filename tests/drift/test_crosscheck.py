@@ -58,9 +58,9 @@ def left_out(original: Callable[..., Any]) -> Callable[..., Any]:
 def fault(request: pytest.FixtureRequest, t5: Family, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     model: Any = t5.adapter
     if request.param == "wrong model":
-        monkeypatch.setattr(Crossing, "on_expert", wrong_model)
+        monkeypatch.setattr(Crossing, "run_on_expert", wrong_model)
     elif request.param == "wrong sample":
-        monkeypatch.setattr(Crossing, "on_expert", wrong_sample)
+        monkeypatch.setattr(Crossing, "run_on_expert", wrong_sample)
     elif request.param == "block left out":
         monkeypatch.setattr(Lane, "_walk", left_out(Lane._walk))
     elif request.param == "no mask":
@@ -68,7 +68,7 @@ def fault(request: pytest.FixtureRequest, t5: Family, monkeypatch: pytest.Monkey
 
         def unmasked(*args: Any) -> Call:
             call = first(*args)
-            return Call((call.hidden, torch.zeros_like(call.args[1]), *call.args[2:]), call.kwargs)
+            return Call((call.hidden_state, torch.zeros_like(call.args[1]), *call.args[2:]), call.kwargs)
 
         monkeypatch.setattr(EncoderStage, "first_call", unmasked)
         monkeypatch.setattr("featcal.models.walk.check_first_batch", lambda *_: None)  # which would refuse it
@@ -97,9 +97,9 @@ def test_drift_before_a_layer_is_checked_as_well(tiny: Family, monkeypatch: pyte
 
     def swapped(*args: Any) -> Iterator[Crossing]:
         for crossing in crossed(*args):
-            on_expert, before = crossing.on_expert(), crossing.before
+            on_expert, before = crossing.run_on_expert(), crossing.before
             turned = Crossing(**{**vars(crossing), "before": before and (before[1], before[0])})
-            object.__setattr__(turned, "on_expert", lambda on_expert=on_expert: on_expert)
+            object.__setattr__(turned, "run_on_expert", lambda on_expert=on_expert: on_expert)
             yield turned
 
     def largest() -> float:

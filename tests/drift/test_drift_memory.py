@@ -106,7 +106,7 @@ def test_parts_hold_every_sample_once_in_order(tiny: Family) -> None:
 
 
 def test_without_a_limit_everything_is_walked_together(tiny: Family) -> None:
-    assert Room.of(tiny.run(), passes(tiny, "validation", TASKS), 5, attribution=True) == Room()
+    assert Room.plan(tiny.run(), passes(tiny, "validation", TASKS), 5, attribution=True) == Room()
 
 
 def test_a_limit_below_one_block_says_what_is_needed(tiny: Family) -> None:

@@ -24,7 +24,7 @@ from featcal.drift.source import (
     excess_frame,
     measure_sources,
 )
-from featcal.family.opening import Family, as_family
+from featcal.family.opening import Family, ensure_family
 from featcal.models.lane import Kept
 from featcal.session.session import Session
 from featcal.system.errors import InputError
@@ -144,7 +144,7 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
     calibrate_to_folder(fast, config_for(fast, samples=6), tmp_path / "out")
     assert [one.source for one in Session(fast).sources(str(tmp_path / "out"))] == [one.source for one in found]
     config = config_for(fast, samples=6)
-    passes = expert_passes(as_family(fast, precision="exact"), config)
+    passes = expert_passes(ensure_family(fast, precision="exact"), config)
     with pytest.raises(InputError, match="another precision"):
         measure_sources(fast, fast.merged, config, passes)
 
@@ -152,7 +152,7 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
 def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None:
     """A calibration of another model than the suite's is held against that one, whether it is named or in a folder."""
     session, config = Session(tiny), config_for(tiny, samples=6)
-    other = session.on("task-arithmetic:scale=0.7")
+    other = session.family_with("task-arithmetic:scale=0.7")
     calibrate_to_folder(other, config, tmp_path / "out")
     passes = expert_passes(tiny, config)
     expected = measure_sources(other, calibrate(other, config).weights, config, passes)

@@ -132,8 +132,8 @@ def test_growth_bounds_hold_on_models(tiny64: Family) -> None:
         grown = task.growth()
         for layer in grown.values():
             assert bool((layer.ratio >= layer.bound - 1e-9).all())
-            assert bool((layer.ratio[layer.certified] > 1).all())
-        assert any(bool(layer.certified.any()) for layer in grown.values())  # or the line above says nothing
+            assert bool((layer.ratio[layer.is_certified] > 1).all())
+        assert any(bool(layer.is_certified.any()) for layer in grown.values())  # or the line above says nothing
 
 
 def test_corollary_1_on_chains_that_grow() -> None:
@@ -146,7 +146,7 @@ def test_corollary_1_on_chains_that_grow() -> None:
         m = m * (e[-1].norm(dim=1) / m.norm(dim=1) * 0.2)[:, None]
         e.append(p + m)
         layers.append(growth(*(v.norm(dim=1) for v in (e[-2], e[-1], m, p))))
-    assert [bool(layer.certified.all()) for layer in layers] == [True, False, True, True]
+    assert [bool(layer.is_certified.all()) for layer in layers] == [True, False, True, True]
     product, whole = certified_run(layers), e[4].norm(dim=1) / e[2].norm(dim=1)
     torch.testing.assert_close(product, torch.full_like(product, 1.3**2))
     assert bool((product <= whole * (1 + 1e-9)).all())
@@ -158,7 +158,7 @@ def test_growth_bound_on_random_vectors(seed: int, size: float) -> None:
     before, p, m = random(seed, 20, 5), random(seed + 1, 20, 5) * 2, random(seed + 2, 20, 5) * size
     layer = growth(before.norm(dim=1), (m + p).norm(dim=1), m.norm(dim=1), p.norm(dim=1))
     assert bool((layer.ratio >= layer.bound - 1e-9).all())
-    assert bool((layer.ratio[layer.certified] > 1).all())
+    assert bool((layer.ratio[layer.is_certified] > 1).all())
 
 
 def test_a_layer_without_incoming_drift_is_null_in_the_document(tiny: Family) -> None:
@@ -179,7 +179,7 @@ def test_no_incoming_drift_certifies_nothing() -> None:
     zero, one = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     layer = growth(zero, one, one, zero)
     assert bool(layer.gamma.isnan().all())
-    assert not bool(layer.certified.any())
+    assert not bool(layer.is_certified.any())
     assert certified_run([layer]).tolist() == [1.0, 1.0, 1.0]
 
 
@@ -198,7 +198,7 @@ def test_output_bounds_are_never_violated(seed: int, spread: float, classes: int
     change = change - torch.nn.functional.cross_entropy(found.expert_scores, labels, reduction="none")
     assert bool((change.abs() <= sqrt(2) * found.bound * (1 + 1e-9)).all())
     assert bool((found.loss_change.abs() <= found.gradient_norm * found.score_drift * (1 + 1e-9) + 1e-12).all())
-    assert bool(found.agrees[found.certified].all())
+    assert bool(found.agrees[found.is_certified].all())
     assert float(found.gradient_norm.max()) <= sqrt(2) + 1e-9
 
 
@@ -232,7 +232,7 @@ def test_margins_certify_no_wrong_decision_on_a_model(tiny: Family) -> None:
     ledger = measure_drift(tiny, split="test", samples=12, output=True)
     for task in ledger.tasks.values():
         assert task.output is not None
-        assert bool(task.output.agrees[task.output.certified].all())
+        assert bool(task.output.agrees[task.output.is_certified].all())
         entry = task.to_json()["output"]
         assert 0 <= entry["certified"] <= entry["agreement"] <= 1
         assert 0 < entry["tightness"] <= 1

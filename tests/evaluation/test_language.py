@@ -60,7 +60,7 @@ def test_output_drift_of_language_heads(family: Family) -> None:
         assert output.expert_scores.shape == (6, ROWS)
         assert float(output.tightness.max()) <= 1 + 1e-9
         assert float(output.head_mismatch.min()) > 0
-        assert not bool((output.certified & ~output.agrees).any())
+        assert not bool((output.is_certified & ~output.agrees).any())
         change = output.loss_change
         cross_entropy = torch.nn.functional.cross_entropy
         losses = [

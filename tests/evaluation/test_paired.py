@@ -27,7 +27,7 @@ from featcal.evaluation.paired import (
     DRAWS,
     Comparison,
     Counts,
-    compared,
+    compare_scores,
     drawn_correlations,
     drawn_means,
     flips,
@@ -75,7 +75,7 @@ def test_the_average_is_drawn_within_tasks() -> None:
     gains = [np.array(after) - np.array(before) for before, after in (one, two)]
     means = [[np.mean(picked) for picked in product(gain, repeat=len(gain))] for gain in gains]
     every = [(left + right) / 2 for left, right in product(*means)]
-    found = compared(scores("A", x=one[0], y=two[0]), scores("B", x=one[1], y=two[1]), draws=40_000)
+    found = compare_scores(scores("A", x=one[0], y=two[0]), scores("B", x=one[1], y=two[1]), draws=40_000)
     low, high = np.quantile(every, [0.025, 0.975])
     assert found.average.low == pytest.approx(low, abs=1e-9)
     assert found.average.high == pytest.approx(high, abs=1e-9)
@@ -87,7 +87,7 @@ def test_the_average_is_drawn_within_tasks() -> None:
 def test_the_interval_is_scipys() -> None:
     rng = np.random.default_rng(3)
     before, after = (rng.random(200) < 0.6).astype(int), (rng.random(200) < 0.7).astype(int)
-    found = compared(scores("A", t=before.tolist()), scores("B", t=after.tolist())).tasks["t"]
+    found = compare_scores(scores("A", t=before.tolist()), scores("B", t=after.tolist())).tasks["t"]
     reference = bootstrap((after - before,), np.mean, method="percentile", n_resamples=20_000, rng=1)
     assert found.low == pytest.approx(reference.confidence_interval.low, abs=0.006)  # 0.1 of the interval's half
     assert found.high == pytest.approx(reference.confidence_interval.high, abs=0.006)
@@ -103,9 +103,9 @@ def test_mcnemar_is_a_sum_of_coin_throws(fixed: int, broken: int) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
 def test_models_that_change_places_change_the_sign_alone(pairs: list[tuple[bool, bool]]) -> None:
     a, b = (scores(name, t=[int(pair[i]) for pair in pairs]) for i, name in enumerate("AB"))
-    there, back = compared(a, b, draws=200).tasks["t"], compared(b, a, draws=200).tasks["t"]
+    there, back = compare_scores(a, b, draws=200).tasks["t"], compare_scores(b, a, draws=200).tasks["t"]
     assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
-    assert (there.difference, there.p, there.within_noise) == (-back.difference, back.p, back.within_noise)
+    assert (there.difference, there.p, there.is_within_noise) == (-back.difference, back.p, back.is_within_noise)
     assert there.counts is not None
     assert back.counts is not None
     assert (there.counts.fixed, there.counts.broken) == (back.counts.broken, back.counts.fixed)
@@ -114,18 +114,18 @@ def test_models_that_change_places_change_the_sign_alone(pairs: list[tuple[bool,
 
 def test_a_model_and_itself_differ_by_nothing() -> None:
     one = scores("A", x=[1, 0, 1, 1], y=[0, 0])
-    found = compared(one, replace(one, model="B"))
+    found = compare_scores(one, replace(one, model="B"))
     for each in (*found.tasks.values(), found.average):
-        assert (each.difference, each.low, each.high, each.p, each.within_noise) == (0, 0, 0, 1.0, True)
+        assert (each.difference, each.low, each.high, each.p, each.is_within_noise) == (0, 0, 0, 1.0, True)
 
 
 def test_a_task_is_drawn_alike_alone_and_among_others() -> None:
     rng = np.random.default_rng(5)
     x, y, z = (rng.integers(0, 2, 40).tolist() for _ in range(3))
-    alone = compared(scores("A", t=x), scores("B", t=y))
-    among = compared(scores("A", u=z, t=x), scores("B", u=x, t=y))
+    alone = compare_scores(scores("A", t=x), scores("B", t=y))
+    among = compare_scores(scores("A", u=z, t=x), scores("B", u=x, t=y))
     assert alone.tasks["t"] == among.tasks["t"]
-    assert alone == compared(scores("A", t=x), scores("B", t=y))
+    assert alone == compare_scores(scores("A", t=x), scores("B", t=y))
     assert alone.draws == DRAWS
     assert alone.to_json()["draws"] == DRAWS
 
@@ -138,7 +138,7 @@ def test_intervals_hold_the_truth_in_about_95_of_100(tasks: int) -> None:
         drawn = rng.choice([1, -1, 0], p=[0.15, 0.05, 0.8], size=(tasks, 100))
         before = {f"t{i}": np.where(one == 0, 1, one < 0).astype(int).tolist() for i, one in enumerate(drawn)}
         after = {f"t{i}": np.where(one == 0, 1, one > 0).astype(int).tolist() for i, one in enumerate(drawn)}
-        found = compared(scores("A", **before), scores("B", **after), draws=500).average
+        found = compare_scores(scores("A", **before), scores("B", **after), draws=500).average
         held += found.low <= 0.1 <= found.high
     assert 0.91 <= held / 400 <= 0.98
 
@@ -149,22 +149,22 @@ def test_two_models_of_one_worth_are_seldom_told_apart() -> None:
     for _ in range(600):
         drawn = rng.choice([1, -1, 0], p=[0.08, 0.08, 0.84], size=64)
         before, after = (np.where(drawn == 0, 1, sign * drawn > 0).astype(int).tolist() for sign in (-1, 1))
-        found = compared(scores("A", t=before), scores("B", t=after), draws=500).tasks["t"]
+        found = compare_scores(scores("A", t=before), scores("B", t=after), draws=500).tasks["t"]
         by_interval += not found.low <= 0 <= found.high
-        by_both += not found.within_noise
+        by_both += not found.is_within_noise
     assert by_interval / 600 > 0.05
     assert by_both / 600 <= 0.05
 
 
 def test_four_fixed_and_none_broken_are_no_proof() -> None:
     before, after = [0] * 4 + [1] * 60, [1] * 64
-    found = compared(scores("A", t=before), scores("B", t=after)).tasks["t"]
+    found = compare_scores(scores("A", t=before), scores("B", t=after)).tasks["t"]
     assert found.low > 0
     assert found.p == 0.125
-    assert found.within_noise
-    fifth = compared(scores("A", t=[0] * 6 + [1] * 58), scores("B", t=after)).tasks["t"]
+    assert found.is_within_noise
+    fifth = compare_scores(scores("A", t=[0] * 6 + [1] * 58), scores("B", t=after)).tasks["t"]
     assert fifth.p == 0.03125
-    assert not fifth.within_noise
+    assert not fifth.is_within_noise
 
 
 def test_rank_correlations_are_drawn_with_ties_as_scipy_has_them() -> None:
@@ -181,22 +181,22 @@ def test_a_rank_correlation_has_an_interval_and_no_test() -> None:
     right = [str(i / 2) for i in range(24)]
     better = [str(float(i)) for i in range(24)]
     worse = [str((7 * i) % 24) for i in range(24)]
-    found = compared(ranked("A", worse, right), ranked("B", better, right)).tasks["t"]
+    found = compare_scores(ranked("A", worse, right), ranked("B", better, right)).tasks["t"]
     assert found.b == 1.0
     assert 0 < found.low < found.difference < found.high
-    assert (found.p, found.counts, found.within_noise) == (None, None, False)
-    constant = compared(ranked("A", ["1"] * 24, right), ranked("B", better, right)).tasks["t"]
+    assert (found.p, found.counts, found.is_within_noise) == (None, None, False)
+    constant = compare_scores(ranked("A", ["1"] * 24, right), ranked("B", better, right)).tasks["t"]
     assert (constant.a, constant.low, constant.high) == (0, 1, 1)
-    again = compared(ranked("A", better, right), ranked("B", better, right)).tasks["t"]
-    assert (again.low, again.high, again.within_noise) == (0, 0, True)
+    again = compare_scores(ranked("A", better, right), ranked("B", better, right)).tasks["t"]
+    assert (again.low, again.high, again.is_within_noise) == (0, 0, True)
 
 
 def test_an_average_with_a_rank_correlation_counts_no_samples() -> None:
     right = ("1", "2", "3", "4")
     tasks = {"t": ranked("A", right, right).tasks["t"], "u": scores("A", u=[1, 0]).tasks["u"]}
     one = Scores("s", "A", "test", tasks)
-    found = compared(one, replace(one, model="B"))
-    assert (found.average.counts, found.average.p, found.average.within_noise) == (None, None, True)
+    found = compare_scores(one, replace(one, model="B"))
+    assert (found.average.counts, found.average.p, found.average.is_within_noise) == (None, None, True)
     assert found.tasks["u"].counts == Counts(0, 0, 1, 1)
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["average"]["fixed"] is None
 
@@ -220,13 +220,13 @@ OTHER = {
 @pytest.mark.parametrize(("other", "message"), saying(OTHER))
 def test_scores_of_other_samples_are_refused(other: Scores, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        compared(scores("A", t=[1, 0, 1]), other)
+        compare_scores(scores("A", t=[1, 0, 1]), other)
 
 
 def test_no_draws_are_refused() -> None:
     one = scores("A", t=[1, 0, 1])
     with pytest.raises(InputError, match="draws is at least 1, not 0"):
-        compared(one, one, draws=0)
+        compare_scores(one, one, draws=0)
 
 
 @pytest.fixture(scope="module")
@@ -296,8 +296,8 @@ def test_a_sample_table_has_a_row_for_every_sample() -> None:
     a, b = torch.tensor([1, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
     blank = sample_tables.PerSample()
     models = {
-        "merged": replace(blank.scored(data, TaskScore("accuracy", 0.25, a, labels)), margin=np.arange(4.0)),
-        "calibrated": blank.scored(data, TaskScore("accuracy", 0.5, b, labels)),
+        "merged": replace(blank.with_scores(data, TaskScore("accuracy", 0.25, a, labels)), margin=np.arange(4.0)),
+        "calibrated": blank.with_scores(data, TaskScore("accuracy", 0.5, b, labels)),
     }
     assert sample_tables.sample_table(data, models, "merged", "calibrated").to_dict("list") == {
         "sample": [0, 1, 2, 3],
@@ -313,7 +313,9 @@ def test_a_sample_table_has_a_row_for_every_sample() -> None:
 
 def test_a_sample_table_of_text_has_whole_answers() -> None:
     data = Samples("t", "test", {}, None, (3, 4), None, None, ("a?", "b?"), ("yes", "no"))
-    one = sample_tables.PerSample().scored(data, TaskScore("exact_match", 0.5, ("yes indeed ", "no"), ("yes", "no")))
+    one = sample_tables.PerSample().with_scores(
+        data, TaskScore("exact_match", 0.5, ("yes indeed ", "no"), ("yes", "no"))
+    )
     table = sample_tables.sample_table(data, {"merged": one})
     assert table["merged"].tolist() == ["yes indeed", "no"]
     assert table["right"].tolist() == ["yes", "no"]
@@ -321,19 +323,22 @@ def test_a_sample_table_of_text_has_whole_answers() -> None:
 
 
 def test_a_ledger_gives_margins_drift_and_certificates(session: Session) -> None:
-    task, data = session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"], session.seen("pets", View(6))
-    models = {"expert": sample_tables.of_expert(data, task), "merged": sample_tables.of_model(data, task)}
+    task, data = (
+        session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"],
+        session.viewable_samples("pets", View(6)),
+    )
+    models = {"expert": sample_tables.expert_samples(data, task), "merged": sample_tables.model_samples(data, task)}
     table = sample_tables.sample_table(data, models)
     assert task.output is not None
     assert table["expert margin"].tolist() == task.output.margin.tolist()
     assert table["merged drift"].tolist() == task.layers[-1].drift.tolist()
     assert table["merged cosine"].tolist() == task.cosine.tolist()
-    assert table["merged certified"].tolist() == task.output.certified.tolist()
+    assert table["merged certified"].tolist() == task.output.is_certified.tolist()
     assert (table["merged"] == table["right"]).tolist() == task.output.correct.tolist()
     assert (table["merged"] == table["expert"]).tolist() == table["merged agrees"].tolist()
     rows = {row["index"]: row for row in task.margins()}
     assert [rows[i]["score_change"] for i in table["index"]] == table["merged score change"].tolist()
-    unscored = sample_tables.of_model(data, replace(task, output=None))
+    unscored = sample_tables.model_samples(data, replace(task, output=None))
     columns = list(sample_tables.sample_table(data, {"merged": unscored}))
     assert columns == ["sample", "index", "right", "merged drift", "merged cosine"]
 
@@ -346,10 +351,10 @@ def test_rows_of_a_sample_table_are_kept_by_flip_and_sorted_by_size() -> None:
             "m": [0.5, 0.7, 0.1, 0.9],
         }
     )
-    assert sample_tables.kept(table, "flipped", "sample")["sample"].tolist() == [0, 1]
-    assert sample_tables.kept(table, "all", "m")["sample"].tolist() == [3, 1, 0, 2]
-    assert sample_tables.kept(table, "unchanged", "m")["sample"].tolist() == [3, 2]
-    assert sample_tables.kept(table.drop(columns="flip"), "fixed", "sample")["sample"].tolist() == [0, 1, 2, 3]
+    assert sample_tables.select_rows(table, "flipped", "sample")["sample"].tolist() == [0, 1]
+    assert sample_tables.select_rows(table, "all", "m")["sample"].tolist() == [3, 1, 0, 2]
+    assert sample_tables.select_rows(table, "unchanged", "m")["sample"].tolist() == [3, 2]
+    assert sample_tables.select_rows(table.drop(columns="flip"), "fixed", "sample")["sample"].tolist() == [0, 1, 2, 3]
 
 
 def test_how_much_of_the_flips_a_selection_holds() -> None:
@@ -361,7 +366,7 @@ def test_how_much_of_the_flips_a_selection_holds() -> None:
 
 def test_a_score_table_gets_intervals() -> None:
     both = {"merged": scores("merged", t=[0, 0, 1, 0]), "calibrated": scores("calibrated", t=[1, 1, 0, 0])}
-    found = compared(*both.values())
+    found = compare_scores(*both.values())
     table = sample_tables.with_intervals(tables.score_table(both, ("merged", "calibrated")), found)
     row = table.iloc[0]
     assert row[["task", "merged", "calibrated", "calibrated − merged"]].tolist() == ["t", 25.0, 50.0, 25.0]
@@ -375,7 +380,7 @@ def test_a_score_table_gets_intervals() -> None:
 
 
 def test_intervals_are_drawn_grey_where_they_are_noise() -> None:
-    found = compared(scores("A", t=[0, 0, 1, 0], u=[0] * 9), scores("B", t=[1, 1, 0, 0], u=[1] * 9))
+    found = compare_scores(scores("A", t=[0, 0, 1, 0], u=[0] * 9), scores("B", t=[1, 1, 0, 0], u=[1] * 9))
     noise, sure = (
         next(
             one

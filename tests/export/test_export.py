@@ -189,7 +189,7 @@ def test_partial_folder_of_another_run_is_not_continued(tiny: Family, tmp_path: 
     with pytest.raises(InputError, match="other inputs, options or versions"):
         OutputFolder(tmp_path / "out", {"lam": 2.0}, resume=True)
     again = OutputFolder(tmp_path / "out", {"lam": 1.0}, resume=True)
-    assert again.finished(tiny.adapter.blocks()[0]) is not None
+    assert again.read_finished(tiny.adapter.blocks()[0]) is not None
 
 
 def test_what_was_left_without_a_finished_block_is_cleared_away(tiny: Family, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_was_left_without_a_finished_block_is_cleared_away(tiny: Family, tm
     for run in ({"lam": 2.0}, None):
         again = OutputFolder(tmp_path / "out", run)
         assert not list(again.model.iterdir())
-        assert again.finished(block) is None
+        assert again.read_finished(block) is None
         del again
 
 
@@ -213,7 +213,7 @@ def test_facts_of_a_block_are_kept_beside_it(tiny: Family, tmp_path: Path) -> No
     mark = folder.partial / "blocks" / f"{second.name}.json"
     for damaged in ("", "[]", mark.read_text()[:-1], "{}"):
         mark.write_text(damaged)
-        assert folder.finished(second) is None
+        assert folder.read_finished(second) is None
         assert folder.facts(second) == {}
 
 
@@ -227,8 +227,8 @@ def test_a_damaged_block_counts_as_unfinished(tiny: Family, tmp_path: Path, how:
     other = file.with_name(f"{second.name}.safetensors").read_bytes()
     flipped = content[:-1] + bytes([content[-1] ^ 1])
     file.write_bytes({"cut short": content[:-1], "emptied": b"", "another block's": other, "one bit": flipped}[how])
-    assert folder.finished(first) is None
-    found = folder.finished(second)
+    assert folder.read_finished(first) is None
+    found = folder.read_finished(second)
     assert found is not None
     assert all(found[name].equal(tensor) for name, tensor in tiny.base.read(second.names).items())
 
@@ -361,7 +361,7 @@ def test_a_disk_without_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.Mo
     folder.put(block, tiny.base.read(block.names))
     assert folder.adopt(block, "a.safetensors")
     assert load_file(folder.model / "a.safetensors").keys() == set(block.names)
-    assert folder.finished(block) is not None
+    assert folder.read_finished(block) is not None
 
 
 @pytest.mark.parametrize("shard_bytes", [2**31, 20000])

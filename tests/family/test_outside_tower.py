@@ -16,7 +16,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.export.merge import merge_to_folder
 from featcal.family.ancestry import UNRELATED, Lineage, Lineages, judge
 from featcal.family.opening import open_family
-from featcal.family.outside_tower import left_out
+from featcal.family.outside_tower import note_left_out
 from featcal.preflight.check import check
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -38,7 +38,7 @@ def whole_expert(root: Path, dtype: torch.dtype = torch.float32) -> None:
 
 def test_storage_in_half_precision_is_no_change_of_other_tensors(own_suite_file: Path) -> None:
     whole_expert(own_suite_file.parent, torch.float16)
-    (note,) = left_out(open_family(load_suite(own_suite_file), "cpu")).values()
+    (note,) = note_left_out(open_family(load_suite(own_suite_file), "cpu")).values()
     assert f"it changed 3 tensors outside the tower that is merged ({', '.join(map(repr, CHANGED))})" in note
 
 
@@ -50,7 +50,7 @@ def test_what_a_whole_expert_changed_beside_the_tower_is_named(own_suite_file: P
         f"expert 'pets': it changed 3 tensors outside the tower that is merged ({named}); they are left out, and the "
         "written model has the base's"
     )
-    assert left_out(open_family(suite, "cpu")) == {"pets": note}
+    assert note_left_out(open_family(suite, "cpu")) == {"pets": note}
     found = check(suite, probe=False)
     assert found.problems == ()
     assert note in found.notes
@@ -79,7 +79,7 @@ def test_what_an_adapter_changed_beside_the_tower_is_named(own_suite_file: Path,
     options = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(options))
     edit_suite(lambda content: content["tasks"]["pets"].update(expert="base+adapter"))
-    found = left_out(open_family(load_suite(own_suite_file), "cpu"))
+    found = note_left_out(open_family(load_suite(own_suite_file), "cpu"))
     assert list(found) == ["pets"]
     assert "it changed one tensor outside" in found["pets"]  # v_proj's update is 0
     assert "('text_model.encoder.layers.0.self_attn.q_proj.weight')" in found["pets"]

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from app.downloads import Numbers, Origin
-from app.selection import made_with
+from app.selection import file_words
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import SourceExcess
 from featcal.figures import charts, ledger_charts, ledger_tables, theme
@@ -29,7 +29,7 @@ def test_a_copy_of_a_models_name_is_drawn_alike(copied: Callable[[theme.Shown], 
 
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
-    figure = charts.drift_compared({"merged": pd.Series(range(5), index=LAYERS)})
+    figure = charts.compare_drift({"merged": pd.Series(range(5), index=LAYERS)})
     assert list(figure.layout.xaxis.ticktext) == ["enc emb", "enc 0", "dec emb", "dec 0", "head"]
     assert list(figure.layout.xaxis.tickvals) == LAYERS
     assert list(figure.data[0].x) == LAYERS
@@ -82,7 +82,7 @@ def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
 
 CONFIG = CalibrationConfig(lam=0.0002, rho=1.2, samples=32)
 NAMES = {"merged": "merged", "calibrated": "calibrated:lam=0.0002,rho=1.2"}
-ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, NAMES, made_with(CONFIG, CalibrationConfig()))
+ORIGIN = Origin("my suite", "validation", {"a": 64, "b": 40}, NAMES, file_words(CONFIG, CalibrationConfig()))
 
 
 def read(numbers: Numbers) -> pd.DataFrame:
@@ -109,7 +109,9 @@ def test_a_table_without_a_calibrated_model_has_no_settings() -> None:
     found = read(Numbers("drift", pd.DataFrame({"layer": ["head"], "drift": [1.0]}), "norm", origin))
     assert found["models"].isna().all()
     assert list(found["samples_per_task"]) == ["40 to 64"]
-    assert read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", origin.of_task("b")))["samples_per_task"][0] == 40
+    assert (
+        read(Numbers("drift", pd.DataFrame({"drift": [1.0]}), "", origin.with_task("b")))["samples_per_task"][0] == 40
+    )
 
 
 def test_every_source_is_relative_to_its_own_deployed_minimum() -> None:

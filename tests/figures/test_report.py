@@ -26,8 +26,8 @@ from featcal import cli
 from featcal.evaluation.evaluate import TaskScore
 from featcal.family.opening import Family
 from featcal.figures.report import html, svg
-from featcal.figures.report.models import called
-from featcal.figures.report.samples import MOST, SIDE, shown
+from featcal.figures.report.models import name_models
+from featcal.figures.report.samples import MOST, SIDE, pick_thumbnails
 from featcal.figures.report.write import write_report
 from featcal.figures.theme import Shown
 from featcal.samples.sources import Samples
@@ -335,7 +335,7 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
     three = [f"calibrated:lam={lam}" for lam in (0.1, 0.2, 0.3)]
     with pytest.raises(InputError, match=r"λ 0\.1 .*, .*λ 0\.2 .*, .*λ 0\.3 .* would look alike"):
         write_report(session, "tiny", tmp_path / "report.html", models=three)
-    two = called(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
+    two = name_models(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),
     ]  # fmt: skip
@@ -353,7 +353,7 @@ def test_thumbnails_are_few_and_small() -> None:
     after = torch.tensor([0] * 5 + [1] * 30 + [0] * 5)
     right = torch.zeros(count, dtype=torch.int64)
     pair = {"A": TaskScore("accuracy", 0.9, before, right), "B": TaskScore("accuracy", 0.2, after, right)}
-    found = list(shown(samples(count, images=pictures), pair))
+    found = list(pick_thumbnails(samples(count, images=pictures), pair))
     assert [one.caption.split(",")[0] for one in found] == ["fixed"] * 5 + ["broken"] * (MOST - 5)
     assert found[0].caption == "fixed, sample 10: cat; A: dog, B: cat"
     for i, one in zip([*range(5), *range(5, MOST)], found, strict=True):

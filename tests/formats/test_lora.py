@@ -311,7 +311,7 @@ def test_repeated_tensors_are_the_bases(bases: Mapping[str, Path], tmp_path: Pat
         return None if name == "lm_head.weight" else name
 
     weights = LoraWeights(Checkpoint(tmp_path, "base", canonical), tmp_path, "x", canonical, {})
-    assert list(weights.left_out) == ["lm_head.weight"]
+    assert list(weights.leftovers) == ["lm_head.weight"]
     assert weights.repeats("lm_head.weight", embedding)
     assert not weights.repeats("lm_head.weight", f"{Q}.weight")
 

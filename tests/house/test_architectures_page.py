@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from featcal import InputError
-from featcal.models.families.registry import architecture_for, supported
+from featcal.models.families.registry import architecture_for, supported_types
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "architectures.md").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def test_the_tables_are_those_of_the_script() -> None:
 
 def test_what_is_accepted_is_what_featcal_knows() -> None:
     accepted = set(re.findall(r"\| `(\S+)` \| \*\*accepted\*\*", PAGE))
-    assert accepted == set(supported()) - {"open_clip", "timm", "own"}  # no class of transformers, a test's own
+    assert accepted == set(supported_types()) - {"open_clip", "timm", "own"}  # no class of transformers, a test's own
 
 
 @pytest.mark.parametrize(

@@ -360,30 +360,30 @@ def test_the_filter_of_swudi_is_the_flow_of_the_gradient() -> None:
         start = sum(tasks[1:], tasks[0])
         end = torch.linalg.lstsq(a.T, (b - start @ a).T, driver="gelsd").solution.T + start
         for time in (0.0, 0.3, 5.0, 60.0):
-            close(wudi.filtered(tasks, time, 1.0), end + (start - end) @ torch.matrix_exp(-time * a), 1e-9)
-        close(wudi.filtered(tasks, 0.0, None), start)
-        close(wudi.filtered(tasks, 1e12, None), wudi.minimise(tasks), 1e-9)
+            close(wudi.follow_flow(tasks, time, 1.0), end + (start - end) @ torch.matrix_exp(-time * a), 1e-9)
+        close(wudi.follow_flow(tasks, 0.0, None), start)
+        close(wudi.follow_flow(tasks, 1e12, None), wudi.minimise(tasks), 1e-9)
         close(wudi.minimise(tasks), end, 1e-9)
         t, rate = start.clone(), 1e-4
         for _ in range(2000):
             t -= rate * gradient(t, tasks)
-        close(wudi.filtered(tasks, 2 * rate * 2000, None), t, 1e-3)
+        close(wudi.follow_flow(tasks, 2 * rate * 2000, None), t, 1e-3)
 
 
 def test_swudi_goes_down_and_follows_the_strongest_directions() -> None:
     tasks = matrices(3)
     start = tasks[0] + tasks[1] + tasks[2]
-    way = [float(loss(wudi.filtered(tasks, time, None), tasks)) for time in (0, 1, 10, 100, 1000)]
+    way = [float(loss(wudi.follow_flow(tasks, time, None), tasks)) for time in (0, 1, 10, 100, 1000)]
     assert way == sorted(way, reverse=True)
     assert way[-1] < 0.5 * way[0]
     strongest = torch.linalg.eigh(wudi.normal_equations(tasks)[0]).eigenvectors[:, -3:]  # of 9
-    moved = wudi.filtered(tasks, 7.0, 1 / 3) - start
+    moved = wudi.follow_flow(tasks, 7.0, 1 / 3) - start
     close(moved, moved @ strongest @ strongest.T)
-    close(moved, (wudi.filtered(tasks, 7.0, None) - start) @ strongest @ strongest.T)
-    close(wudi.filtered(tasks, 7.0, 0.0), start)
-    close(wudi.filtered([100 * one for one in tasks], 7.0, None), 100 * wudi.filtered(tasks, 7.0, None), 1e-9)
+    close(moved, (wudi.follow_flow(tasks, 7.0, None) - start) @ strongest @ strongest.T)
+    close(wudi.follow_flow(tasks, 7.0, 0.0), start)
+    close(wudi.follow_flow([100 * one for one in tasks], 7.0, None), 100 * wudi.follow_flow(tasks, 7.0, None), 1e-9)
     nothing = torch.zeros_like(start)
-    close(wudi.filtered([nothing, nothing], None, None), nothing)
+    close(wudi.follow_flow([nothing, nothing], None, None), nothing)
 
 
 LIKE, UNLIKE = [0.5, 0.6, 0.7], [0.1, 1.0, 20.0]

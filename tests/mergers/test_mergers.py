@@ -26,7 +26,6 @@ from featcal.mergers import (
     task_arithmetic,
     ties,
     ties_per_tensor,
-    trimming,
 )
 from featcal.mergers.engine import RecipeWeights
 from featcal.suite.recipe import METHODS, MergeRecipe
@@ -45,7 +44,7 @@ def tensor(*values: Any) -> Tensor:
 def short_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that settle 9 bits: those of 21 count 2**21 magnitudes, however few there are, and have a test of their
     own."""
-    monkeypatch.setattr(trimming, "_DIGIT", 9)
+    monkeypatch.setattr(ties, "_DIGIT", 9)
 
 
 BASE = tensor([1, -2, 0.5, 3], [0, 4, -1, 2])
@@ -323,7 +322,7 @@ def test_one_expert_is_held_at_a_time_and_read_once_for_all_names(
     experts = {str(i): watched(i) for i in range(count)}
     RecipeWeights(MergeRecipe(method=method), InMemory("base", models(1)[0].tensors), experts, [*SHAPES]).read(SHAPES)
     assert watched.most == 1 or method in spectral.MERGERS
-    digits = 63 // trimming._DIGIT  # of a magnitude
+    digits = 63 // ties._DIGIT  # of a magnitude
     passes = digits if method in ("ties", "dare-ties") else 0  # for the cut, before the first tensor is merged
     apart = 1 if method in spectral.MERGERS else 0  # what is no matrix
     assert [expert.reads for expert in experts.values()] == [1 + passes + apart] * count

@@ -33,7 +33,7 @@ def test_calls_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert store.spilled == 2 * STATES
     for seed, found in enumerate(held):
         expected = call(seed)
-        assert found.hidden.equal(expected.hidden)
+        assert found.hidden_state.equal(expected.hidden_state)
         assert found.args[3].equal(expected.args[3])
         assert found.args[1] is None
         assert found.args[2].equal(expected.args[2])
@@ -45,9 +45,9 @@ def test_replacing_frees_memory_and_files(tmp_path: Path) -> None:
     held = store.hold([call(0)])
     held.put(0, call(1))
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
-    assert held[0].hidden.equal(call(1).hidden)
+    assert held[0].hidden_state.equal(call(1).hidden_state)
     held.put(1, call(2))
-    assert held[1].hidden.equal(call(2).hidden)
+    assert held[1].hidden_state.equal(call(2).hidden_state)
     held.clear()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert len(held) == 0

@@ -141,7 +141,7 @@ def test_drift_identity_and_shares(family: Family, exact: Family) -> None:
             assert float(task.output.tightness.max()) <= 1 + 1e-9
             shared = adapted(family)  # adapters leave the head alone; otherwise every model has its own
             assert bool((task.output.head_mismatch == 0).all() if shared else (task.output.head_mismatch > 0).all())
-            assert not bool((task.output.certified & ~task.output.agrees).any())
+            assert not bool((task.output.is_certified & ~task.output.agrees).any())
 
 
 def test_sublayers_together_are_the_block(exact: Family, drifted: DriftLedger) -> None:

@@ -53,7 +53,7 @@ def test_shared_inputs_are_the_same_object(tiny: Family) -> None:
         block.run(block.local(tiny.merged.read(block.names)), call)
     assert inputs["self_attn.q_proj"] is inputs["self_attn.k_proj"] is inputs["self_attn.v_proj"]
     assert inputs["mlp.fc1"] is not inputs["mlp.fc2"]
-    assert inputs["layer_norm1"] is call.hidden
+    assert inputs["layer_norm1"] is call.hidden_state
 
 
 def test_outputs_are_what_the_linear_maps_give(tiny: Family) -> None:

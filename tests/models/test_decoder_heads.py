@@ -72,7 +72,7 @@ def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) ->
 def test_scores_of_padded_batches_are_the_librarys(kind: str, tmp_path: Path) -> None:
     facts = CLASSIFIERS[kind]
     trial = write_trial(tiny_decoder(facts), facts, tmp_path)
-    family, inputs = trial.family, trial.padded(TASKS[0])
+    family, inputs = trial.family, trial.padded_inputs(TASKS[0])
     assert int(inputs["attention_mask"].sum(1).min()) < inputs["input_ids"].shape[1]
     for task, expert in family.experts.items():
         with torch.no_grad():
@@ -100,7 +100,7 @@ def test_every_model_is_scored_by_the_classifier_of_the_tasks_expert(trial: Tria
         library = trial.library("merged", torch.float32)
         library.score.load_state_dict(trial.library(f"experts/{task}").score.state_dict())
         with torch.no_grad():
-            said = library(**trial.padded(task, "test")).logits.argmax(1)
+            said = library(**trial.padded_inputs(task, "test")).logits.argmax(1)
         assert scores.tasks[task].metric == "accuracy"
         assert scores.tasks[task].predictions.equal(said)
         assert scores.tasks[task].value == float((said == torch.arange(5) % 2).double().mean())
@@ -119,7 +119,7 @@ def test_classifiers_are_no_part_of_what_is_merged_or_calibrated(gpt2: Trial, tm
 
 def test_padding_changes_no_score(gpt2: Trial) -> None:
     family = gpt2.family
-    inputs, expert = gpt2.padded(TASKS[0]), family.experts[TASKS[0]]
+    inputs, expert = gpt2.padded_inputs(TASKS[0]), family.experts[TASKS[0]]
     together = final_features(family.adapter, expert, {}, [inputs], family.compute)
     for row, count in enumerate(inputs["attention_mask"].sum(1).tolist()):
         one = {name: tensor[row : row + 1, :count] for name, tensor in inputs.items()}
@@ -165,7 +165,7 @@ def test_the_base_may_be_the_language_model_they_were_made_from(kind: str, tied:
     library = getattr(transformers, str(ROWS[kind].model))
     model, report = library.from_pretrained(tmp_path / "out", output_loading_info=True, dtype=torch.float32)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    inputs = trial.padded(TASKS[0])
+    inputs = trial.padded_inputs(TASKS[0])
     with torch.no_grad():
         states = model.eval().base_model(**inputs).last_hidden_state
     last = states[torch.arange(len(states)), inputs["attention_mask"].sum(1) - 1]

@@ -69,7 +69,7 @@ def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
     (stage,) = family.adapter.stages
     place = family.compute.place
     with walking(family.adapter):
-        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded(TASKS[0]), None)
+        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded_inputs(TASKS[0]), None)
         for index, block in enumerate(stage.blocks):
             with capture_inputs(block.linears) as given:
                 output = block.run(block.local(place(family.base.read(block.names))), call)
@@ -85,7 +85,7 @@ def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
 def test_generated_answers_are_the_librarys(trial: Trial) -> None:
     """The model that generates has every tensor and buffer of its own."""
     family = trial.family
-    batch = trial.padded(TASKS[0])
+    batch = trial.padded_inputs(TASKS[0])
     generator = family.adapter.generating(family.base.read(family.adapter.tower), family.base_folder)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     library = trial.library("base", torch.float32)
@@ -232,7 +232,7 @@ def test_matrices_that_are_stored_the_other_way_round_are_merged_as_maps(method:
 
     family = fresh("gpt2", tmp_path).family
     names = [name for name in family.adapter.tower if name.endswith(MAPS)]
-    assert family.adapter.transposed == set(names)
+    assert family.adapter.transposed_weights == set(names)
 
     def turned(model: Any) -> InMemory:
         return InMemory(model.label, {name: tensor.mT.contiguous() for name, tensor in model.read(names).items()})

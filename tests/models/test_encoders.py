@@ -88,7 +88,7 @@ def test_maps_that_share_an_input_are_those_of_the_facts(trial: Trial) -> None:
     (stage,) = family.adapter.stages
     place = family.compute.place
     with walking(family.adapter):
-        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded(TASKS[0]), None)
+        call = stage.first_call(place(family.base.read(stage.outer)), trial.padded_inputs(TASKS[0]), None)
         for index, block in enumerate(stage.blocks):
             with capture_inputs(block.linears) as given:
                 output = block.run(block.local(place(family.base.read(block.names))), call)
@@ -110,7 +110,7 @@ def test_every_model_is_scored_by_the_head_of_the_tasks_expert(classified: Trial
             library.get_submodule(name).load_state_dict(
                 classified.library(f"experts/{task}").get_submodule(name).state_dict()
             )
-        said = classified.scores(library, classified.padded(task, "test")).argmax(1)
+        said = classified.scores(library, classified.padded_inputs(task, "test")).argmax(1)
         assert scores.tasks[task].metric == "accuracy"
         assert scores.tasks[task].predictions.equal(said)
         assert scores.tasks[task].value == float((said == torch.arange(5) % 2).double().mean())
@@ -547,7 +547,7 @@ def test_tensors_keep_the_names_of_files(trial: Trial) -> None:
     stored = load_file(trial.root / "base" / "model.safetensors")
     assert set(names) <= set(stored) | {f"vision_model.{name}" for name in stored}
     scales = [name for name in names if name.endswith("lambda1")]
-    assert trial.family.adapter.uncalibrated() == scales
+    assert trial.family.adapter.uncalibrated_names() == scales
     assert bool(scales) == trial.facts.model_type.startswith("dinov2")
     done = calibrate(trial.family, trial.config()).weights.read(scales)
     assert all(done[name].equal(tensor) for name, tensor in trial.family.merged.read(scales).items())
@@ -604,7 +604,7 @@ def test_positions_are_interpolated_where_a_model_does_so(tmp_path: Path) -> Non
     assert "sides of whole patches of 4" in str(adapter.misfit({"pixel_values": torch.randn(2, 3, 12, 15)}))
     with torch.no_grad():
         theirs = trial.scores(trial.library("base", torch.float32), inputs)
-    torch.testing.assert_close(trial.scored(trial.family.base, inputs), theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(trial.compute_scores(trial.family.base, inputs), theirs, rtol=1e-5, atol=1e-5)
     vit = write_trial(tiny_encoder(ROWS["vit"]), ROWS["vit"], tmp_path / "vit").family.adapter
     assert r"the model takes [3, 8, 8]" in str(vit.misfit(inputs))
 

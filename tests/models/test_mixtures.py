@@ -70,7 +70,7 @@ def qwen(trials: Callable[[str], Trial]) -> Trial:
 def tensors_of(family: Family, member: str, block: str) -> list[str]:
     """Canonical names of a member's weights, given its name inside a block."""
     found = next(one for one in family.adapter.blocks() if one.name == block)
-    return [f"{found.stored(name)}.weight" for name in found.maps if name.startswith(f"{member}.")]
+    return [f"{found.stored_name(name)}.weight" for name in found.maps if name.startswith(f"{member}.")]
 
 
 def routed_tokens(trial: Trial, block: str) -> dict[str, list[int]]:
@@ -82,7 +82,7 @@ def routed_tokens(trial: Trial, block: str) -> dict[str, list[int]]:
         experts = model.get_submodule(f"{block}.mlp.experts")
         handle = experts.register_forward_pre_hook(lambda _, args, seen=chosen: seen.append(args[1]))
         with torch.no_grad():
-            for sample in trial.alone(task):
+            for sample in trial.single_samples(task):
                 model(**sample)
         handle.remove()
         found[task] = torch.cat(chosen).flatten().bincount(minlength=MEMBERS).tolist()
@@ -102,8 +102,8 @@ def test_starved_members_and_routers_stay_as_merged_and_are_listed(
     ours, merged = (model.read(family.adapter.tower) for model in (family.model(str(out)), family.merged))
     left = [(block, member) for block, own in record["starved"].items() for member in own]
     starved = {name for block, member in left for name in tensors_of(family, member, block)}
-    routers, blocks = set(family.adapter.uncalibrated()), family.adapter.blocks()
-    inside = {f"{block.stored(n)}.weight" for block in blocks for n in block.maps if n not in block.linears}
+    routers, blocks = set(family.adapter.uncalibrated_names()), family.adapter.blocks()
+    inside = {f"{block.stored_name(n)}.weight" for block in blocks for n in block.maps if n not in block.linears}
     assert set() < starved < inside
     assert {name.rpartition(".experts")[0] or name.partition(".gate")[0] for name in inside | routers} == {
         name.removesuffix(".gate.weight") for name in routers
@@ -122,10 +122,10 @@ def test_starved_members_and_routers_stay_as_merged_and_are_listed(
 def test_scores_are_those_of_the_librarys_usual_kernels(trial: Trial) -> None:
     """Which are not the plain loop over experts that the checks compare with."""
     library = AutoModelForCausalLM.from_pretrained(trial.root / "base").eval()
-    inputs = trial.padded(TASKS[0])
+    inputs = trial.padded_inputs(TASKS[0])
     with torch.no_grad():
         scores = trial.scores(library, inputs)
-    torch.testing.assert_close(trial.scored(trial.family.base, inputs), scores, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(trial.compute_scores(trial.family.base, inputs), scores, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_counts_for_nothing(qwen: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,10 +184,10 @@ def test_a_model_that_is_not_loaded_whole_is_written_by_blocks(
     document = calibrate_to_folder(trial.family, trial.config(), tmp_path / "out")
     assert document["verified"] == "streamed"
     assert sum(name.endswith(".safetensors") for name in document["written"]) == len(trial.blocks) + 1
-    library, inputs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), trial.padded(TASKS[0])
+    library, inputs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), trial.padded_inputs(TASKS[0])
     with torch.no_grad():
         scores = trial.scores(library, inputs)
-    ours = trial.scored(trial.family.model(str(tmp_path / "out")), inputs)
+    ours = trial.compute_scores(trial.family.model(str(tmp_path / "out")), inputs)
     torch.testing.assert_close(ours, scores, rtol=1e-5, atol=1e-5)
 
 
@@ -230,8 +230,8 @@ def test_preflight_names_the_routers(qwen: Trial) -> None:
 def test_parameters_that_a_token_passes() -> None:
     """Two of six members."""
     (dense, mixed) = (tiny_decoder_block(index) for index in (1, 0))
-    assert {share for _, share in dense.passed()} == {1.0}
-    inside = [share for module, share in mixed.passed() if module in {*mixed.mixtures["mlp.experts"].modules()}]
+    assert {share for _, share in dense.token_shares()} == {1.0}
+    inside = [share for module, share in mixed.token_shares() if module in {*mixed.mixtures["mlp.experts"].modules()}]
     assert inside == [pytest.approx(1 / 3)] * 18
     # inputs and twice the outputs of q, k, v, o and of gate, up, down
     attention = (16 + 48) + 2 * (16 + 24) + (24 + 32)
@@ -308,7 +308,7 @@ class Task:
         inputs = {"mix.shares": shares, "mix.0.gate": states[rows], "mix.0.up": states[rows]}
         call = Call((states,), {})
         step = Step(call, call, {f"mix.{TOKENS}": self.expert[part]}, {})
-        tokens = TokenRows.of(self.weights[part][None], len(states))
+        tokens = TokenRows.from_weights(self.weights[part][None], len(states))
         group.update(inputs, step, self.model, tokens, len(self.shares), config)
 
 
@@ -398,7 +398,7 @@ def test_a_member_is_starved_below_its_widest_input() -> None:
         group, task = entering(), Task(0, sent)
         task.count(group, CONFIG)
         group.end_task(task.model, CONFIG)
-        assert group.starved != solved
+        assert group.is_starved != solved
         assert bool(group.solve(model(8), model(9), CONFIG)) == solved
 
 

@@ -17,12 +17,12 @@ from featcal import Family, InputError, calibrate, evaluate, load_suite, measure
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import score, task_features
 from featcal.evaluation.heads import ClassificationHead, LinearHead
-from featcal.evaluation.language import generated
+from featcal.evaluation.language import generate_answers
 from featcal.evaluation.scoring_heads import answers_of, head_of, judges, prompt_heads
 from featcal.family.opening import batches_of
 from featcal.formats.weights import FirstRows, InMemory, Overlay, Weights
 from featcal.models.features import final_features
-from featcal.models.model import Model, mapped, own_head
+from featcal.models.model import Model, map_features, own_head
 from featcal.preflight.probe import measure_diagonal
 
 PETS, SIGNS = TASKS
@@ -92,12 +92,12 @@ def test_a_model_is_weights(tiny: Family) -> None:
 def test_maps_apply_to_their_tasks_alone() -> None:
     model, features = Model(plain(), maps={PETS: surgery(0)}), random(5, 6, WIDTH).double()
     one = surgery(0)
-    for row, found in zip(features, mapped(model, PETS, features), strict=True):
+    for row, found in zip(features, map_features(model, PETS, features), strict=True):
         hidden = [max(0.0, float((one.down[i].double() * row).sum())) for i in range(3)]
         expected = [float(row[j]) + sum(float(one.up[j, i]) * hidden[i] for i in range(3)) for j in range(WIDTH)]
         assert found.tolist() == pytest.approx(expected, rel=1e-12)
-    assert mapped(model, SIGNS, features) is features
-    assert mapped(plain(), PETS, features) is features
+    assert map_features(model, SIGNS, features) is features
+    assert map_features(plain(), PETS, features) is features
 
 
 def test_what_lies_over_a_model_keeps_its_maps_and_heads() -> None:
@@ -106,9 +106,9 @@ def test_what_lies_over_a_model_keeps_its_maps_and_heads() -> None:
     over = Overlay("calibrated", inner, {"w": torch.zeros(4, 2)})
     outer = Model(over, {SIGNS: surgery(4)}, {SIGNS: own[PETS]})
     features = random(5, 6, WIDTH)
-    assert mapped(over, PETS, features).equal(surgery(0)(features))
-    assert mapped(outer, PETS, features).equal(surgery(0)(features))
-    assert mapped(outer, SIGNS, features).equal(surgery(4)(features))
+    assert map_features(over, PETS, features).equal(surgery(0)(features))
+    assert map_features(outer, PETS, features).equal(surgery(0)(features))
+    assert map_features(outer, SIGNS, features).equal(surgery(4)(features))
     assert own_head(over, SIGNS) is own[SIGNS]
     assert own_head(outer, SIGNS) is own[PETS]
     assert own_head(FirstRows(inner, {"w": 2}), PETS) is own[PETS]  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_a_resident_family_and_a_calibrated_model_keep_them(tiny: Family) -> Non
     changed = replace(tiny, merged=Model(tiny.merged, {PETS: surgery(0)}))
     calibrated = calibrate(changed, config_for(changed, samples=4)).weights
     features = random(5, 6, WIDTH)
-    assert mapped(calibrated, PETS, features).equal(surgery(0)(features))
+    assert map_features(calibrated, PETS, features).equal(surgery(0)(features))
 
 
 def test_mapped_features_are_scored(tiny: Family) -> None:
@@ -284,4 +284,4 @@ def test_answers_are_not_generated_past_a_map_or_a_head(tmp_path: Path) -> None:
     task = next(iter(family.suite.tasks))
     model = Model(family.merged, maps={task: torch.zeros_like})
     with pytest.raises(InputError, match="the library cannot generate answers"):
-        generated(family, model, family.samples(task, "test", 2, 0), 2)
+        generate_answers(family, model, family.samples(task, "test", 2, 0), 2)

@@ -113,7 +113,7 @@ def test_replay_is_the_models_own_forward(folder: Path) -> None:
     assert adapter.misfit(inputs) is None
     assert set(adapter.shapes()) == {*adapter.tower, *adapter.head}
     assert all(weights.info[name].shape == shape for name, shape in adapter.shapes().items())
-    assert all(adapter.carried(name) for name in weights.info if name not in adapter.shapes())
+    assert all(adapter.is_carried(name) for name in weights.info if name not in adapter.shapes())
 
 
 @torch.no_grad()
@@ -161,7 +161,7 @@ def test_sublayers_together_are_the_block(folder: Path) -> None:
         after = call
         for part in stage.sublayers(block, tensors).values():
             after = part(after)
-        torch.testing.assert_close(after.hidden, block.run(tensors, call), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(after.hidden_state, block.run(tensors, call), rtol=1e-6, atol=1e-6)
 
 
 def test_a_packed_tensor_needs_all_its_parts(folder: Path) -> None:

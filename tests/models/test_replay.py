@@ -61,7 +61,7 @@ def test_every_block_has_its_own_mask(sliding: Family) -> None:
     batch = sliding.samples(TASKS[0], "test", 4, 0).inputs
     call = stage.first_call(sliding.base.read(stage.outer), batch, None)
     assert call.apart.keys() == {"model.layers.1", "model.layers.2"}
-    masks = [call.at(block.name).kwargs["attention_mask"] for block in stage.blocks]
+    masks = [call.block_call(block.name).kwargs["attention_mask"] for block in stage.blocks]
     assert masks[1] is masks[2]
     tokens = batch["input_ids"].shape[1]
     far = torch.arange(tokens)[:, None] - torch.arange(tokens) >= 4
@@ -77,10 +77,13 @@ def test_calls_apart_survive_files(sliding: Family) -> None:
     call = stage.first_call(sliding.base.read(stage.outer), sliding.samples(TASKS[0], "test", 4, 0).inputs, None)
     back = ActivationStore(0).hold([call])[0]
     for block in stage.blocks:
-        mine, theirs = call.at(block.name), back.at(block.name)
-        assert mine.hidden.equal(theirs.hidden)
+        mine, theirs = call.block_call(block.name), back.block_call(block.name)
+        assert mine.hidden_state.equal(theirs.hidden_state)
         assert mine.kwargs["attention_mask"].equal(theirs.kwargs["attention_mask"])
-    assert back.at("model.layers.1").kwargs["attention_mask"] is back.at("model.layers.2").kwargs["attention_mask"]
+    assert (
+        back.block_call("model.layers.1").kwargs["attention_mask"]
+        is back.block_call("model.layers.2").kwargs["attention_mask"]
+    )
 
 
 def test_a_forgotten_mask_stops_every_run(forgetful: Family, tmp_path: Path) -> None:

@@ -24,16 +24,16 @@ from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.export.write import verify_reload
 from featcal.family.opening import batches_of
-from featcal.family.outside_tower import left_out
+from featcal.family.outside_tower import note_left_out
 from featcal.formats.pretrained import load_pretrained
 from featcal.formats.weights import InMemory
 from featcal.models.adapter import Call, walking
 from featcal.models.families.text_tower import TextStage
 from featcal.models.features import final_features
-from featcal.models.lane import through
+from featcal.models.lane import run_block
 from featcal.preflight.check import check
-from featcal.samples.prompts import beside
-from featcal.session.feature_maps import offered
+from featcal.samples.prompts import prompt_positions
+from featcal.session.feature_maps import visible_layers
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
 from featcal.suite.views import View
@@ -209,8 +209,8 @@ def test_replay_is_the_librarys_forward(towers: Towers) -> None:
     with walking(family.adapter):
         call: Call = text.first_call(place(model.read(text.outer)), batch, None)
         for block in text.blocks:
-            call = through(text, block, block.local(place(model.read(block.names))), call)
-            assert apart(text.state(call, batch), text.state(call.on(seen[block.name]), batch)) < 1e-5
+            call = run_block(text, block, block.local(place(model.read(block.names))), call)
+            assert apart(text.state(call, batch), text.state(call.with_state(seen[block.name]), batch)) < 1e-5
     assert len(text.blocks) == len(seen) > 0
     read = library.text_model(**asked).pooler_output
     encode, scale = family.adapter.prompt_encoder_of(family.origin, model)
@@ -336,8 +336,8 @@ def test_what_is_written_is_the_librarys_again_and_scored_through_its_own_text_t
     towers: Towers, tmp_path: Path
 ) -> None:
     family, out = towers.family, tmp_path / "out"
-    assert left_out(family) == {}
-    assert left_out(base_only(towers, Path("left.yaml"))).keys() == {*TASKS}
+    assert note_left_out(family) == {}
+    assert note_left_out(base_only(towers, Path("left.yaml"))).keys() == {*TASKS}
     calibrate(family, options(family)).save(out)
     base = towers.library("base", torch.float32)
     model, report = load_pretrained(towers.whole, out)
@@ -404,16 +404,16 @@ def test_what_is_told_of_prompts_reads_no_class_token(clip: Towers) -> None:
     distinct = len({*clip.prompts("left")})
     for layer in ("text embeddings", "text block 1"):
         assert len(layers[layer].round(decimals=4).unique(dim=0)) == distinct
-    assert offered(session) == [layer for layer in layers if layer != "vision embeddings"]
+    assert visible_layers(session) == [layer for layer in layers if layer != "vision embeddings"]
     whole, first = (measure_drift(clip.family, split="calibration", tokens=tokens) for tokens in ("all", "class"))
     for one, other in zip(whole.tasks["left"].layers, first.tasks["left"].layers, strict=True):
         assert one.drift.equal(other.drift) == (one.layer.startswith("text") or one.layer == "head")
 
 
 def test_many_prompts_are_spread_over_few_samples() -> None:
-    assert beside(3, range(2, 6), 8) == [2, 0, 1, 2]
-    assert beside(10, range(4), 4) == [0, 2, 5, 7]
-    assert beside(10, range(2, 4), 4) == [5, 7]
+    assert prompt_positions(3, range(2, 6), 8) == [2, 0, 1, 2]
+    assert prompt_positions(10, range(4), 4) == [0, 2, 5, 7]
+    assert prompt_positions(10, range(2, 4), 4) == [5, 7]
 
 
 @pytest.mark.slow

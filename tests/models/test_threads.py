@@ -220,7 +220,7 @@ def test_overtaken_walks_give_back_the_room_they_took(families: dict[str, Family
     for expert in passes.values():
         for _ in range(3):
             lane = expert.lane(ActivationStore())
-            list(lane.enter(Entrance.of(stage, expert.weights, expert.compute)))
+            list(lane.enter(Entrance.from_model(stage, expert.weights, expert.compute)))
             taken = room.left
             walk = lane.walk(stage, block, lane.tensors(block))
             next(walk)

@@ -39,10 +39,10 @@ def test_what_is_written_is_a_folder_of_timm(trial: Trial, tmp_path: Path) -> No
     done = calibrate(trial.family, trial.config())
     done.save(tmp_path / "out")
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    inputs = trial.padded(TASKS[0])
+    inputs = trial.padded_inputs(TASKS[0])
     with torch.no_grad():
         theirs = model(inputs["pixel_values"])
-    torch.testing.assert_close(trial.scored(trial.family.model(str(tmp_path / "out")), inputs), theirs)
+    torch.testing.assert_close(trial.compute_scores(trial.family.model(str(tmp_path / "out")), inputs), theirs)
     head = load_file(trial.root / "merged" / "model.safetensors")["head.weight"]
     assert model.get_parameter("head.weight").equal(head)
 
@@ -50,7 +50,7 @@ def test_what_is_written_is_a_folder_of_timm(trial: Trial, tmp_path: Path) -> No
 def test_every_task_is_scored_by_its_experts_head(trial: Trial) -> None:
     score = evaluate(trial.family, "expert:left", split="test").tasks["left"]
     with torch.no_grad():
-        theirs = trial.scores(trial.library("experts/left", torch.float32), trial.padded("left", "test"))
+        theirs = trial.scores(trial.library("experts/left", torch.float32), trial.padded_inputs("left", "test"))
     assert score.predictions.equal(theirs.argmax(1))
 
 

@@ -29,7 +29,7 @@ from featcal.family.opening import batches_of
 from featcal.formats.pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
 from featcal.models.features import final_features
-from featcal.models.lane import through
+from featcal.models.lane import run_block
 from featcal.preflight.check import check
 from featcal.session.feature_maps import Clouds
 from featcal.session.fingerprint import suite_stamp
@@ -181,8 +181,8 @@ def test_every_state_and_the_scores_are_the_librarys(trial: PicturedTrial) -> No
         for stage in adapter.stages:
             call = stage.first_call(place(expert.read(stage.outer)), batch, call)
             for block in stage.blocks:
-                call = through(stage, block, block.local(place(expert.read(block.names))), call)
-                own, theirs = stage.state(call, batch), stage.state(call.on(seen[block.path]), batch)
+                call = run_block(stage, block, block.local(place(expert.read(block.names))), call)
+                own, theirs = stage.state(call, batch), stage.state(call.with_state(seen[block.path]), batch)
                 assert apart(own, theirs) < 1e-5, block.name
     features = final_features(adapter, expert, {}, [batch], family.compute)
     scores = adapter.output(place(expert.read(adapter.scoring)), features)
@@ -199,11 +199,11 @@ def test_states_of_pictures_lie_apart_and_together(trial: PicturedTrial) -> None
     with walking(family.adapter):
         call = vision.first_call(place(family.base.read(vision.outer)), batch, None)
         for block in vision.blocks:
-            for one in (call, call.on(torch.randn_like(call.hidden))):
+            for one in (call, call.with_state(torch.randn_like(call.hidden_state))):
                 state = vision.state(one, batch)
-                assert vision.with_state(call, state).hidden.equal(one.hidden)
-            call = through(vision, block, block.local(place(family.base.read(block.names))), call)
-    assert len(call.hidden) == 6 + 12 + 4 + 8 + 6
+                assert vision.with_state(call, state).hidden_state.equal(one.hidden_state)
+            call = run_block(vision, block, block.local(place(family.base.read(block.names))), call)
+    assert len(call.hidden_state) == 6 + 12 + 4 + 8 + 6
     merged = vision.state(call, batch)
     assert merged.shape == (COUNT, 12, 16)
     assert merged.abs().sum(2).ne(0).sum(1).tolist() == [6, 12, 4, 8, 6]
@@ -458,7 +458,7 @@ def test_the_canary_reads_pictures(qwen: PicturedTrial) -> None:
 
 def test_layers_of_two_widths_are_on_one_map(qwen: PicturedTrial) -> None:
     """Cosines and distances are those of the features themselves: zeros behind narrower ones change none."""
-    shown = Clouds.named(Session(qwen.family), ["merged"], View(4, "calibration"))
+    shown = Clouds.from_names(Session(qwen.family), ["merged"], View(4, "calibration"))
     frame = shown.to_frame([TASKS[0]])
     assert [*dict.fromkeys(frame["layer"])] == qwen.family.adapter.layers()
     assert not frame[["x", "y", "cosine", "distance"]].isna().any().any()

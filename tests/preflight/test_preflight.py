@@ -571,7 +571,9 @@ def test_a_look_at_the_test_split_is_avoided_said_and_counted(
 
 
 def test_splits_are_named_by_task_where_they_differ() -> None:
-    assert Diagonal({}, 4, {"a": "validation", "b": "test", "c": "test"}).scored_on == "validation (a) and test (b, c)"
+    assert (
+        Diagonal({}, 4, {"a": "validation", "b": "test", "c": "test"}).split_words == "validation (a) and test (b, c)"
+    )
 
 
 # ------------------------------------------------------------------------------------------- tokenizers, names, bases

@@ -10,7 +10,7 @@ import pytest
 from featcal.samples import corruptions
 from featcal.samples.corruptions import NOISE, corrupt
 from featcal.samples.sources import look
-from featcal.studies.corrupt import corrupted
+from featcal.studies.corrupt import corrupt_suite
 from featcal.studies.history import suite_hash
 from featcal.suite.schema import load_suite, suite_from_dict
 from featcal.suite.source import CORRUPTIONS, Corruption, Source
@@ -68,8 +68,8 @@ def test_fog_adds_light_and_takes_contrast(severity: int) -> None:
 
 def test_half_a_pixel_is_half_of_both() -> None:
     ramp = np.tile(np.arange(6.0), (4, 1))[..., None].repeat(3, axis=2)
-    assert corruptions._moved(ramp, 0.0, 1.5)[0, :, 0].tolist() == [1.5, 2.5, 3.5, 4.5, 5, 5]
-    assert corruptions._moved(ramp.transpose(1, 0, 2), 0.25, 0.0)[:, 0, 0].tolist() == [0.25, 1.25, 2.25, 3.25, 4.25, 5]
+    assert corruptions._shift(ramp, 0.0, 1.5)[0, :, 0].tolist() == [1.5, 2.5, 3.5, 4.5, 5, 5]
+    assert corruptions._shift(ramp.transpose(1, 0, 2), 0.25, 0.0)[:, 0, 0].tolist() == [0.25, 1.25, 2.25, 3.25, 4.25, 5]
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -85,8 +85,8 @@ def test_what_is_drawn_depends_on_the_sample_alone(kind: str) -> None:
 
 def test_only_calibration_pictures_of_the_study_change() -> None:
     clean = load_suite("clip-mini")
-    foggy = corrupted(clean, "fog", 3)
-    assert suite_hash(clean) != suite_hash(foggy) != suite_hash(corrupted(clean, "fog", 4))
+    foggy = corrupt_suite(clean, "fog", 3)
+    assert suite_hash(clean) != suite_hash(foggy) != suite_hash(corrupt_suite(clean, "fog", 4))
     for split, same in (("calibration", False), ("validation", True), ("test", True)):
         pairs = [look(suite, "shapes", split, 6, 42) for suite in (clean, foggy)]
         before, after = (np.stack(list(one.images or ())) for one in pairs)
@@ -124,4 +124,4 @@ def test_other_corruptions_are_refused(source: dict[str, Any], message: str) -> 
 )
 def test_the_study_refuses_text_and_what_it_does_not_know(suite: str, kind: str, severity: int) -> None:
     with pytest.raises(InputError, match=r"pictures|kinds are"):
-        corrupted(load_suite(suite), kind, severity)
+        corrupt_suite(load_suite(suite), kind, severity)

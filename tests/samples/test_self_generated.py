@@ -118,9 +118,9 @@ def test_an_expert_writes_once_in_a_session(tmp_path: Path, monkeypatch: pytest.
 
     session = open_session(tmp_path / "suite.yaml")
     monkeypatch.setattr(session.family.adapter.__class__, "generating", counted)
-    session.calibrated(CalibrationConfig(samples=4))
-    session.calibrated(CalibrationConfig(samples=5, seed=7))
-    assert len(session.seen("left", View(3, "calibration")).texts or ()) == 3
+    session.calibrate(CalibrationConfig(samples=4))
+    session.calibrate(CalibrationConfig(samples=5, seed=7))
+    assert len(session.viewable_samples("left", View(3, "calibration")).texts or ()) == 3
     assert len(calls) == len(TASKS)
 
 
@@ -143,7 +143,7 @@ def test_the_canary_goes_on_from_the_first_half_of_a_whole_text(tmp_path: Path) 
     )
     assert longer == 5
     found = canary(family, family.merged)
-    assert not found.broken
+    assert not found.is_broken
     assert all(one.expert.distance == pytest.approx(0, abs=1e-6) for one in found.tasks.values())
 
 
@@ -204,7 +204,7 @@ def test_check_counts_what_will_be_written_and_asks_nobody_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = written(tmp_path, "llama", ASKED, 4)
-    monkeypatch.setattr(Family, "written", None)
+    monkeypatch.setattr(Family, "write_texts", None)
     found = check(load_suite(tmp_path / "suite.yaml"), probe=False)
     assert found.problems == ()
     (reports, sizes) = check_samples(family.suite, family, Places(tmp_path), CalibrationConfig(samples=64))

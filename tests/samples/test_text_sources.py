@@ -498,7 +498,7 @@ def test_unpinned_data_sets_are_known(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
 
     def unpinned(**source: Any) -> tuple[str, ...]:
-        return suite_of(tmp_path, {"split": "test", "input": "{a}", **source}).unpinned()
+        return suite_of(tmp_path, {"split": "test", "input": "{a}", **source}).unpinned_data()
 
     assert unpinned(hub="owner/name") == ("owner/name",)
     assert unpinned(hub="owner/name", revision="v1") == ()

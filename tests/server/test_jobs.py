@@ -24,7 +24,7 @@ from app import jobs as app_jobs
 from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.family.opening import Family, open_family
-from featcal.formats.weights import in_memory
+from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
 from featcal.server import kinds, lengths, manager, queue, worker
 from featcal.server.orders import order, require_current
@@ -83,12 +83,12 @@ def until(line: Queue, job: Job, fits: Callable[[Job], bool]) -> Job:
         if fits(found):
             return found
         assert time.monotonic() - started < PATIENCE, f"{found} after {PATIENCE} s"
-        assert not found.over, f"{found}\n{found.log.read_text() if found.log.is_file() else ''}"
+        assert not found.is_over, f"{found}\n{found.log.read_text() if found.log.is_file() else ''}"
         time.sleep(0.01)
 
 
 def ended(line: Queue, job: Job) -> Job:
-    return until(line, job, lambda one: one.over)
+    return until(line, job, lambda one: one.is_over)
 
 
 def gone(pid: int) -> bool:
@@ -384,12 +384,12 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     usual = calibrate(tiny, config).weights.read(tiny.adapter.tower)
     monkeypatch.setattr("featcal.session.session.calibrate", None)  # nobody calibrates again
     session = Session(tiny, budget=budget)
-    found = session.once("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
+    found = session.get_or_make("calibrated", config, lambda: kinds.calibration_from(tiny, config, document))
     assert nbytes(found, beside=vars(tiny).values()) < 28_000 < sum(one.nbytes for one in usual.values())
-    assert session.calibrated(config) is found
+    assert session.calibrate(config) is found
     read = session.weights(config).read(tiny.adapter.tower)
     assert all(torch.equal(read[name], usual[name]) for name in usual)
-    assert not in_memory(found.weights, tiny.adapter.blocks()[0].names)
+    assert not is_in_memory(found.weights, tiny.adapter.blocks()[0].names)
     assert not kinds.is_gone(found)
     line.forget(job.id)
     assert kinds.is_gone(found)
@@ -548,7 +548,7 @@ def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatc
     whole, (one, *_) = seconds(), TASKS
     assert seconds(tasks=[one]) < whole
     # whatever is calibrated, the expert and the student go through every block
-    walked = estimates.scoring_seconds(tiny.adapter, lengths.drawn(session, View(8, "calibration")), 64, {})
+    walked = estimates.scoring_seconds(tiny.adapter, lengths.draw_sizes(session, View(8, "calibration")), 64, {})
     blocks = [seconds(blocks=[layer]) for layer in layers]
     assert all(2 * walked < block < whole for block in blocks)
     assert sum(block - 2 * walked for block in blocks) == pytest.approx(whole - 2 * walked)

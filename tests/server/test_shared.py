@@ -31,7 +31,7 @@ from featcal.cli import commands as main
 from featcal.export.write import RECORD_FILE
 from featcal.family.opening import open_family
 from featcal.formats.output import OutputFolder
-from featcal.formats.weights import in_memory
+from featcal.formats.weights import is_in_memory
 from featcal.server import launch
 from featcal.server.queue import Queue
 from featcal.session.model_names import recorded_config
@@ -69,7 +69,7 @@ def serve(tmp_path: Path, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 
     yield start
     monkeypatch.undo()
-    sandbox.shared.cache_clear()
+    sandbox.server_rules.cache_clear()
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def change(file: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_nothing_applies_on_a_machine_of_ones_own(tmp_path: Path) -> None:
-    assert sandbox.shared() is None
+    assert sandbox.server_rules() is None
     require_inside(Path("/etc/passwd"), "file")
     assert without_places(f"{tmp_path} {Path.home()}") == f"{tmp_path} {Path.home()}"
 
@@ -206,10 +206,10 @@ def test_links_that_lead_elsewhere_are_refused(root: Path, what: str) -> None:
 
 
 def test_a_picture_that_a_table_names_is_refused_elsewhere(root: Path) -> None:
-    from featcal.samples.records import _decoded
+    from featcal.samples.records import _decode
 
     with pytest.raises(InputError, match=REFUSED):
-        _decoded({"path": "/etc/passwd"}, "row 1", root)
+        _decode({"path": "/etc/passwd"}, "row 1", root)
 
 
 @pytest.mark.parametrize("hub", ["openai/clip-vit-base-patch32", "hf-hub:someone/model", "owner/name@main"])
@@ -433,7 +433,7 @@ def test_nobody_has_to_come_for_an_idle_suite_to_go(serve: Serve, monkeypatch: p
     assert session.released
     assert not list(session._results)
     names = session.family.adapter.tower
-    assert not in_memory(session.family.base, names)
+    assert not is_in_memory(session.family.base, names)
     assert healthy(app.run())  # and comes back when somebody looks
     assert len({*map(id, sessions)}) == len(sessions) > 1
 
@@ -601,10 +601,10 @@ def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
     rules = Shared((str(tmp_path),), 7)
     try:
         launch.start_app(page, 1, ["--browser.serverPort=80"], rules)
-        assert sandbox.shared() == rules
+        assert sandbox.server_rules() == rules
     finally:
         monkeypatch.undo()
-        sandbox.shared.cache_clear()
+        sandbox.server_rules.cache_clear()
     assert {"--server.address=0.0.0.0", "--server.maxMessageSize=32", "--browser.serverPort=80"} <= {*asked[1]}
 
 

@@ -28,7 +28,7 @@ NAMES = ("merged", "base")
 
 
 def clouds(family: Family) -> Clouds:
-    return Clouds.named(Session(family), NAMES, ON)
+    return Clouds.from_names(Session(family), NAMES, ON)
 
 
 def run(*words: object) -> Result:
@@ -69,7 +69,7 @@ def test_samples_that_are_not_on_the_map_have_no_place(tiny: Family, monkeypatch
     monkeypatch.setattr(projection, "MOST_POINTS", 12)
     own = clouds(tiny)
     (layer,) = clouds_json(own, own.to_frame(["pets"], ["head"]))["tasks"]["pets"]["layers"]
-    on_map = projection.drawn(6, 3)
+    on_map = projection.draw_points(6, 3)
     assert len(on_map) == 4
     for model in (EXPERT, *NAMES):
         points = [one for one in layer["points"] if one["model"] == model]
@@ -92,7 +92,7 @@ def test_unknown_names_are_named(asked: dict[str, Any], message: str, tiny: Fami
 
 def test_the_expert_alone_is_nothing_to_compare(tiny: Family) -> None:
     with pytest.raises(InputError, match="at least one model beside the expert"):
-        Clouds.named(Session(tiny), [EXPERT], ON)
+        Clouds.from_names(Session(tiny), [EXPERT], ON)
 
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])

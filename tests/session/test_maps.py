@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app import maps
-from featcal.session.projection import drawn
+from featcal.session.projection import draw_points
 
 
 def cloud(n: int, k: int, seed: int = 0) -> maps.Points:
@@ -62,17 +62,17 @@ def test_so_few_points_that_none_has_neighbours() -> None:
 
 
 def test_more_samples_than_a_map_holds_are_drawn_by_seed() -> None:
-    assert drawn(5000, 4) == list(range(5000))
-    some = drawn(5001, 4)
+    assert draw_points(5000, 4) == list(range(5000))
+    some = draw_points(5001, 4)
     assert len(some) == len(set(some)) == 5000
-    assert some == sorted(some) == drawn(5001, 4)
-    assert len(drawn(5001, 40)) == 500
-    assert drawn(7, 10**6) in [[i] for i in range(7)]
+    assert some == sorted(some) == draw_points(5001, 4)
+    assert len(draw_points(5001, 40)) == 500
+    assert draw_points(7, 10**6) in [[i] for i in range(7)]
 
 
 def test_the_map_process_waits_until_nobody_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     started = threading.Event()
-    monkeypatch.setattr(maps.MapWorker, "_started", lambda _: started.set())
+    monkeypatch.setattr(maps.MapWorker, "_ensure_process", lambda _: started.set())
     monkeypatch.setattr(maps, "QUIET", 60.0)
     worker = maps.MapWorker()
     worker.start_when_quiet()
@@ -97,7 +97,7 @@ def test_what_was_asked_last_is_mapped_first(monkeypatch: pytest.MonkeyPatch) ->
         served.append([not future.done() for future in futures])
         raise OSError("no process here")
 
-    monkeypatch.setattr(maps.MapWorker, "_started", fail)
+    monkeypatch.setattr(maps.MapWorker, "_ensure_process", fail)
     with worker._lock:  # somebody else's map is being made
         futures += [worker.submit([cloud(4, 2)]) for _ in range(3)]
     for future in futures:
@@ -131,7 +131,7 @@ def test_a_worker_that_is_let_go_takes_its_process_along(tmp_path: Path, monkeyp
     (tmp_path / "umap.py").write_text(AT_ONCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     worker = maps.MapWorker()
-    process = worker._started()
+    process = worker._ensure_process()
     worker.start_when_quiet()  # what waits for a quiet moment keeps nothing alive for long
     assert process.poll() is None
     del worker

@@ -66,10 +66,10 @@ def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
             own.scores("expert", FEW),
             own.sources(CONFIG),
             own.vector_cosines(CONFIG),
-            own.seen("pets", FEW),
+            own.viewable_samples("pets", FEW),
             own.layer_features("base", "pets", FEW),
             own.samples(FEW),
-            own.calibrated(CONFIG),
+            own.calibrate(CONFIG),
         ]
 
     own = Session(tiny)
@@ -182,11 +182,11 @@ def test_a_small_budget_holds_and_changes_no_number(tiny: Family) -> None:
 def test_the_least_recently_used_goes_first() -> None:
     results = Results(10, lambda pair: pair[1])  # type: ignore[index]
     for key, size in (("a", 4), ("b", 4)):
-        results.once(key, lambda size=size: size)
-    results.once("a", lambda: 0)
+        results.get_or_make(key, lambda size=size: size)
+    results.get_or_make("a", lambda: 0)
     results.keep("c", 3)
     assert ([*results], results.taken) == (["a", "c"], 7)
-    assert results.once("large", lambda: 11) == 11  # handed over, not kept
+    assert results.get_or_make("large", lambda: 11) == 11  # handed over, not kept
     assert ([*results], results.taken) == (["a", "c"], 7)
     results.keep("a", 7)
     assert ([*results], results.taken) == (["c", "a"], 10)
@@ -194,7 +194,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_bytes_are_those_of_the_tensors_that_are_held(tiny: Family) -> None:
     own = Session(tiny.resident())
-    result = own.calibrated(CONFIG)
+    result = own.calibrate(CONFIG)
     solved = sum(tensor.nbytes for tensor in result.weights.replaced.values())  # type: ignore[attr-defined]
     counted = nbytes(result, (own.family.merged, own.family.adapter, own.family.base, *own.family.experts.values()))
     assert solved < counted < 2 * solved
@@ -267,7 +267,7 @@ def test_work_that_is_overtaken_leaves_nothing_half_done(tiny: Family, calm: dic
 
     disturbed = Session(tiny)
     asked: list[Callable[[Session, Any], object]] = [
-        lambda own, report: own.calibrated(CONFIG, report),
+        lambda own, report: own.calibrate(CONFIG, report),
         lambda own, report: own.ledger("merged", DriftOptions(8), report),
         lambda own, report: own.features("merged", FEW, report),
         lambda own, report: own.scores("merged", FEW, report),
@@ -409,7 +409,7 @@ def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.Monk
     passing = Session(tiny)
     assert passing.scores("merged").to_json() == scores
     assert "split" not in {kind for kind, _ in passing._results}  # type: ignore[misc]
-    seen = passing.seen("signs", View(None, "test"))
+    seen = passing.viewable_samples("signs", View(None, "test"))
     assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
     assert seen.labels is not None
     assert torch.equal(seen.labels, passing.samples(View(None, "test"))["signs"].labels)  # type: ignore[arg-type]
@@ -420,9 +420,9 @@ def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: P
     own_suite_file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
     own = open_session(own_suite_file)
     config = CalibrationConfig(samples=4, precision="fast")
-    assert own.calibrated(config).record["config"]["precision"] == "fast"
+    assert own.calibrate(config).record["config"]["precision"] == "fast"
     assert {one.source for one in own.sources(config)} >= {"prefix", "expert"}
-    exact = own.calibrated(replace(config, precision="exact"))
+    exact = own.calibrate(replace(config, precision="exact"))
     assert exact.weights.read(own.family.adapter.tower).keys() == set(own.family.adapter.tower)
 
 

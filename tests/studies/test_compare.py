@@ -28,11 +28,11 @@ from featcal.session.session import Session
 from featcal.studies import runner
 from featcal.studies.compare import compare_methods, every_method
 from featcal.studies.history import History, TaskValue
-from featcal.studies.method_lists import drawn, listed, seeds
+from featcal.studies.method_lists import parse_methods, seeds, with_samples
 from featcal.studies.plan import Plan, points_of, views
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import NEEDS, OF_A_KIND, needs
-from featcal.studies.runner import Point, Row, metered
+from featcal.studies.runner import Point, Row, measure_cost
 from featcal.studies.store import Found, Rows, Spent
 from featcal.studies.study import Study, read_study
 from featcal.studies.summary import spread, summaries
@@ -66,13 +66,13 @@ def own(tiny: Family) -> Session:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Models that the runner makes."""
     names: list[str] = []
-    original = runner._made
+    original = runner._make
 
     def noted(of: Session, point: Point, named: Any) -> Any:
         names.append(point.model)
         return original(of, point, named)
 
-    monkeypatch.setattr(runner, "_made", noted)
+    monkeypatch.setattr(runner, "_make", noted)
     return names
 
 
@@ -303,9 +303,9 @@ def test_every_method_has_a_name_that_is_one(own: Session) -> None:
     names = every_method(own)
     assert len(names) == len({*names})
     for name in names:
-        assert own.named(drawn(name, 8, 42))
-        assert listed(name) == [name]
-    assert listed(",".join(names)) == names
+        assert own.resolve(with_samples(name, 8, 42))
+        assert parse_methods(name) == [name]
+    assert parse_methods(",".join(names)) == names
     assert [len(points_of(name, 8, (1, 2))) for name in ("merged", "dare", "svc@calibrated", "svc@dare:seed=3")] == [
         1,
         2,
@@ -317,13 +317,13 @@ def test_every_method_has_a_name_that_is_one(own: Session) -> None:
 @pytest.mark.parametrize(("given", "message"), [("", "at least one"), (" , ", "at least one")])
 def test_no_methods_are_refused(given: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        listed(given)
+        parse_methods(given)
 
 
 def test_a_comma_in_the_place_of_a_colon_is_said(own: Session) -> None:
     """What stands behind a comma may be an option of the model in front, which has none before it."""
     with pytest.raises(InputError, match=r"options stand behind a colon, as in calibrated:lam=0.1 \("):
-        table(own, listed("merged, calibrated, lam=0.1"))
+        table(own, parse_methods("merged, calibrated, lam=0.1"))
 
 
 @pytest.mark.parametrize("given", ["", "a", "1.5", "-1", "1,,b"])
@@ -335,7 +335,7 @@ def test_seeds_are_whole_numbers(given: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a peak can be counted anew on Linux alone")
 def test_memory_is_that_of_the_work_alone() -> None:
     def peak(megabytes: int) -> float:
-        with metered() as cost:
+        with measure_cost() as cost:
             held = np.ones(megabytes * 125_000)
             assert held.sum() == len(held)
         assert cost.peak_bytes is not None
@@ -346,7 +346,7 @@ def test_memory_is_that_of_the_work_alone() -> None:
 
 
 def test_processor_seconds_leave_waiting_out() -> None:
-    with metered() as cost:
+    with measure_cost() as cost:
         time.sleep(0.2)
     assert cost.cpu < 0.1 < cost.wall
 

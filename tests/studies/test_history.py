@@ -27,7 +27,7 @@ from featcal.figures import run_tables
 from featcal.session.session import Session
 from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
-from featcal.studies.recording import hash_of, looking, measure, record, run_of
+from featcal.studies.recording import count_looks, hash_of, measure, record, run_of
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError
 
@@ -53,8 +53,8 @@ def test_what_comes_back_is_what_went_in_to_the_last_bit(tmp_path: Path) -> None
     assert history.add(run, measured())
     assert history.add(run, measured(0.5, None))
     assert History(history.folder).get(run.id) == replace(run, measured=(measured(), measured(0.5, None)))
-    assert history.get(run.id).on("features", "validation", None, 42) == measured(0.5, None)
-    assert history.get(run.id).on("features", "test", None, 42) is None
+    assert history.get(run.id).find_measured("features", "validation", None, 42) == measured(0.5, None)
+    assert history.get(run.id).find_measured("features", "test", None, 42) is None
     assert history.problems == []
 
 
@@ -304,10 +304,10 @@ def test_what_is_recorded_is_what_the_session_measured(tiny: Family, tmp_path: P
     assert {task: one.value for task, one in found.scores.items()} == {t: s.value for t, s in scores.tasks.items()}
     assert {task: one.n for task, one in found.scores.items()} == dict.fromkeys(TASKS, 8)
     assert dict(found.drift) == {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
-    assert found.on == ("features", "validation", 8, 42)
-    assert found.seconds == session.calibrated(CONFIG).record["seconds"]["total"]
+    assert found.samples_key == ("features", "validation", 8, 42)
+    assert found.seconds == session.calibrate(CONFIG).record["seconds"]["total"]
     assert CalibrationConfig(**run.options) == CONFIG
-    assert session.named(run.model) == CONFIG
+    assert session.resolve(run.model) == CONFIG
     assert run.made_by["device"] == "cpu"
     assert run_of(session, replace(CONFIG, batch_size=3)).id == run.id
     assert run_of(session, replace(CONFIG, seed=43)).id != run.id
@@ -377,7 +377,7 @@ def test_a_look_is_a_model_that_was_scored_on_test(
     test = View(4, "test")
 
     def look(*models: Any, on: View = test) -> Looks:
-        with looking(session, models, on, "app", history):
+        with count_looks(session, models, on, "app", history):
             for model in models:
                 session.scores(model, on)
         return history.looks(hash_of(session))
@@ -386,7 +386,7 @@ def test_a_look_is_a_model_that_was_scored_on_test(
     assert look("merged", CONFIG) == Looks(3, 3)
     assert look("merged", on=View(4, "validation")) == Looks(3, 3)
     assert look("merged", on=View(5, "test")) == Looks(4, 3)
-    with pytest.raises(InputError), looking(session, ["base"], test, "app", history):
+    with pytest.raises(InputError), count_looks(session, ["base"], test, "app", history):
         raise InputError("nothing was seen")
     assert history.looks(hash_of(session)) == Looks(4, 3)
     assert runs.looks(hash_of(session)) == Looks(4, 3)
@@ -415,7 +415,7 @@ def test_two_runs_side_by_side() -> None:
     assert run_tables.different(a, b).to_dict("records") == [{"option": "lam", "A": "0.1", "B": "0.2"}]
     plain = new_run(SUITE, "merged", {}, BY)
     assert run_tables.different(a, plain)["option"].tolist() == ["model", "lam", "rho"]
-    frame = run_tables.compared(measured(0.25), measured(0.5)).set_index("task")
+    frame = run_tables.compare_runs(measured(0.25), measured(0.5)).set_index("task")
     assert frame.index.tolist() == ["pets", "signs", "mean"]
     assert frame["B − A, points"].tolist() == [25.0, 0.0, 12.5]
     assert frame["B − A, drift"].tolist() == [0.0, 0.0, 0.0]

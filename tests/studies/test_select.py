@@ -29,10 +29,10 @@ from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
-from featcal.session.model_names import resolved
+from featcal.session.model_names import resolve_model
 from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out
-from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, planned
+from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Judge, Score, answer_probability, criterion_of, margin
@@ -84,7 +84,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def contest_of(family: Family, asked: CalibrationConfig = ASKED, starts: tuple[str, ...] = ()) -> Contest:
     session = Session(family)
     drawn = calibration_samples(session, asked)
-    return Contest(session, asked, drawn, planned(family, asked, starts), criterion_of(family, drawn))
+    return Contest(session, asked, drawn, plan_candidates(family, asked, starts), criterion_of(family, drawn))
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few candidates, for choices in which nothing is planted; those of starts stay."""
 
     def few(*given: Any) -> list[Tried]:
-        plan = planned(*given)
+        plan = plan_candidates(*given)
         return [*plan[:SHORT], *(one for one in plan if one.start != "merged")]
 
-    monkeypatch.setattr(choose, "planned", few)
+    monkeypatch.setattr(choose, "plan_candidates", few)
 
 
 def test_folds_are_disjoint_and_cover() -> None:
@@ -208,7 +208,7 @@ def test_without_heads_drift_takes_the_place_and_says_so(many: Family) -> None:
 
 
 def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Family) -> None:
-    plan = planned(many, ASKED, ("tsv-m", "ties:scale=1"))
+    plan = plan_candidates(many, ASKED, ("tsv-m", "ties:scale=1"))
     assert plan[0].config is not None
     assert options_of(plan[0].config) == DEFAULT
     assert plan[1] == Tried("merged", None)
@@ -230,11 +230,11 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     ]
     assert {(one.config.samples, one.config.layernorms) for one in plan if one.config} == {(COUNT, False)}
     another = replace(ASKED, recipe="refined", lam=0.3, beta=0.1)
-    assert Tried("merged", another) in planned(many, another)
-    assert len(planned(many, another)) == len(planned(many, ASKED)) + 1
+    assert Tried("merged", another) in plan_candidates(many, another)
+    assert len(plan_candidates(many, another)) == len(plan_candidates(many, ASKED)) + 1
     for one in plan:
         if one.start == "merged" and one.config is not None:
-            assert resolved(one.name(many), many) == one.config
+            assert resolve_model(one.name(many), many) == one.config
 
 
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
@@ -278,11 +278,11 @@ def test_the_default_stays_within_noise(many: Family, scored: Any) -> None:
     assert found.candidates[0].model != found.model
     assert found.candidates[0].margin is not None
     assert found.candidates[0].margin.difference > 0
-    assert found.candidates[0].margin.within_noise
+    assert found.candidates[0].margin.is_within_noise
     assert found.margin is not None
     assert (found.margin.difference, found.margin.low, found.margin.high) == (0, 0, 0)
     assert found.verdict is not None
-    assert found.verdict.said.startswith("start and repair cannot be told apart: merged as it is")
+    assert found.verdict.sentence.startswith("start and repair cannot be told apart: merged as it is")
     assert found.to_json()["start_wins"] is False
 
 
@@ -305,12 +305,12 @@ def test_of_several_that_are_better_the_best_wins_and_one_within_noise_does_not(
 
     default = candidate("default", 0.5, 0.0)
     unsure, better, best = candidate("u", 0.9, -0.1), candidate("c", 0.7, 0.1), candidate("b", 0.8, 0.1)
-    assert choose._chosen([unsure, best, better, default], "default") is best
-    assert choose._chosen([unsure, default], "default") is default
+    assert choose._choose([unsure, best, better, default], "default") is best
+    assert choose._choose([unsure, default], "default") is default
     failed = replace(default, score=None, margin=None, failure="singular")
-    assert choose._chosen([replace(unsure, margin=None), failed], "default").model == "u"
+    assert choose._choose([replace(unsure, margin=None), failed], "default").model == "u"
     with pytest.raises(NumericalError, match="default: singular"):
-        choose._chosen([failed], "default")
+        choose._choose([failed], "default")
 
 
 def test_the_start_wins_where_calibration_hurts(many: Family, monkeypatch: pytest.MonkeyPatch, short: None) -> None:
@@ -324,7 +324,7 @@ def test_the_start_wins_where_calibration_hurts(many: Family, monkeypatch: pytes
     assert (found.model, found.start, found.calibrated) == ("merged", "merged", None)
     assert found.verdict is not None
     assert found.verdict.start_wins
-    assert found.verdict.said.startswith("a start is better than any repair: merged as it is is above")
+    assert found.verdict.sentence.startswith("a start is better than any repair: merged as it is is above")
     assert found.margin is not None
     assert found.margin.low > 0
     document = found.to_json()
@@ -340,10 +340,10 @@ def test_the_choice_is_made_of_all_samples(many: Family, short: None) -> None:
     for name, tensor in again.weights.read(many.adapter.tower).items():
         assert tensor.equal(found.calibrated.weights.read([name])[name]), name
     assert {task: one["samples"] for task, one in again.record["tasks"].items()} == dict.fromkeys(TASKS, COUNT)
-    assert session.calibrated(found.config) is found.calibrated
+    assert session.calibrate(found.config) is found.calibrated
     assert len(found.candidates) == SHORT
     assert found.calibrations == 4 * (SHORT - 1) + 1
-    assert resolved(found.to_json()["model"], many) == found.config
+    assert resolve_model(found.to_json()["model"], many) == found.config
     assert [one.score.value for one in found.candidates if one.score] == sorted(
         (one.score.value for one in found.candidates if one.score), reverse=True
     )
@@ -464,7 +464,7 @@ def test_processes_share_the_cells(many: Family, monkeypatch: pytest.MonkeyPatch
     contest = contest_of(many)
     another, name = Cells(folder_of(contest)), contest.names[0]
     theirs = Cell(dict.fromkeys(TASKS, (0.25,) * 4), "", 1.0)
-    with another.claimed(name, 0) as mine, Cells(folder_of(contest)).claimed(name, 0) as also:
+    with another.claim(name, 0) as mine, Cells(folder_of(contest)).claim(name, 0) as also:
         assert (mine, also) == (True, False)
         waited: list[float] = []
 
@@ -479,7 +479,7 @@ def test_processes_share_the_cells(many: Family, monkeypatch: pytest.MonkeyPatch
     (default,) = (one for one in found.candidates if one.model == name)
     assert default.score is not None
     assert default.score.values["pets"][:4] == (0.25,) * 4
-    with another.claimed(name, 0) as again:  # a process that ends lets its claim go
+    with another.claim(name, 0) as again:  # a process that ends lets its claim go
         assert again
     assert not list(cache_folder().rglob("*.lock"))
 
@@ -575,12 +575,12 @@ def test_the_margin_is_a_paired_difference() -> None:
     one, other = Score("decision", before), Score("decision", after)
     found, back = margin(one, other), margin(other, one)
     assert found.difference == pytest.approx(np.mean([shift[task].mean() for task in TASKS]))
-    assert (found.n, found.within_noise) == (800, False)
+    assert (found.n, found.is_within_noise) == (800, False)
     error = np.sqrt(sum(shift[task].var() / 400 for task in TASKS)) / len(TASKS)
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
     assert (back.low, back.high) == pytest.approx((-found.high, -found.low))
     same = margin(one, one)
-    assert (same.difference, same.low, same.high, same.within_noise) == (0, 0, 0, True)
+    assert (same.difference, same.low, same.high, same.is_within_noise) == (0, 0, 0, True)
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -647,7 +647,7 @@ def test_the_command_says_what_to_run_next(
 def test_a_start_that_was_chosen_has_a_command_too(
     run: Run, many_file: Path, many: Family, tmp_path: Path, start: str
 ) -> None:
-    config = planned(many, ASKED)[0].config
+    config = plan_candidates(many, ASKED)[0].config
     assert config is not None
     found = Selection(many, config, start, None, (), None, {}, {}, (), 0.0, None)
     words = [*found.command(str(many_file)).split()[1:-1], str(tmp_path / "out")]

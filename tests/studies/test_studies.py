@@ -20,7 +20,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
-from featcal.session.model_names import resolved
+from featcal.session.model_names import resolve_model
 from featcal.session.session import Session
 from featcal.studies import ablate, budget, corrupt, runner, schedule, tasks
 from featcal.studies.plan import Plan
@@ -73,7 +73,7 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
         assert np.mean(list(row.found.drift.values())) == pytest.approx(
             drift_of(tiny, calibrate(tiny, config)), abs=1e-5
         )
-    assert "n" in study_tables.printed(study.summaries())[1]
+    assert "n" in study_tables.text_cells(study.summaries())[1]
 
 
 def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
@@ -84,7 +84,7 @@ def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
 
 def test_what_another_study_has_measured_is_not_measured_again(own: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     budget.budget(own, plan("merged", "calibrated"), (5, 8))
-    monkeypatch.setattr(runner, "_made", None)
+    monkeypatch.setattr(runner, "_make", None)
     again = budget.budget(own, plan("calibrated", "merged"), (8,))
     assert len(again.rows) == 3
 
@@ -92,10 +92,10 @@ def test_what_another_study_has_measured_is_not_measured_again(own: Session, mon
 @pytest.mark.parametrize("recipe", ["paper", "refined"])
 def test_lag_0_is_algorithm_1(tiny64: Family, recipe: str) -> None:
     """Block by block on the finished blocks before it: the same weights as all at once."""
-    config = resolved(f"calibrated:recipe={recipe},samples=8", tiny64)
+    config = resolve_model(f"calibrated:recipe={recipe},samples=8", tiny64)
     assert isinstance(config, CalibrationConfig)
     whole = calibrate(tiny64, config).weights
-    found = schedule.behind(Session(tiny64), config, 0)
+    found = schedule.calibrate_behind(Session(tiny64), config, 0)
     for name, tensor in whole.read(tiny64.adapter.tower).items():
         torch.testing.assert_close(found.read([name])[name], tensor, rtol=1e-9, atol=1e-10)
 
@@ -105,7 +105,7 @@ def test_stale_and_parallel_blocks_are_fitted_on_their_own_features(tiny64: Fami
     block 0, and stale and parallel on block 1."""
     blocks = list(tiny64.adapter.blocks())
     layers = list(tiny64.adapter.block_layers())
-    stale, parallel = (schedule.behind(Session(tiny64), CONFIG, lag) for lag in (1, len(blocks)))
+    stale, parallel = (schedule.calibrate_behind(Session(tiny64), CONFIG, lag) for lag in (1, len(blocks)))
     alone = [calibrate(tiny64, replace(CONFIG, blocks=(layer,))).weights for layer in layers]
     without_1 = calibrate(tiny64, replace(CONFIG, blocks=(layers[0], layers[2]))).weights
 
@@ -128,7 +128,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     found = drifts(study, "calibrated")
     assert list(found) == [("forward",), ("stale",), ("parallel",)]
     assert found["forward",] == pytest.approx(drift_of(tiny, calibrate(tiny, CONFIG)), abs=1e-5)
-    parallel = schedule.behind(own, CONFIG, 3)
+    parallel = schedule.calibrate_behind(own, CONFIG, 3)
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
     predicted = {one.at["schedule"]: one.beside for one in study.summaries() if one.at}
@@ -138,7 +138,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
         assert predicted[order] == {"excess": pytest.approx(np.mean(of_source), abs=1e-6)}
     assert predicted["forward"] == {}
     assert predicted["parallel"]["excess"] > predicted["stale"]["excess"] > 0
-    assert study_tables.printed(study.summaries())[1][-2:] == ["excess", "needs"]
+    assert study_tables.text_cells(study.summaries())[1][-2:] == ["excess", "needs"]
     refined = schedule.schedule(own, plan("calibrated:recipe=refined"))
     assert all(row.found.beside == {} and not row.found.failure for row in refined.rows)
     with pytest.raises(InputError, match="no calibration"):
@@ -150,7 +150,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
 @pytest.mark.slow
 def test_parts_are_taken_out_one_by_one(own: Session, tiny: Family) -> None:
     study = ablate.ablate(own, plan("merged"))
-    configs = {row.method: resolved(row.point.model, tiny) for row in study.rows}
+    configs = {row.method: resolve_model(row.point.model, tiny) for row in study.rows}
     whole = configs["paper: whole"]
     assert whole == replace(CONFIG)
     changed = {
@@ -181,7 +181,7 @@ def test_switches_that_mean_nothing_to_an_architecture_are_left_out() -> None:
     assert "all tokens alike" not in names
     assert names["with RMSNorm scales"] == "calibrated:recipe=paper,rmsnorms=true"
     for name in names.values():
-        resolved(name, session.family)
+        resolve_model(name, session.family)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     """On the embedded suite: a place is the model calibrated on the corrupted suite, measured on the clean one."""
     clean = open_family(load_suite("clip-mini"), device="cpu")
     study = corrupt.corrupt(Session(clean), plan("calibrated"), ("fog",), (5,))
-    noisy = open_family(corrupt.corrupted(clean.suite, "fog", 5), device="cpu")
+    noisy = open_family(corrupt.corrupt_suite(clean.suite, "fog", 5), device="cpu")
     found = drifts(study, "calibrated")
     assert [*found] == [("clean", 0), ("fog", 5)]
     assert found["clean", 0] == pytest.approx(drift_of(clean, calibrate(clean, CONFIG)), abs=1e-5)

@@ -30,7 +30,7 @@ from featcal.studies.sweep import (
     Grid,
     SweepPoint,
     baselines,
-    comparable,
+    comparable_points,
     front,
     missing,
     numbers,
@@ -173,9 +173,9 @@ def test_every_run_on_the_same_samples_is_a_point(own: Session, tmp_path: Path) 
     swept = run_sweep(own, GRID, on=FEW, history=history)
     run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=View(4), history=history)
     history.add(new_run(("tiny", hash_of(own)), "calibrated:unmeasured", {"lam": 1.0}, {}))
-    assert {point.run.id for point in comparable(own, FEW, history.runs())} == {point.run.id for point in swept}
-    assert len(comparable(own, View(4), history.runs())) == len(baselines(GRID)) + 1
-    assert comparable(own, View(5), history.runs()) == []
+    assert {point.run.id for point in comparable_points(own, FEW, history.runs())} == {point.run.id for point in swept}
+    assert len(comparable_points(own, View(4), history.runs())) == len(baselines(GRID)) + 1
+    assert comparable_points(own, View(5), history.runs()) == []
 
 
 def a_point(model: str, mean: float, worst: float) -> SweepPoint:

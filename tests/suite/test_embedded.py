@@ -70,13 +70,13 @@ def test_the_story_of_the_card(clip_mini: Family) -> None:
     config = CalibrationConfig(samples=64)
     base, merged, expert, ours = (
         evaluate(session, m, samples=200).average
-        for m in ("base", "merged", "expert", session.calibrated(config).weights)
+        for m in ("base", "merged", "expert", session.calibrate(config).weights)
     )
     assert 0.5 < base < 0.7
     assert expert > 0.9
     assert merged < expert - 0.2
     assert ours >= merged + 0.09
-    before, after = measure_drift(session), measure_drift(session, session.calibrated(config))
+    before, after = measure_drift(session), measure_drift(session, session.calibrate(config))
     for task in TASKS:
         old, new = before.tasks[task], after.tasks[task]
         assert old.identity_residual <= 1e-5
@@ -90,7 +90,7 @@ def test_margin_certificates_are_never_wrong(clip_mini: Family) -> None:
     for task in measure_drift(clip_mini, split="test", samples=500, output=True).tasks.values():
         assert task.output is not None
         assert len(task.output.labels) == 500
-        assert bool(task.output.agrees[task.output.certified].all())
+        assert bool(task.output.agrees[task.output.is_certified].all())
 
 
 def test_fast_precision_costs_little(clip_mini: Family) -> None:

@@ -127,7 +127,7 @@ def test_the_story_of_the_card(session: Session) -> None:
     for recipe, repaired in REPAIRED.items():
         config = config_for(session.family, recipe=recipe)
         assert config.samples == 64
-        made = session.calibrated(config)
+        made = session.calibrate(config)
         assert evaluate(session, made, samples=200).average >= merged + repaired * (expert - merged)
         after = measure_drift(session, made)
         for task in TASKS:
@@ -142,8 +142,8 @@ def test_the_canary_is_green_at_the_defaults_and_red_on_a_broken_repair(session:
     for seed in (42, 43):
         for recipe in ("paper", "refined"):
             assert session.canary(config_for(session.family, recipe=recipe), seed=seed).reasons == ()
-        assert session.canary(scaled(session.weights("merged"), 0.5), seed=seed).broken
-    assert session.canary(BROKEN, seed=43).broken
+        assert session.canary(scaled(session.weights("merged"), 0.5), seed=seed).is_broken
+    assert session.canary(BROKEN, seed=43).is_broken
 
 
 @pytest.mark.slow

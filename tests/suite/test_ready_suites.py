@@ -85,8 +85,8 @@ def test_every_ready_suite_loads(name: str) -> None:
     assert all(
         suite.base.split("/")[1].lower().removesuffix("-instruct") in t.expert.lower() for t in suite.tasks.values()
     )
-    CalibrationConfig(**suite.calibration.given())
-    assert suite.unpinned()
+    CalibrationConfig(**suite.calibration.explicit_options())
+    assert suite.unpinned_data()
 
 
 def test_they_are_all_and_none_is_called_like_an_embedded_one() -> None:
@@ -95,7 +95,7 @@ def test_they_are_all_and_none_is_called_like_an_embedded_one() -> None:
 
 
 def test_settings_of_the_paper() -> None:
-    given = {name: load_suite(name).calibration.given() for name in TASKS}
+    given = {name: load_suite(name).calibration.explicit_options() for name in TASKS}
     values = {name: tuple(map(one.get, ("lam", "rho", "alpha", "samples"))) for name, one in given.items()}
     assert {values[name] for name in CLIP} == {(0.05, 2.0, 0.3, 256)}
     assert values["flan-t5-base-glue"] == values["flan-t5-large-glue-lora16"] == (1e-5, 2.0, 0.6, 256)

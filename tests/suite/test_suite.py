@@ -165,8 +165,8 @@ def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:
 
 def test_defaults_for_calibration(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c.update(calibration={"lam": 1e-5, "samples": 64, "rmsnorms": True})))
-    assert suite.calibration.given() == {"lam": 1e-5, "samples": 64, "rmsnorms": True}
-    assert load_suite(edit_suite(lambda c: c.pop("calibration"))).calibration.given() == {}
+    assert suite.calibration.explicit_options() == {"lam": 1e-5, "samples": 64, "rmsnorms": True}
+    assert load_suite(edit_suite(lambda c: c.pop("calibration"))).calibration.explicit_options() == {}
 
 
 def test_defaults_for_calibration_are_options_of_its_config() -> None:

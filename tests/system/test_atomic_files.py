@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from featcal.system.atomic_files import put, put_new, unfinished
+from featcal.system.atomic_files import put, put_new, temporary_path
 
 
 @pytest.mark.parametrize("write", [put, put_new])
@@ -60,6 +60,6 @@ def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatc
 
 
 def test_names_in_the_making_are_hidden_and_differ(tmp_path: Path) -> None:
-    names = {unfinished(tmp_path / ("x" * 250)).name for _ in range(20)}
+    names = {temporary_path(tmp_path / ("x" * 250)).name for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith(".") and len(name) < 256 for name in names)

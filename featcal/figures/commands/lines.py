@@ -40,7 +40,7 @@ def python(measured: Measured) -> str:
     command = measured.kind.command
     if command == "sweep":
         return sweeps.python(measured)
-    return _of_all_models(measured) if command in _OF_ALL_MODELS else _of_each_model(measured)
+    return _lines_of_all(measured) if command in _OF_ALL_MODELS else _lines_per_model(measured)
 
 
 def _command(measured: Measured, *models: str) -> str:
@@ -59,7 +59,7 @@ def _command(measured: Measured, *models: str) -> str:
     return shlex.join([*parts, "--json"])
 
 
-def _of_each_model(measured: Measured) -> str:
+def _lines_per_model(measured: Measured) -> str:
     kind = measured.kind
     made = [
         *_arguments(measured.on, kind.command == "evaluate"),
@@ -80,16 +80,16 @@ def _of_each_model(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _of_all_models(measured: Measured) -> str:
+def _lines_of_all(measured: Measured) -> str:
     kind = measured.kind
     function, read, made = "compare", kind.read, []
     if kind.command == "features":
-        function, made = "Clouds", ["clouds = Clouds.named(session, models, view)"]
+        function, made = "Clouds", ["clouds = Clouds.from_names(session, models, view)"]
         chosen = {"tasks": measured.task, "layers": measured.layer}
         asked = [f"{name}={(one,)!r}" for name, one in chosen.items() if one is not None]
         read = f"{read}({', '.join([*asked, *(f'{name}=True' for name in kind.keywords)])})"
     lines = [
-        f"from featcal import {', '.join(sorted([function, 'View', 'open_session'], key=_as_sorted))}",
+        f"from featcal import {', '.join(sorted([function, 'View', 'open_session'], key=_sort_key))}",
         "",
         f"session = open_session({measured.suite!r})",
         f"view = View({', '.join(_arguments(measured.on, True))})",
@@ -100,7 +100,7 @@ def _of_all_models(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _as_sorted(name: str) -> tuple[bool, str]:
+def _sort_key(name: str) -> tuple[bool, str]:
     """Classes first."""
     return not name[0].isupper(), name
 

@@ -52,7 +52,7 @@ _KINDS = {
         ("--per-sample",),
         (),
         "tasks.TASK.per_sample[]",
-        "{task: one.per_sample() for task, one in ledger.tasks.items()}",
+        "{task: one.sample_rows() for task, one in ledger.tasks.items()}",
     ),
     "decisions": Kind("drift", ("--output",), ("output",), "tasks.TASK.output", 'ledger.to_json()["tasks"]'),
     "margins": Kind(
@@ -70,9 +70,9 @@ _KINDS = {
         'ledger.to_json()["tasks"]',
     ),
     "task vectors": Kind(
-        "drift", ("--task-vectors",), (), "task_vector_cosines", "session.vector_cosines(session.named(model))"
+        "drift", ("--task-vectors",), (), "task_vector_cosines", "session.vector_cosines(session.resolve(model))"
     ),
-    "sources": Kind("drift", ("--source",), (), "sources[]", "session.sources(session.named(model))"),
+    "sources": Kind("drift", ("--source",), (), "sources[]", "session.sources(session.resolve(model))"),
     "scores": Kind("evaluate", (), (), "tasks.TASK.value", "scores.to_frame()"),
     "answers": Kind(
         "evaluate",
@@ -86,7 +86,7 @@ _KINDS = {
     "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "clouds.to_frame", _MIRRORED),
     "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "clouds.to_frame", _UMAP),
     "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "clouds.to_frame", _UMAP),
-    "conditioning": Kind("conditioning", (), (), "systems[]", "session.conditioning(session.named(model))"),
+    "conditioning": Kind("conditioning", (), (), "systems[]", "session.conditioning(session.resolve(model))"),
     "sweep": Kind(
         "sweep",
         (),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.evaluate import Scores
-from featcal.evaluation.paired import compared
+from featcal.evaluation.paired import compare_scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import Dots, feature_map
 from featcal.figures.commands import Measured
@@ -21,10 +21,10 @@ from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
 from featcal.figures.theme import Shown
 from featcal.session.model_names import ModelId
-from featcal.session.projection import pca_map, pooled
+from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
-from featcal.studies.recording import looking
+from featcal.studies.recording import count_looks
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NoScores
 from featcal.system.formatting import percent
@@ -52,9 +52,9 @@ class Asked:
 
     @property
     def models(self) -> dict[str, ModelId]:
-        return {shown: self.session.named(name) for shown, name in self.names.items()}
+        return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
-    def measured(self, what: str, on: View, *more: str) -> Measured:
+    def measurement(self, what: str, on: View, *more: str) -> Measured:
         """The origin of numbers of the models that are shown, and of `more`."""
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
@@ -73,9 +73,9 @@ def gather(asked: Asked, progress: Progress) -> Content:
     summary = _summary(ledgers, scores)
     parts = [
         Part("At a glance", "Means over tasks.", tables=(summary,)),
-        *_of_scores(asked, scores, final, missing),
-        *_of_drift(asked, ledgers),
-        _of_features(asked, ledgers),
+        *_score_parts(asked, scores, final, missing),
+        *_drift_parts(asked, ledgers),
+        _feature_part(asked, ledgers),
     ]
     suite = session.family.suite
     return Content(
@@ -92,7 +92,7 @@ def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Sc
     """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
-        with looking(asked.session, models.values(), final, "featcal report", History()):
+        with count_looks(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
     except NoScores as error:
         return {}, str(error)
@@ -125,7 +125,7 @@ def _sentences(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores],
         yield f"{shown} scores {points:+.1f} points on average compared with {first}."
 
 
-def _of_scores(asked: Asked, scores: Mapping[str, Scores], on: View, missing: str) -> Iterator[Part]:
+def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: View, missing: str) -> Iterator[Part]:
     if not scores:
         yield Part("Scores", f"There are none: {missing}")
         return
@@ -135,26 +135,26 @@ def _of_scores(asked: Asked, scores: Mapping[str, Scores], on: View, missing: st
         frame[tables.difference((first, one))] = frame[one] - frame[first]
     split = f"{tables.how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
-    said = tables.spoken({name: drawn.set_index("task")[name] for name in scores}, 1)
+    said = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
     chart = charts.score_bars(frame, list(scores), f"{metric}, %")
     yield Part(
         "Scores",
         f"{metric.capitalize()} on {split}. Base and experts are the floor and the ceiling.",
         (Figure("scores", chart, f"{metric.capitalize()} per task and model: {said}"),),
         (Table("Scores", frame, f"{metric} in %; differences in points", 1),),
-        measured=asked.measured("scores", on, "base", "expert"),
+        measured=asked.measurement("scores", on, "base", "expert"),
     )
     for one in others:
-        yield _of_flips(asked, scores, (first, one), on)
+        yield _flip_part(asked, scores, (first, one), on)
 
 
-def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: View) -> Part:
+def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: View) -> Part:
     first, second = pair
-    found = compared(scores[first], scores[second])
+    found = compare_scores(scores[first], scores[second])
     table = sample_tables.with_intervals(tables.score_table({name: scores[name] for name in pair}, pair), found)
-    seen = {task: asked.session.seen(task, on) for task in asked.session.tasks}
+    seen = {task: asked.session.viewable_samples(task, on) for task in asked.session.tasks}
     thumbnails = {
-        task: tuple(samples.shown(data, {name: scores[name].tasks[task] for name in pair}))
+        task: tuple(samples.pick_thumbnails(data, {name: scores[name].tasks[task] for name in pair}))
         for task, data in seen.items()
     }
     counts = found.average.counts
@@ -169,7 +169,7 @@ def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str],
         "shown; a sample's number is its place in the source."
     )
     title = f"What turned from {first} to {second}"
-    measured = replace(asked.measured("differences", on), models=(asked.names[first], asked.names[second]))
+    measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
     return Part(
         title,
         said,
@@ -180,15 +180,15 @@ def _of_flips(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str],
     )
 
 
-def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part]:
+def _drift_parts(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part]:
     first = next(iter(ledgers.values()))
-    where = f"Mean over tasks, {tables.measured_on(first)}."
+    where = f"Mean over tasks, {tables.describe_samples(first)}."
     drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}
-    layers = {shown: tables.per_layer(one, tables.ALL_TASKS, relative=True) for shown, one in drift.items()}
+    layers = {shown: tables.layer_rows(one, tables.ALL_TASKS, relative=True) for shown, one in drift.items()}
     last = first.tasks[asked.session.tasks[0]].layers[-1].layer
-    of_tasks = {shown: tables.per_task(one, last, relative=True) for shown, one in drift.items()}
-    spoken = tables.spoken({shown: one.set_index("layer")["drift"] for shown, one in layers.items()})
-    spoken_tasks = tables.spoken({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
+    of_tasks = {shown: tables.task_rows(one, last, relative=True) for shown, one in drift.items()}
+    spoken = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in layers.items()})
+    spoken_tasks = tables.describe_ranges({shown: one.set_index("task")["drift"] for shown, one in of_tasks.items()})
     columns = ["model", "task", "drift", "mismatch", "propagation", "alignment"]
     units = "norms / norm of the expert's feature; alignment: cosine of mismatch and propagation"
     yield Part(
@@ -200,24 +200,30 @@ def _of_drift(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Iterator[Part
             Figure("drift-tasks", charts.drift_tasks(of_tasks, relative=True), f"Drift at {last}: {spoken_tasks}"),
         ),
         (
-            Table("Drift per layer", tables.stacked(layers), units),
-            Table(f"Drift per task at {last}", tables.stacked(of_tasks)[columns], units),
+            Table("Drift per layer", tables.stack_models(layers), units),
+            Table(f"Drift per task at {last}", tables.stack_models(of_tasks)[columns], units),
         ),
-        measured=asked.measured("drift", replace(asked.on, split=first.split)),
+        measured=asked.measurement("drift", replace(asked.on, split=first.split)),
     )
     booked = {shown: ledger_tables.attribution(ledger, tables.ALL_TASKS) for shown, ledger in ledgers.items()}
-    shares = tables.spoken({shown: one.set_index("layer")["share"] for shown, one in booked.items()})
+    shares = tables.describe_ranges({shown: one.set_index("layer")["share"] for shown, one in booked.items()})
     yield Part(
         "Which layer caused the final drift",
         f"Every layer's local mismatch, carried through all later layers (Prop. 2); shares of a model add up to 1. The "
         f"ticks are the running sum of another allocation. {where}",
         (Figure("attribution", ledger_charts.waterfall(booked, None), f"Share of every layer: {shares}"),),
-        (Table("Attribution", tables.stacked(booked), "contribution, telescoped, final: norm / norm of the expert's"),),
-        measured=asked.measured("attribution", replace(asked.on, split=first.split)),
+        (
+            Table(
+                "Attribution",
+                tables.stack_models(booked),
+                "contribution, telescoped, final: norm / norm of the expert's",
+            ),
+        ),
+        measured=asked.measurement("attribution", replace(asked.on, split=first.split)),
     )
 
 
-def _of_features(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Part:
+def _feature_part(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Part:
     first = next(iter(ledgers.values()))
     figures = tuple(_map(ledgers, task, number) for number, task in enumerate(asked.session.tasks[:MOST_MAPS], 1))
     cosines = pd.DataFrame({shown: tables.mean_cosines(ledger) for shown, ledger in ledgers.items()})
@@ -225,12 +231,12 @@ def _of_features(asked: Asked, ledgers: Mapping[str, DriftLedger]) -> Part:
     return Part(
         "Features",
         "Final features of the experts and of the models on the same samples, each divided by its norm, in the two "
-        f"directions of largest variance of all of them together (PCA). {tables.measured_on(first)}. Distances in two "
-        "dimensions are not the true ones; the table has the cosine in the full space."
+        f"directions of largest variance of all of them together (PCA). {tables.describe_samples(first)}. Distances in "
+        "two dimensions are not the true ones; the table has the cosine in the full space."
         + (f" {left} tasks are not drawn." if left else ""),
         figures,
         (Table("Cosine to the expert", cosines.rename_axis("task").reset_index(), "mean over samples", 4),),
-        measured=asked.measured("cosines", replace(asked.on, split=first.split)),
+        measured=asked.measurement("cosines", replace(asked.on, split=first.split)),
     )
 
 
@@ -238,7 +244,7 @@ def _map(ledgers: Mapping[str, DriftLedger], task: str, number: int) -> Figure:
     found = {shown: ledger.tasks[task] for shown, ledger in ledgers.items()}
     features: dict[str, Tensor] = {"expert": next(iter(found.values())).expert_features}
     features |= {shown: one.model_features for shown, one in found.items()}
-    flat = np.split(pca_map(pooled(features)), len(features))
+    flat = np.split(pca_map(pool_models(features)), len(features))
     points = dict(zip(features, flat, strict=True))
     indices = list(next(iter(found.values())).indices)
     dots = Dots(list(range(len(indices))), [f"sample {index}" for index in indices])

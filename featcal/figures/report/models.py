@@ -9,7 +9,7 @@ from pathlib import Path
 from featcal.calibration.config import CalibrationConfig
 from featcal.figures.names import shorten
 from featcal.figures.theme import ROLES, Shown
-from featcal.session.model_names import ModelId, recorded_config, spelled
+from featcal.session.model_names import ModelId, full_name, recorded_config
 from featcal.session.session import Session
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.system.errors import InputError
@@ -21,23 +21,23 @@ _LABEL = 28
 """Characters of a model's name in a chart."""
 
 
-def called(names: Sequence[str], session: Session) -> dict[str, str]:
+def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
     """Models of a report as charts call them (`Shown`) → their names with every option that tells them from others of
     the suite.
 
     Raises:
         InputError: more models of one role than charts can tell apart, or a name that stands for nothing.
     """
-    found = labelled((name, session.named(name)) for name in dict.fromkeys(names))
+    found = label_models((name, session.resolve(name)) for name in dict.fromkeys(names))
     roles = [shown.role for shown in found if isinstance(shown, Shown)]
     for role in roles:
         if roles.count(role) > MOST:
             like = ", ".join(shown for shown, one in zip(found, roles, strict=True) if one == role)
             raise InputError(f"{like} would look alike: charts tell {MOST} models of a role apart; write two reports")
-    return {shown: spelled(model, session.family) for shown, model in found.items()}
+    return {shown: full_name(model, session.family) for shown, model in found.items()}
 
 
-def labelled(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
+def label_models(named: Iterable[tuple[str, ModelId]]) -> dict[str, ModelId]:
     """Models by what charts call them (`Shown`); the second of a role is drawn as that.
 
     Args:

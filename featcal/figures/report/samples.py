@@ -13,7 +13,7 @@ from featcal.evaluation.evaluate import TaskScore
 from featcal.evaluation.paired import BROKEN, FIXED, flips
 from featcal.figures.report.content import Thumbnail
 from featcal.samples.sources import Samples
-from featcal.system.formatting import shortened
+from featcal.system.formatting import shorten
 
 MOST = 12
 """Samples of a task that are shown."""
@@ -23,7 +23,7 @@ LETTERS = 300
 """Characters of a text, at most."""
 
 
-def turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
+def find_turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
     """Positions of the samples that became right, and of those that became wrong; none where no single answer is."""
     was, now = before.right, after.right
     if was is None or now is None:
@@ -33,7 +33,7 @@ def turned(before: TaskScore, after: TaskScore) -> tuple[list[int], list[int]]:
     return fixed, broken
 
 
-def shown(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]:
+def pick_thumbnails(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]:
     """Some of the samples whose answer turned from the first of two models to the second, half of each kind where
     there are so many.
 
@@ -41,14 +41,14 @@ def shown(data: Samples, models: Mapping[str, TaskScore]) -> Iterator[Thumbnail]
         data: the samples that were scored, as people see them.
     """
     (first, before), (second, after) = models.items()
-    fixed, broken = turned(before, after)
+    fixed, broken = find_turned(before, after)
     some = fixed[: max(MOST // 2, MOST - len(broken))]
     for i in [*some, *broken[: MOST - len(some)]]:
         kind = "fixed" if i in some else "broken"
         said = f"{kind}, sample {data.indices[i]}: {_word(data, before.labels[i])}; "
         said += f"{first}: {_word(data, before.predictions[i])}, {second}: {_word(data, after.predictions[i])}"
         picture = None if data.images is None else data_address(Image.fromarray(data.images[i]))
-        text = None if data.texts is None else shortened(data.texts[i], LETTERS)
+        text = None if data.texts is None else shorten(data.texts[i], LETTERS)
         yield Thumbnail(said, picture, text)
 
 
@@ -63,5 +63,5 @@ def data_address(picture: Image.Image) -> str:
 
 def _word(data: Samples, answer: str | Tensor) -> str:
     if isinstance(answer, str):
-        return shortened(answer.strip())
+        return shorten(answer.strip())
     return f"class {int(answer)}" if data.class_names is None else data.class_names[int(answer)]

@@ -39,7 +39,7 @@ def settings(session: Session, names: Mapping[str, str], on: View, final: View) 
     calibrations = {
         one: model.settings()
         for one, name in names.items()
-        if isinstance(model := session.named(name), CalibrationConfig)
+        if isinstance(model := session.resolve(name), CalibrationConfig)
     }
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]

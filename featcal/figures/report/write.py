@@ -12,10 +12,10 @@ from typing import Any
 from featcal.figures.report import html, markdown, svg
 from featcal.figures.report.content import Content
 from featcal.figures.report.measure import Asked, gather
-from featcal.figures.report.models import called
+from featcal.figures.report.models import name_models
 from featcal.session.session import Session
 from featcal.suite.views import View
-from featcal.system.atomic_files import put_new, unfinished
+from featcal.system.atomic_files import put_new, temporary_path
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
@@ -49,7 +49,7 @@ def write_report(
         InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
     """
     beside = free(out)
-    asked = Asked(session, reference, called(models, session), on or View())
+    asked = Asked(session, reference, name_models(models, session), on or View())
     notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
     content = gather(asked, progress)
     try:
@@ -61,7 +61,7 @@ def write_report(
         else:
             places = _figures(content, beside)
             drawn, written = list(places.values()), markdown.document(content, places)
-        with _or_without(beside if drawn else None):
+        with _remove_on_failure(beside if drawn else None):
             put_new(out, written)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
@@ -102,7 +102,7 @@ def free(out: Path, *more: Path) -> Path | None:
 
 def _figures(content: Content, folder: Path) -> dict[str, str]:
     """Draw all figures into a folder that is there when all of them are; name → path from beside it."""
-    drawing = unfinished(folder)
+    drawing = temporary_path(folder)
     drawing.mkdir()
     try:
         files = svg.draw(content.figures, drawing)
@@ -117,7 +117,7 @@ def _figures(content: Content, folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _or_without(folder: Path | None) -> Iterator[None]:
+def _remove_on_failure(folder: Path | None) -> Iterator[None]:
     """A folder that is of no use without what the `with` does is removed where that fails."""
     try:
         yield

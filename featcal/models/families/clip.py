@@ -72,11 +72,11 @@ class VisionStage(Stage):
         part = partial(block.run_part, tensors)
 
         def attention(call: Call) -> Call:
-            attended, _ = part("self_attn", part("layer_norm1", call.hidden), *call.args[1:], **call.kwargs)
-            return self.with_state(call, call.hidden + attended)
+            attended, _ = part("self_attn", part("layer_norm1", call.hidden_state), *call.args[1:], **call.kwargs)
+            return self.with_state(call, call.hidden_state + attended)
 
         def mlp(call: Call) -> Call:
-            return self.with_state(call, call.hidden + part("mlp", part("layer_norm2", call.hidden)))
+            return self.with_state(call, call.hidden_state + part("mlp", part("layer_norm2", call.hidden_state)))
 
         return {"attention": attention, "mlp": mlp}
 
@@ -124,7 +124,7 @@ class ClipVision(Adapter):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Class token → last norm → projection; without a projection the normed class token itself."""
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
-        pooled = functional_call(self.model.vision_model.post_layernorm, norm, (call.hidden[:, 0],), strict=True)
+        pooled = functional_call(self.model.vision_model.post_layernorm, norm, (call.hidden_state[:, 0],), strict=True)
         if _PROJECTION in tensors:
             pooled = torch.nn.functional.linear(pooled, tensors[_PROJECTION])
         features: Tensor = pooled
@@ -187,7 +187,7 @@ class ClipVision(Adapter):
         return f"{_TOWER}{stored}" if stored.startswith(_BARE) else stored
 
     @staticmethod
-    def carried(name: str) -> bool:
+    def is_carried(name: str) -> bool:
         return name.startswith(_CARRIED)
 
 

@@ -23,11 +23,11 @@ from featcal.models.families.facts import class_of, named_class
 from featcal.models.families.language import (
     LanguageModel,
     answer_position,
-    as_weights,
     library_logits,
-    masked,
+    mask_to_weights,
     random_tokens,
-    without_cache,
+    require_no_cache,
+    zero_masked,
 )
 from featcal.models.families.mixture import separate_members
 from featcal.models.families.renamed_block import NamedBlock
@@ -64,7 +64,7 @@ class DecoderStage(PartedStage):
         own = {name[len(self._facts.stack) + 1 :]: outer[name] for name in self.outer}
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         call = capture_calls(self._stack, self.blocks, own, input_ids=ids, attention_mask=mask, use_cache=False)
-        return without_cache(call)
+        return require_no_cache(call)
 
     def weighting(self, index: int, module: str) -> str:
         return "tokens"
@@ -76,13 +76,13 @@ class DecoderStage(PartedStage):
         """
         attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
         if not options.completion_only or answer is None or attended is None:
-            return as_weights(attended)
+            return mask_to_weights(attended)
         predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
         whole = (answer == attended).all(1, keepdim=True)
-        return as_weights(torch.where(whole, attended, predicting))
+        return mask_to_weights(torch.where(whole, attended, predicting))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        return masked(call.hidden, inputs.get("attention_mask"))
+        return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
 
 class Decoder(LanguageModel):
@@ -129,13 +129,13 @@ class Decoder(LanguageModel):
         return model
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {in_files(self.facts, name): shape for name, shape in super().shapes().items()}
+        return {stored_name(self.facts, name): shape for name, shape in super().shapes().items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Normed state at the position that decides the first token of the answer."""
-        rows = torch.arange(len(call.hidden), device=call.hidden.device)
+        rows = torch.arange(len(call.hidden_state), device=call.hidden_state.device)
         own = {name.rpartition(".")[2]: tensors[name] for name in self.closing}
-        deciding = call.hidden[rows, answer_position(inputs)]
+        deciding = call.hidden_state[rows, answer_position(inputs)]
         normed: Tensor = functional_call(self.model.get_submodule(self._norm), own, (deciding,), strict=True)
         return normed
 
@@ -193,7 +193,7 @@ class Decoder(LanguageModel):
     def canonical(self, stored: str) -> str | None:
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
-        stored = in_files(self.facts, stored)
+        stored = stored_name(self.facts, stored)
         inside = f"{self.facts.stack}.{stored}"
         return inside if stored not in self.tower and inside in self.tower else stored
 
@@ -238,9 +238,9 @@ class DecoderClassifier(Decoder):
         self.vocabulary, self.scoring = (self._embedding,), ()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: shape for name, shape in super().shapes().items() if not self.carried(name)}
+        return {name: shape for name, shape in super().shapes().items() if not self.is_carried(name)}
 
-    def carried(self, name: str) -> bool:
+    def is_carried(self, name: str) -> bool:
         return name.startswith((f"{self.facts.classifier}.", f"{self.facts.head}."))
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
@@ -273,20 +273,20 @@ def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
     if not facts.renamed:
         return Block(name, module)
     inside = (own for own, _ in module.named_modules())
-    renamed = {own: stored for own in inside if (stored := _renamed(facts, own)) != own}
+    renamed = {own: stored for own in inside if (stored := _stored_local_name(facts, own)) != own}
     return NamedBlock(name, module, name, renamed)
 
 
-def in_files(facts: DecoderFacts, name: str) -> str:
+def stored_name(facts: DecoderFacts, name: str) -> str:
     """What files call a tensor of the library's class."""
     prefix = f"{facts.stack}.{facts.blocks}."
     number, dot, inside = name.removeprefix(prefix).partition(".")
     if not (name.startswith(prefix) and number.isdigit()):
         return name
-    return f"{prefix}{number}{dot}{_renamed(facts, inside)}"
+    return f"{prefix}{number}{dot}{_stored_local_name(facts, inside)}"
 
 
-def _renamed(facts: DecoderFacts, inside: str) -> str:
+def _stored_local_name(facts: DecoderFacts, inside: str) -> str:
     """What files call a module or a tensor of a block, by its name inside it."""
     for module, stored in facts.renamed:
         if inside == module or inside.startswith(f"{module}."):

@@ -34,7 +34,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import fill_buffers
 from featcal.models.families.encoder_facts import SETTINGS, EncoderFacts, Pooling
 from featcal.models.families.facts import class_of, named_class
-from featcal.models.families.language import as_weights, masked, random_tokens, unreadable
+from featcal.models.families.language import mask_to_weights, random_tokens, unreadable, zero_masked
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
@@ -54,14 +54,14 @@ class EncoderStage(PartedStage):
         self._facts, self.parts, self.shared = facts, facts.parts, facts.shared
         self.spent = ("pixel_values",) if facts.modality == "pixels" else ()
         self._stack = model.get_submodule(facts.stack)
-        blocks = _joined(facts.stack, facts.blocks)
+        blocks = _join_names(facts.stack, facts.blocks)
         listed = enumerate(model.get_submodule(blocks))
-        stored = _joined(_prefix(facts), facts.stored_blocks or facts.blocks)
+        stored = _join_names(_prefix(facts), facts.stored_blocks or facts.blocks)
         self.blocks = tuple(NamedBlock(f"{stored}.{i}", one, f"{blocks}.{i}", facts.stored) for i, one in listed)
         behind = tuple(f"{one}." for one in (facts.blocks, facts.norm, facts.pooler) if one)
         found = (name for name, _ in self._stack.named_parameters() if not name.startswith(behind))
         self._outer = {
-            stored: name for name in found if not (stored := _joined(_prefix(facts), name)).startswith(facts.heads)
+            stored: name for name in found if not (stored := _join_names(_prefix(facts), name)).startswith(facts.heads)
         }
         self.outer = tuple(self._outer)
 
@@ -80,11 +80,11 @@ class EncoderStage(PartedStage):
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Padding has weight 0, every other token 1, or `patch_weight` beside a class token that counts alone."""
-        attended = as_weights(inputs.get("attention_mask"))
+        attended = mask_to_weights(inputs.get("attention_mask"))
         return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        return masked(call.hidden, inputs.get("attention_mask"))
+        return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
 
 class Encoder(Adapter):
@@ -109,8 +109,8 @@ class Encoder(Adapter):
             ) from error
         self.stages = (stage,)
         self._shapes = self._stored_shapes(stage)
-        behind = [_joined(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
-        self.closing = tuple(name for name in self._shapes if any(_inside(name, one) for one in behind))
+        behind = [_join_names(_prefix(facts), name) for name in (facts.norm, facts.pooler) if name]
+        self.closing = tuple(name for name in self._shapes if any(_is_inside(name, one) for one in behind))
         inside = (name for block in stage.blocks for name in block.names)
         self.tower = (*stage.outer, *inside, *self.closing)
         self.aliases = dict(facts.repeated)
@@ -135,10 +135,10 @@ class Encoder(Adapter):
     def _stored_shapes(self, stage: EncoderStage) -> dict[str, tuple[int, ...]]:
         """Of every tensor of the whole class, by canonical name."""
         facts, found = self.facts, dict(self.model.named_parameters())
-        inside = [name for name in found if any(_inside(name, block.path) for block in stage.blocks)]
+        inside = [name for name in found if any(_is_inside(name, block.path) for block in stage.blocks)]
         own: dict[str, Tensor] = {}
         for block in stage.blocks:
-            own |= block.canonical({n[len(block.path) + 1 :]: found[n] for n in inside if _inside(n, block.path)})
+            own |= block.canonical({n[len(block.path) + 1 :]: found[n] for n in inside if _is_inside(n, block.path)})
         for name, parameter in found.items():
             if name not in inside:
                 own[f"{facts.stored_stack}.{name}" if facts.stored_stack else name] = parameter
@@ -146,17 +146,20 @@ class Encoder(Adapter):
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """What the head reads: the last state, normed where the stack ends with a norm, and pooled."""
-        facts, hidden = self.facts, call.hidden
+        facts, hidden = self.facts, call.hidden_state
         if facts.norm:
-            hidden = self._closed(facts.norm, tensors, hidden)
+            hidden = self._run_closing(facts.norm, tensors, hidden)
         if facts.pooler:
-            return self._closed(facts.pooler, tensors, hidden)
-        return pooled(hidden, facts.pooling, inputs.get("attention_mask"))
+            return self._run_closing(facts.pooler, tensors, hidden)
+        return pool_states(hidden, facts.pooling, inputs.get("attention_mask"))
 
-    def _closed(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    def _run_closing(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
         """What a module behind the blocks makes of the states."""
-        stored, module = _joined(_prefix(self.facts), name), self.model.get_submodule(_joined(self.facts.stack, name))
-        own = {one[len(stored) + 1 :]: tensors[one] for one in self.closing if _inside(one, stored)}
+        stored, module = (
+            _join_names(_prefix(self.facts), name),
+            self.model.get_submodule(_join_names(self.facts.stack, name)),
+        )
+        own = {one[len(stored) + 1 :]: tensors[one] for one in self.closing if _is_inside(one, stored)}
         made: Tensor = functional_call(module, own, (hidden,), strict=True)
         return made
 
@@ -173,7 +176,7 @@ class Encoder(Adapter):
                 made: Tensor = getattr(loaded, self.facts.stored_stack, loaded)(**inputs).pooler_output
                 return made
             last = loaded.base_model(**inputs).last_hidden_state
-        return pooled(last, self.facts.pooling, inputs.get("attention_mask"))
+        return pool_states(last, self.facts.pooling, inputs.get("attention_mask"))
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
         """Prompts through the text tower that lies beside a vision tower, padded to its full length, as it was trained;
@@ -249,11 +252,11 @@ class Encoder(Adapter):
             return None
         front, _, last = stored.rpartition(".")
         named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
-        inside = _joined(_prefix(self.facts), named)
+        inside = _join_names(_prefix(self.facts), named)
         bare = inside in self._shapes or inside.startswith(self.facts.heads)
         return inside if bare and named not in self._shapes else named
 
-    def carried(self, name: str) -> bool:
+    def is_carried(self, name: str) -> bool:
         return name.startswith(self.facts.heads)
 
 
@@ -268,7 +271,7 @@ def encoder_of(facts: EncoderFacts) -> type[Encoder]:
     )
 
 
-def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
+def pool_states(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
     """`[batch, k]` of states `[batch, tokens, width]`; k is the width, or twice that for "first and mean".
 
     Args:
@@ -278,7 +281,7 @@ def pooled(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
         return states[:, 0]
     if how == "first and mean":
         return torch.cat([states[:, 0], states[:, 1:].mean(1)], dim=1)
-    return states.mean(1) if mask is None else masked(states, mask).sum(1) / mask.sum(1, keepdim=True)
+    return states.mean(1) if mask is None else zero_masked(states, mask).sum(1) / mask.sum(1, keepdim=True)
 
 
 def reads_first(facts: EncoderFacts) -> bool:
@@ -310,9 +313,9 @@ def _prefix(facts: EncoderFacts) -> str:
     return facts.stored_stack or facts.stack
 
 
-def _joined(stack: str, name: str) -> str:
+def _join_names(stack: str, name: str) -> str:
     return f"{stack}.{name}" if stack else name
 
 
-def _inside(name: str, prefix: str) -> bool:
+def _is_inside(name: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}.")

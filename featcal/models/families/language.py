@@ -30,7 +30,7 @@ class LanguageModel(Adapter):
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Scores of the next token, `[batch, vocabulary]`."""
-        return capped(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
+        return cap_scores(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         """The library's own model; all of it is on the device of the tensors."""
@@ -60,7 +60,7 @@ class LanguageModel(Adapter):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
 
-    def carried(self, name: str) -> bool:
+    def is_carried(self, name: str) -> bool:
         return False
 
 
@@ -78,17 +78,17 @@ def unreadable(inputs: Batch, rows: int) -> str | None:
     return None
 
 
-def capped(scores: Tensor, cap: float | None) -> Tensor:
+def cap_scores(scores: Tensor, cap: float | None) -> Tensor:
     """cap * tanh(scores / cap), or the scores where there is no cap."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
-def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
+def zero_masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """States `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out zeroed."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
 
 
-def as_weights(mask: Tensor | None) -> Tensor | None:
+def mask_to_weights(mask: Tensor | None) -> Tensor | None:
     """A mask of 0 and 1 as token weights."""
     return None if mask is None else mask.double()
 
@@ -106,7 +106,7 @@ def library_logits(loader: Any, folder: Path, **inputs: Tensor) -> Tensor:
     return logits
 
 
-def without_cache(call: Call) -> Call:
+def require_no_cache(call: Call) -> Call:
     """`call` itself; RuntimeError if it carries a cache, which a replay would change."""
     if call.kwargs.get("past_key_values") is not None:
         raise RuntimeError("a captured call carries a cache; replaying it would not give the same output")

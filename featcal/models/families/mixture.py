@@ -57,16 +57,16 @@ class Member(nn.Module):
         """Features of the widest input of its maps."""
         return max(int(self.get_parameter(f"{name}.weight").shape[1]) for name in (self._gate, self._down))
 
-    def between(self, given: Float[Tensor, "n d"], gate: Tensor, up: Tensor) -> Float[Tensor, "n inner"]:
+    def inner_features(self, given: Float[Tensor, "n d"], gate: Tensor, up: Tensor) -> Float[Tensor, "n inner"]:
         """What the last map is given, with the weights of the other two."""
-        return self._gated(linear(given, gate), linear(given, up))
+        return self._apply_gate(linear(given, gate), linear(given, up))
 
     def forward(self, given: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         gate, up, down = (self.get_submodule(name) for name in (self._gate, self._up, self._down))
-        made: Tensor = down(self._gated(gate(given), up(given)))
+        made: Tensor = down(self._apply_gate(gate(given), up(given)))
         return made
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _apply_gate(self, gate: Tensor, up: Tensor) -> Tensor:
         made: Tensor = self._activation(gate) * up
         return made
 
@@ -97,7 +97,7 @@ class Mixture(nn.Module):
         return [one for one in self.children() if isinstance(one, Member)]
 
     @property
-    def passed(self) -> float:
+    def token_share(self) -> float:
         """Share of all tokens that pass a member where the router treats all alike."""
         return self.chosen / len(self.members)
 
@@ -115,13 +115,13 @@ class Mixture(nn.Module):
         if given.is_meta:  # there are no data to say which member gets which token
             return total
         for place, member in enumerate(members):
-            rows = routed(shares, place)
+            rows = routed_tokens(shares, place)
             made = member(given[rows]) * shares[rows, place, None]
             total = total.index_add(0, rows, made.to(total.dtype))
         return total
 
 
-def routed(shares: Float[Tensor, "tokens members"], place: int) -> Int[Tensor, " n"]:
+def routed_tokens(shares: Float[Tensor, "tokens members"], place: int) -> Int[Tensor, " n"]:
     """The tokens that the router sends to a member, in order."""
     return shares[:, place].nonzero().squeeze(1)
 

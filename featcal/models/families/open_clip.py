@@ -168,11 +168,11 @@ def residual_parts(block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, 
         return hidden
 
     def attention(call: Call) -> Call:
-        attended = run(("ln_1", "attn", "ln_attn", "ls_1"), call.hidden, attn_mask=call.kwargs.get("attn_mask"))
-        return Call((call.hidden + attended, *call.args[1:]), call.kwargs)
+        attended = run(("ln_1", "attn", "ln_attn", "ls_1"), call.hidden_state, attn_mask=call.kwargs.get("attn_mask"))
+        return Call((call.hidden_state + attended, *call.args[1:]), call.kwargs)
 
     def mlp(call: Call) -> Call:
-        return Call((call.hidden + run(("ln_2", "mlp", "ls_2"), call.hidden), *call.args[1:]), call.kwargs)
+        return Call((call.hidden_state + run(("ln_2", "mlp", "ls_2"), call.hidden_state), *call.args[1:]), call.kwargs)
 
     return {"attention": attention, "mlp": mlp}
 
@@ -244,7 +244,7 @@ class OpenClip(Adapter):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Class token → last norm → projection; without a projection the normed class token itself."""
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
-        pooled: Tensor = functional_call(self.visual.ln_post, norm, (call.hidden[:, 0],), strict=True)
+        pooled: Tensor = functional_call(self.visual.ln_post, norm, (call.hidden_state[:, 0],), strict=True)
         return pooled @ tensors[_PROJECTION] if _PROJECTION in tensors else pooled
 
     def probe(self) -> Batch:
@@ -264,7 +264,7 @@ class OpenClip(Adapter):
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
         """Prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
         if not any(name.endswith("token_embedding.weight") for name in base.names):
-            raise NoScores(f"{base.label}: {base.described_in} has no text tower, so there is no zero-shot head")
+            raise NoScores(f"{base.label}: {base.config_source} has no text tower, so there is no zero-shot head")
         model, tokenize = library_model(base), tokenizer(base)
 
         def encode(texts: list[str]) -> Tensor:
@@ -286,7 +286,7 @@ class OpenClip(Adapter):
         return weight_name(stored)
 
     @staticmethod
-    def carried(name: str) -> bool:
+    def is_carried(name: str) -> bool:
         return name.startswith(_CARRIED) or name == _PROJECTION
 
 

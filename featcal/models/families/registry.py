@@ -67,12 +67,12 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         adapter: type[Adapter] = getattr(import_module(module), name)
         return adapter
     if kind in _TOLD:
-        return _told(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
+        return _require_adapter(_classifying(_TOLD[kind], label) if classifies else _TOLD[kind], label)
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
     else:
         what = "its config.json names no model_type, so it is no model of transformers"
-    raise InputError(f"{label}: {what}; featcal reads {', '.join(supported())}")
+    raise InputError(f"{label}: {what}; featcal reads {', '.join(supported_types())}")
 
 
 def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
@@ -94,7 +94,7 @@ def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
     )
 
 
-def supported() -> list[str]:
+def supported_types() -> list[str]:
     """Every `model_type` that featcal reads, registered ones included."""
     return [*_HOMES, *_TOLD]
 
@@ -157,7 +157,7 @@ def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts
     return found
 
 
-def _told(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:
+def _require_adapter(facts: DecoderFacts | EncoderFacts, label: str) -> type[Adapter]:
     try:
         return _adapter_of(facts)
     except AttributeError as error:

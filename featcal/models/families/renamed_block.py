@@ -28,7 +28,7 @@ class NamedBlock(Block):
     def path(self) -> str:
         return self.place
 
-    def stored(self, module: str) -> str:
+    def stored_name(self, module: str) -> str:
         return f"{self.name}.{self.renamed.get(module, module)}"
 
     def _own(self) -> dict[str, dict[str, int]]:

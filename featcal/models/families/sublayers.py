@@ -32,21 +32,21 @@ class PartedStage(Stage):
         return [*found, *((name,) for name in linears if name not in together)]
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        return {part.name: partial(_through, block, tensors, part) for part in self.parts}
+        return {part.name: partial(_run_part, block, tensors, part) for part in self.parts}
 
 
-def _through(block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:
+def _run_part(block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, call: Call) -> Call:
     run = partial(block.run_part, tensors)
-    given = run(part.norm, call.hidden) if part.norm else call.hidden
-    known = _named(block.module, call.at(block.name))
-    output = run(part.module, given, **_taken(block.module.get_submodule(part.module), known))
+    given = run(part.norm, call.hidden_state) if part.norm else call.hidden_state
+    known = _bind_arguments(block.module, call.block_call(block.name))
+    output = run(part.module, given, **_select_arguments(block.module.get_submodule(part.module), known))
     added = output[0] if isinstance(output, tuple) else output
     if part.joined:
-        return call.on(run(part.joined, added, call.hidden))
-    return call.on(call.hidden + (run(part.post_norm, added) if part.post_norm else added))
+        return call.with_state(run(part.joined, added, call.hidden_state))
+    return call.with_state(call.hidden_state + (run(part.post_norm, added) if part.post_norm else added))
 
 
-def _named(module: nn.Module, call: Call) -> dict[str, Any]:
+def _bind_arguments(module: nn.Module, call: Call) -> dict[str, Any]:
     """What a block is given beside its state, by the names that its own forward has for it."""
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
     found = dict(bound.arguments)
@@ -56,7 +56,7 @@ def _named(module: nn.Module, call: Call) -> dict[str, Any]:
     return found
 
 
-def _taken(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+def _select_arguments(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """Of these arguments, those that a module of the block takes."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):

@@ -18,12 +18,12 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.language import (
     IGNORED,
     LanguageModel,
-    as_weights,
     library_logits,
-    masked,
+    mask_to_weights,
     random_tokens,
+    require_no_cache,
     run_norm,
-    without_cache,
+    zero_masked,
 )
 
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
@@ -57,20 +57,20 @@ class EncoderStage(Stage):
         call = capture_call(
             self._stack, self.blocks[0].module, embedding, input_ids=ids, attention_mask=mask, use_cache=False
         )
-        return without_cache(call)
+        return require_no_cache(call)
 
     def weighting(self, index: int, module: str) -> str:
         return "encoder tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        return as_weights(inputs.get("attention_mask"))
+        return mask_to_weights(inputs.get("attention_mask"))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        return masked(call.hidden, inputs.get("attention_mask"))
+        return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
     def advance(self, call: Call, output: Any) -> Call:
         """The block's output, and the position bias that block 0 computed for all."""
-        return _with(call, {HIDDEN: output[0], BIAS: output[1]})
+        return _replace_args(call, {HIDDEN: output[0], BIAS: output[1]})
 
     def part(self, module: str) -> str:
         return _ENCODER_PARTS[int(module.split(".")[1])]
@@ -96,7 +96,7 @@ class DecoderStage(Stage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         assert upstream is not None
-        encoded = run_norm(self._encoder_norm, outer["encoder.final_layer_norm.weight"], upstream.hidden)
+        encoded = run_norm(self._encoder_norm, outer["encoder.final_layer_norm.weight"], upstream.hidden_state)
         call = capture_call(
             self._stack,
             self.blocks[0].module,
@@ -106,7 +106,7 @@ class DecoderStage(Stage):
             encoder_attention_mask=inputs.get("attention_mask"),
             use_cache=False,
         )
-        return without_cache(call)
+        return require_no_cache(call)
 
     def weighting(self, index: int, module: str) -> str:
         """Keys and values of cross-attention see encoder tokens, everything else decoder tokens."""
@@ -114,22 +114,22 @@ class DecoderStage(Stage):
         return "encoder tokens" if crossed else "decoder tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        return as_weights(_encoder_mask(inputs) if weighting == "encoder tokens" else _targets(inputs))
+        return mask_to_weights(_encoder_mask(inputs) if weighting == "encoder tokens" else _targets(inputs))
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        encoded = masked(call.args[ENCODER], inputs.get("attention_mask"))
+        encoded = zero_masked(call.args[ENCODER], inputs.get("attention_mask"))
         return torch.cat([self.own_state(call, inputs), encoded], dim=1)
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
         """Decoder tokens alone: they are not normed, the encoder's output is, so no one norm over both says much."""
-        return masked(call.hidden, _targets(inputs))
+        return zero_masked(call.hidden_state, _targets(inputs))
 
     def with_state(self, call: Call, state: Tensor) -> Call:
-        tokens = call.hidden.shape[1]
-        return _with(call, {HIDDEN: state[:, :tokens], ENCODER: state[:, tokens:]})
+        tokens = call.hidden_state.shape[1]
+        return _replace_args(call, {HIDDEN: state[:, :tokens], ENCODER: state[:, tokens:]})
 
     def advance(self, call: Call, output: Any) -> Call:
-        return _with(call, {HIDDEN: output[0], BIAS: output[1], CROSS_BIAS: output[2]})
+        return _replace_args(call, {HIDDEN: output[0], BIAS: output[1], CROSS_BIAS: output[2]})
 
     def part(self, module: str) -> str:
         return _DECODER_PARTS[int(module.split(".")[1])]
@@ -177,7 +177,7 @@ class T5(LanguageModel):
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Normed decoder state at the first position, which decides the first token of the answer."""
         norm = tensors["decoder.final_layer_norm.weight"]
-        return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden[:, 0])
+        return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden_state[:, 0])
 
     def probe(self) -> Batch:
         ids = random_tokens(self.model.config.vocab_size)
@@ -220,7 +220,7 @@ def _targets(inputs: Batch) -> Tensor:
     return (inputs["labels"] != IGNORED).long()
 
 
-def _with(call: Call, replaced: Mapping[int, Any]) -> Call:
+def _replace_args(call: Call, replaced: Mapping[int, Any]) -> Call:
     return replace(call, args=tuple(replaced.get(i, value) for i, value in enumerate(call.args)))
 
 
@@ -238,10 +238,10 @@ def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ..
                 ),
             }
             if name not in given:
-                return _with(call, {HIDDEN: block.run_part(tensors, f"layer.{position}", call.hidden)})
+                return _replace_args(call, {HIDDEN: block.run_part(tensors, f"layer.{position}", call.hidden_state)})
             used, kwargs = given[name]
-            hidden, bias = block.run_part(tensors, f"layer.{position}", call.hidden, **kwargs)[:2]
-            return _with(call, {HIDDEN: hidden, used: bias})
+            hidden, bias = block.run_part(tensors, f"layer.{position}", call.hidden_state, **kwargs)[:2]
+            return _replace_args(call, {HIDDEN: hidden, used: bias})
 
         return run
 

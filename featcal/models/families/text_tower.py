@@ -36,7 +36,7 @@ from featcal.models.families.decoder_facts import DecoderPart
 from featcal.models.families.encoder import Encoder
 from featcal.models.families.encoder_facts import ENCODERS
 from featcal.models.families.facts import class_of
-from featcal.models.families.language import as_weights, masked, random_tokens, unreadable
+from featcal.models.families.language import mask_to_weights, random_tokens, unreadable, zero_masked
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.standing_in import capture_calls
 from featcal.system.errors import InputError, NoScores
@@ -71,7 +71,7 @@ class TextStage(PartedStage):
         """Of the tower, which no file has."""
         return dict(self._stack.named_buffers())
 
-    def pooled(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
+    def pool_prompts(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
         """`[batch, width]`: what the library's own tower makes of prompts, with these tensors by name inside it."""
         made: Tensor = functional_call(self._stack, dict(tensors), (), prompts_of(inputs), strict=True).pooler_output
         return made
@@ -83,7 +83,7 @@ class TextStage(PartedStage):
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Padding has weight 0, every other token 1, or `patch_weight` beside the one that is read alone."""
-        attended = as_weights(inputs.get("attention_mask"))
+        attended = mask_to_weights(inputs.get("attention_mask"))
         if weighting == "tokens":
             return attended
         return read_alone(call, self.read(inputs), options.patch_weight, attended)
@@ -98,7 +98,7 @@ class TextStage(PartedStage):
         return ids.argmax(1) if self._end == 2 else ids.eq(self._end).int().argmax(1)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        return masked(call.hidden, inputs.get("attention_mask"))
+        return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
 
 class TwoTowers(Adapter):
@@ -173,7 +173,7 @@ class TwoTowers(Adapter):
         for name in self._text_shapes:
             if name.startswith(f"{_TOWER}."):
                 own[name.removeprefix(f"{_TOWER}.")] = tensors[name]
-        pooled = self._text.pooled(own, inputs)
+        pooled = self._text.pool_prompts(own, inputs)
         return torch.nn.functional.linear(pooled, tensors[projection]) if projection in tensors else pooled
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from featcal.models.attention import choose_attention
 from featcal.models.families.decoder import Decoder, DecoderStage, fill_buffers
 from featcal.models.families.decoder_facts import SETTINGS
 from featcal.models.families.facts import class_of
-from featcal.models.families.language import library_logits, random_tokens, without_cache
+from featcal.models.families.language import library_logits, random_tokens, require_no_cache
 from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.families.vision_language_facts import VisionLanguageFacts
@@ -39,7 +39,7 @@ class PackedBlock(NamedBlock):
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
         """On meta, where there are no data, a state of the same form."""
-        return call.hidden if call.hidden.is_meta else super().run(local, call)
+        return call.hidden_state if call.hidden_state.is_meta else super().run(local, call)
 
 
 @dataclass(frozen=True)
@@ -52,30 +52,30 @@ class Pictures:
     """Rows that any picture may have, in this batch or another."""
 
     @classmethod
-    def of(cls, inputs: Batch) -> Pictures:
+    def from_batch(cls, inputs: Batch) -> Pictures:
         """Those of a batch's patches."""
         return cls(inputs["image_grid_thw"].prod(1), inputs["pixel_values"].shape[1])
 
     @classmethod
-    def behind(cls, call: Call, merged: int) -> Pictures:
+    def from_state(cls, call: Call, merged: int) -> Pictures:
         """Those of a state of the tower, before or behind the merger, which makes one patch of `merged`."""
         ((counts, longest), _) = call.apart[_PICTURES]
-        shared = 1 if len(call.hidden) == int(counts.sum()) else merged
+        shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
         return cls(counts // shared, longest // shared)
 
-    def apart(self, rows: Tensor) -> Tensor:
+    def unpack(self, rows: Tensor) -> Tensor:
         """Rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more of them."""
-        kept = self._kept
+        kept = self._row_mask
         places = torch.full(kept.shape, len(rows), device=rows.device)
         places[kept] = torch.arange(len(rows), device=rows.device)
         return torch.nn.functional.pad(rows, (0, 0, 0, 1))[places]
 
-    def packed(self, padded: Tensor) -> Tensor:
-        """The inverse of `apart`."""
-        return padded[self._kept.nonzero(as_tuple=True)]
+    def pack(self, padded: Tensor) -> Tensor:
+        """The inverse of `unpack`."""
+        return padded[self._row_mask.nonzero(as_tuple=True)]
 
     @property
-    def _kept(self) -> Tensor:
+    def _row_mask(self) -> Tensor:
         """`[batch, longest]`: where there is a row."""
         return torch.arange(self.longest, device=self.counts.device) < self.counts[:, None]
 
@@ -85,11 +85,11 @@ class _ByRow(TorchFunctionMode):
     side: torch's own `masked_scatter` is taken through them one by one, with a warning."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        called = _placed if func is Tensor.masked_scatter else func
+        called = _place_rows if func is Tensor.masked_scatter else func
         return called(*args, **(kwargs or {}))
 
 
-def _placed(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+def _place_rows(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """States `[batch, tokens, width]` with `rows` `[n, width]`, in order, where `mask` marks a token."""
     tokens = mask[..., 0]
     places = (tokens.flatten().cumsum(0) - 1).clamp(min=0).view(tokens.shape)
@@ -106,7 +106,7 @@ class VisionStage(PartedStage):
         self._merged, self.parts, self.shared = merged, facts.vision_parts, facts.vision_shared
         path = f"{facts.whole}.{facts.vision}"
         self._tower = model.get_submodule(path)
-        stored, blocks = in_files(facts, path), self._tower.get_submodule(facts.vision_blocks)
+        stored, blocks = stored_name(facts, path), self._tower.get_submodule(facts.vision_blocks)
         inside = ((f"{facts.vision_blocks}.{i}", block) for i, block in enumerate(blocks))
         merger = self._tower.get_submodule(facts.merger)
         self.blocks = (
@@ -122,8 +122,8 @@ class VisionStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name: outer[stored] for stored, name in self._outer.items()}
-        pictures = Pictures.of(inputs)
-        patches = pictures.packed(inputs["pixel_values"]).to(next(iter(own.values())).dtype)
+        pictures = Pictures.from_batch(inputs)
+        patches = pictures.pack(inputs["pixel_values"]).to(next(iter(own.values())).dtype)
         call = capture_calls(self._tower, self.blocks, own, hidden_states=patches, grid_thw=inputs["image_grid_thw"])
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
 
@@ -134,23 +134,23 @@ class VisionStage(PartedStage):
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """All count alike; there is no padding."""
-        rows = len(call.hidden) // (self._merged if weighting == "merged patches" else 1)
-        return torch.ones(1, rows, dtype=torch.float64, device=call.hidden.device)
+        rows = len(call.hidden_state) // (self._merged if weighting == "merged patches" else 1)
+        return torch.ones(1, rows, dtype=torch.float64, device=call.hidden_state.device)
 
-    def by_token(self, given: Tensor) -> Tensor:
+    def arrange_tokens(self, given: Tensor) -> Tensor:
         return given[None] if given.ndim == 2 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
         """A picture's own patches, in the order in which the tower has them."""
-        return Pictures.behind(call, self._merged).apart(call.hidden)
+        return Pictures.from_state(call, self._merged).unpack(call.hidden_state)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
-        return call.on(Pictures.behind(call, self._merged).packed(state))
+        return call.with_state(Pictures.from_state(call, self._merged).pack(state))
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
         """As the facts have them; the merger is one part."""
         if block is self.blocks[-1]:
-            return {"mlp": lambda call: call.on(block.run(tensors, call))}
+            return {"mlp": lambda call: call.with_state(block.run(tensors, call))}
         return super().sublayers(block, tensors)
 
 
@@ -167,11 +167,11 @@ class LanguageStage(DecoderStage):
         self._whole = model.get_submodule(facts.whole)
         self._patches = Block("", self._whole.get_submodule(f"{facts.vision}.{facts.patches}"))
         path = f"{facts.stack}.{facts.blocks}"
-        stored = in_files(facts, path)
+        stored = stored_name(facts, path)
         self.blocks = tuple(
             NamedBlock(f"{stored}.{i}", block.module, f"{path}.{i}", {}) for i, block in enumerate(self.blocks)
         )
-        self._outer = {in_files(facts, name): name[len(facts.whole) + 1 :] for name in self.outer}
+        self._outer = {stored_name(facts, name): name[len(facts.whole) + 1 :] for name in self.outer}
         self.outer = tuple(self._outer)
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -179,8 +179,8 @@ class LanguageStage(DecoderStage):
         own = {name: outer[stored] for stored, name in self._outer.items()}
         ids, mask, grid = inputs["input_ids"], inputs.get("attention_mask"), inputs["image_grid_thw"]
         *blocks, merger = self._vision.blocks
-        unread = upstream.hidden.new_zeros(int(grid.prod(1).sum()), 1)
-        with _ByRow(), standing_in([self._patches, *blocks]), standing_in([merger], upstream.hidden):
+        unread = upstream.hidden_state.new_zeros(int(grid.prod(1).sum()), 1)
+        with _ByRow(), standing_in([self._patches, *blocks]), standing_in([merger], upstream.hidden_state):
             call = capture_calls(
                 self._whole,
                 self.blocks,
@@ -192,7 +192,7 @@ class LanguageStage(DecoderStage):
                 mm_token_type_ids=(ids == self._image_token).int(),
                 use_cache=False,
             )
-        return without_cache(call)
+        return require_no_cache(call)
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """As in any decoder, and tokens of a picture times `image_weight`."""
@@ -215,7 +215,7 @@ class VisionLanguage(Decoder):
         self._config, vision = self._all.get_text_config(), self._all.vision_config
         self._device, self._tied = device, bool(self._all.tie_word_embeddings)
         self._embedded = f"{facts.stack}.{facts.embedding}.weight"
-        self._head, self._embedding = f"{facts.head}.weight", in_files(facts, self._embedded)
+        self._head, self._embedding = f"{facts.head}.weight", stored_name(facts, self._embedded)
         self.model = self.fresh()
         choose_attention(self.model)
         check_buffers(self.model)
@@ -231,7 +231,7 @@ class VisionLanguage(Decoder):
         self.vocabulary = (self._embedding,) if self._tied else (self._embedding, self._head)
         self.scoring = (self._embedding if self._tied else self._head,)
         self._norm = f"{facts.stack}.{facts.norm}"
-        self.closing = tuple(name for name in self.tower if name.startswith(f"{in_files(facts, self._norm)}."))
+        self.closing = tuple(name for name in self.tower if name.startswith(f"{stored_name(facts, self._norm)}."))
 
     def fresh(self) -> Any:
         with torch.device("meta"):
@@ -244,13 +244,13 @@ class VisionLanguage(Decoder):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         found = self.model.named_parameters()
-        return {in_files(self.facts, name): tuple(parameter.shape) for name, parameter in found}
+        return {stored_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
 
     def canonical(self, stored: str) -> str | None:
         """Files that the library wrote for a while have the names of its classes."""
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
-        return in_files(self.facts, stored)
+        return stored_name(self.facts, stored)
 
     def tokens(self, inputs: Batch) -> int:
         return super().tokens(inputs) + int(inputs["image_grid_thw"].prod(1).sum())
@@ -277,17 +277,17 @@ class VisionLanguage(Decoder):
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         ids = inputs["input_ids"]
-        given = {"input_ids": ids, "attention_mask": inputs["attention_mask"], **self.seen(inputs, ids)}
+        given = {"input_ids": ids, "attention_mask": inputs["attention_mask"], **self.picture_inputs(inputs, ids)}
         return library_logits(self.model_class, folder, **given)[:, -1]
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
         unsaid = (self.image_token, self._video_token)
-        return replace(super().generating(tensors, folder), seen=self.seen, unsaid=unsaid)
+        return replace(super().generating(tensors, folder), seen=self.picture_inputs, unsaid=unsaid)
 
-    def seen(self, inputs: Batch, ids: Tensor) -> dict[str, Tensor]:
+    def picture_inputs(self, inputs: Batch, ids: Tensor) -> dict[str, Tensor]:
         """What the library's own model is given of the pictures of some texts, whose tokens are `ids`."""
         return {
-            "pixel_values": Pictures.of(inputs).packed(inputs["pixel_values"]),
+            "pixel_values": Pictures.from_batch(inputs).pack(inputs["pixel_values"]),
             "image_grid_thw": inputs["image_grid_thw"],
             "mm_token_type_ids": (ids == self.image_token).int(),
         }
@@ -331,7 +331,7 @@ def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
     return class_of(facts, VisionLanguage, "Model of pictures and text")
 
 
-def in_files(facts: VisionLanguageFacts, name: str) -> str:
+def stored_name(facts: VisionLanguageFacts, name: str) -> str:
     """What files call a module or a tensor of the library's class."""
     for place, stored in facts.stored.items():
         if name == place or name.startswith(f"{place}."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Floats, Order, fill, frame, near, over, sheet, two_colours
+from featcal.samples.embedded.kit import Floats, Order, blend, fill, frame, sheet, two_colours, vary_colour
 
 
 def _arrow(u: Floats, v: Floats) -> Floats:
@@ -24,6 +24,6 @@ def arrows(order: Order) -> Floats:
     if order.plain:
         return two_colours(order, cover)
     sky = sheet(order, (0.62, 0.72, 0.62), 0.1)
-    sky = over(sky, near(order, (0.25, 0.35, 0.2), 0.1), fill(-v + 0.5, 0.4))
-    sign = over(sky, near(order, (0.1, 0.3, 0.8), 0.1), fill(np.hypot(u, v) - 1.1))
-    return over(sign, (0.95, 0.95, 0.95), cover)
+    sky = blend(sky, vary_colour(order, (0.25, 0.35, 0.2), 0.1), fill(-v + 0.5, 0.4))
+    sign = blend(sky, vary_colour(order, (0.1, 0.3, 0.8), 0.1), fill(np.hypot(u, v) - 1.1))
+    return blend(sign, (0.95, 0.95, 0.95), cover)

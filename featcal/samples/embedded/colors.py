@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Floats, Order, fill, frame, grid, over, rgb, sheet
+from featcal.samples.embedded.kit import Floats, Order, blend, fill, frame, grid, rgb, sheet
 
 _COLOURS = np.array(
     [
@@ -21,12 +21,12 @@ def colors(order: Order) -> Floats:
     ball = _COLOURS[order.labels][:, None, None, :] + order.uniform(-0.06, 0.06, 3)
     cover = fill(np.hypot(u, v) - 1)
     if order.plain:
-        return over(sheet(order, (0.85, 0.85, 0.85), 0.15), ball, cover)
+        return blend(sheet(order, (0.85, 0.85, 0.85), 0.15), ball, cover)
     table = sheet(order, (0.5, 0.5, 0.52), 0.1)
     x, y = grid()
     for _ in range(6):
         other = _COLOURS[order.rng.randint(0, 10, len(order.labels))][:, None, None, :]
         at = order.uniform(-1, 1, 2)
-        table = over(table, other, fill(np.maximum(abs(x - at[..., 0]), abs(y - at[..., 1])) - 0.14))
+        table = blend(table, other, fill(np.maximum(abs(x - at[..., 0]), abs(y - at[..., 1])) - 0.14))
     shade = np.clip(0.75 - 0.35 * (u + v), 0.35, 1.2)[..., None]
-    return over(table, ball * shade, cover) * rgb(0.5, 0.75, 1) + rgb(0, 0.05, 0.15)
+    return blend(table, ball * shade, cover) * rgb(0.5, 0.75, 1) + rgb(0, 0.05, 0.15)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Drawing, Floats, Order, by_class, fill, frame, near, over, sheet, two_colours
+from featcal.samples.embedded.kit import (
+    Drawing,
+    Floats,
+    Order,
+    blend,
+    draw_classes,
+    fill,
+    frame,
+    sheet,
+    two_colours,
+    vary_colour,
+)
 
 
 def _face(eyes: tuple[float, float], brow: float, bend: float, mouth: tuple[float, float], tilt: float) -> Drawing:
@@ -38,9 +49,9 @@ _FACES: tuple[Drawing, ...] = (
 def faces(order: Order) -> Floats:
     """Yellow smileys on a purple cushion."""
     u, v = frame(order, 0.85, 0.15, 0.12)
-    lines = fill(by_class(order.labels, _FACES, u, v), 0.1)
+    lines = fill(draw_classes(order.labels, _FACES, u, v), 0.1)
     if order.plain:
         return two_colours(order, np.maximum(lines, fill(abs(np.hypot(u, v) - 1) - 0.04, 0.1)))
     cushion = sheet(order, (0.5, 0.2, 0.55), 0.12, 0.05)
-    head = over(cushion, near(order, (0.96, 0.8, 0.2), 0.06), fill(np.hypot(u, v) - 1))
-    return over(head, near(order, (0.25, 0.12, 0.05), 0.1), lines)
+    head = blend(cushion, vary_colour(order, (0.96, 0.8, 0.2), 0.06), fill(np.hypot(u, v) - 1))
+    return blend(head, vary_colour(order, (0.25, 0.12, 0.05), 0.1), lines)

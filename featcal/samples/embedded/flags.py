@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Drawing, Floats, Order, by_class, fill, frame, grid, over, rgb, sheet
+from featcal.samples.embedded.kit import Drawing, Floats, Order, blend, draw_classes, fill, frame, grid, rgb, sheet
 
 _RED, _WHITE, _BLUE, _GREEN = (0.8, 0.1, 0.15), (0.95, 0.95, 0.95), (0.1, 0.2, 0.6), (0.0, 0.55, 0.3)
 _BLACK, _YELLOW = (0.06, 0.06, 0.06), (0.98, 0.82, 0.1)
@@ -24,7 +24,7 @@ def _bands(*colours: tuple[float, float, float], upright: bool = False) -> Drawi
 
 def _charge(field: tuple[float, ...], colour: tuple[float, ...], distance: Drawing) -> Drawing:
     """A flag of one colour with a figure in another."""
-    return lambda u, v: over(np.full((*u.shape, 3), field, np.float32), colour, fill(distance(u, v)))
+    return lambda u, v: blend(np.full((*u.shape, 3), field, np.float32), colour, fill(distance(u, v)))
 
 
 def _nordic(u: Floats, v: Floats) -> Floats:
@@ -53,10 +53,10 @@ def flags(order: Order) -> Floats:
     if not order.plain:
         fold = np.sin(2.2 * u + order.uniform(0, 6.3)[..., 0])
         v = v + 0.25 * fold
-    cloth = by_class(order.labels, _FLAGS, u, v) * (1 + 0.25 * fold[..., None])
+    cloth = draw_classes(order.labels, _FLAGS, u, v) * (1 + 0.25 * fold[..., None])
     cover = fill(np.maximum(abs(u) - 1.5, abs(v) - 1))
     if order.plain:
-        return over(sheet(order, (0.5, 0.5, 0.5), 0.4), cloth, cover)
+        return blend(sheet(order, (0.5, 0.5, 0.5), 0.4), cloth, cover)
     _, y = grid()
     dusk = sheet(order, (0.55, 0.35, 0.5), 0.12) + y[..., None] * rgb(0.25, 0.1, -0.15)
-    return over(dusk, cloth * rgb(0.95, 0.55, 0.4), cover)
+    return blend(dusk, cloth * rgb(0.95, 0.55, 0.4), cover)

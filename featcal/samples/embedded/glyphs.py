@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.samples.embedded.kit import Floats, Ints, Order, fill, frame, grid, near, over, sheet, two_colours
+from featcal.samples.embedded.kit import Floats, Ints, Order, blend, fill, frame, grid, sheet, two_colours, vary_colour
 from featcal.system.resources import data_path
 
 # scans of each digit kept for a split; the rest is for training
@@ -61,8 +61,8 @@ def digits(order: Order) -> Floats:
     _, y = grid()
     lines = np.maximum(0, np.cos(8 * np.pi * (y + order.uniform(-1, 1)[..., 0]))) ** 4
     paper = sheet(order, (0.93, 0.91, 0.82), 0.05)
-    paper = over(paper, (0.55, 0.65, 0.85), 0.6 * np.broadcast_to(lines, ink.shape))
-    return over(paper, near(order, (0.12, 0.15, 0.55), 0.1), ink)
+    paper = blend(paper, (0.55, 0.65, 0.85), 0.6 * np.broadcast_to(lines, ink.shape))
+    return blend(paper, vary_colour(order, (0.12, 0.15, 0.55), 0.1), ink)
 
 
 def letters(order: Order) -> Floats:
@@ -73,6 +73,6 @@ def letters(order: Order) -> Floats:
         return two_colours(order, ink)
     edge = np.maximum(abs(u), abs(v))
     wall = sheet(order, (0.55, 0.3, 0.24), 0.08, 0.08)
-    plate = over(wall, near(order, (0.05, 0.32, 0.25), 0.12), fill(edge - 1.2))
-    plate = over(plate, (0.85, 0.85, 0.8), fill(abs(edge - 1.12) - 0.03, 0.1))
-    return over(plate, near(order, (0.93, 0.93, 0.88), 0.06), ink)
+    plate = blend(wall, vary_colour(order, (0.05, 0.32, 0.25), 0.12), fill(edge - 1.2))
+    plate = blend(plate, (0.85, 0.85, 0.8), fill(abs(edge - 1.12) - 0.03, 0.1))
+    return blend(plate, vary_colour(order, (0.93, 0.93, 0.88), 0.06), ink)

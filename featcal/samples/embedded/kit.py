@@ -68,7 +68,7 @@ def fill(distance: Floats, blur: float = 0.12) -> Floats:
     return cover
 
 
-def over(below: Floats, colour: Floats | Sequence[float], cover: Floats) -> Floats:
+def blend(below: Floats, colour: Floats | Sequence[float], cover: Floats) -> Floats:
     """Paint ``colour`` [..., 3] over ``below`` [n, 32, 32, 3] where ``cover`` [n, 32, 32] is 1."""
     return below + cover[..., None] * (np.asarray(colour, dtype=np.float32) - below)
 
@@ -77,14 +77,14 @@ def rgb(red: float, green: float, blue: float) -> Floats:
     return np.array([red, green, blue], np.float32)
 
 
-def near(order: Order, colour: Sequence[float], spread: float) -> Floats:
+def vary_colour(order: Order, colour: Sequence[float], spread: float) -> Floats:
     """One random colour per picture [n, 1, 1, 3] around ``colour``."""
     return np.asarray(colour, dtype=np.float32) + order.uniform(-spread, spread, 3)
 
 
 def sheet(order: Order, colour: Sequence[float], spread: float, grain: float = 0.0) -> Floats:
     """A background [n, 32, 32, 3] of about one colour with a grain."""
-    plain = np.broadcast_to(near(order, colour, spread), (len(order.labels), SIZE, SIZE, 3))
+    plain = np.broadcast_to(vary_colour(order, colour, spread), (len(order.labels), SIZE, SIZE, 3))
     return plain + noise(order.rng, (*plain.shape[:3], 1), grain) if grain else plain
 
 
@@ -95,10 +95,10 @@ def two_colours(order: Order, cover: Floats) -> Floats:
     grey = order.uniform(0, 1) < 0.5
     dark, light = (np.where(grey, c.mean(axis=-1, keepdims=True), c) for c in (dark, light))
     ink, paper = np.where(swap, dark, light), np.where(swap, light, dark)
-    return over(np.broadcast_to(paper, (*cover.shape, 3)), ink, cover)
+    return blend(np.broadcast_to(paper, (*cover.shape, 3)), ink, cover)
 
 
-def by_class(labels: Ints, drawings: Sequence[Drawing], u: Floats, v: Floats) -> Floats:
+def draw_classes(labels: Ints, drawings: Sequence[Drawing], u: Floats, v: Floats) -> Floats:
     """Stack ``drawings[label](u, v)`` [n, 32, 32, ...] over the pictures."""
     out: Floats | None = None
     for index, drawing in enumerate(drawings):

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Drawing, Floats, Order, by_class, fill, frame, near, over, sheet, two_colours
+from featcal.samples.embedded.kit import (
+    Drawing,
+    Floats,
+    Order,
+    blend,
+    draw_classes,
+    fill,
+    frame,
+    sheet,
+    two_colours,
+    vary_colour,
+)
 
 
 def _polygon(sides: int, radius: float) -> Drawing:
@@ -44,10 +55,10 @@ _SHAPES: tuple[Drawing, ...] = (
 def shapes(order: Order) -> Floats:
     """Paper cut-outs with a shadow on brown kraft."""
     u, v = frame(order, 0.8, 0.25, 0.18)
-    cover = fill(by_class(order.labels, _SHAPES, u, v))
+    cover = fill(draw_classes(order.labels, _SHAPES, u, v))
     if order.plain:
         return two_colours(order, cover)
     kraft = sheet(order, (0.66, 0.5, 0.33), 0.05, 0.06)
     shadow = np.roll(cover, (2, 2), axis=(1, 2))
-    kraft = over(kraft, (0.25, 0.17, 0.1), 0.6 * shadow)
-    return over(kraft, near(order, (0.75, 0.75, 0.75), 0.25), cover)
+    kraft = blend(kraft, (0.25, 0.17, 0.1), 0.6 * shadow)
+    return blend(kraft, vary_colour(order, (0.75, 0.75, 0.75), 0.25), cover)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal.samples.embedded.kit import Drawing, Floats, Order, by_class, frame, near, over, sheet, two_colours
+from featcal.samples.embedded.kit import (
+    Drawing,
+    Floats,
+    Order,
+    blend,
+    draw_classes,
+    frame,
+    sheet,
+    two_colours,
+    vary_colour,
+)
 
 
 def _wave(phase: Floats) -> Floats:
@@ -36,8 +46,8 @@ _TEXTURES: tuple[Drawing, ...] = (
 def textures(order: Order) -> Floats:
     """Patterns of tile in earthy colours, seen under a tilt."""
     u, v = frame(order, 0.42, 0.3, 0.3)
-    weave = by_class(order.labels, _TEXTURES, u, v)
+    weave = draw_classes(order.labels, _TEXTURES, u, v)
     if order.plain:
         return two_colours(order, weave)
     tile = sheet(order, (0.72, 0.62, 0.42), 0.12, 0.08)
-    return over(tile, near(order, (0.4, 0.22, 0.2), 0.15), 0.8 * weave)
+    return blend(tile, vary_colour(order, (0.4, 0.22, 0.2), 0.15), 0.8 * weave)

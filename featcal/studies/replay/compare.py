@@ -34,7 +34,7 @@ def inputs_that_differ(then: Recorded, now: Recorded) -> list[str]:
     """Files of models whose hash is another, by model; and the model that is calibrated, where it lies in none."""
     lines = []
     for model in {**then.inputs, **now.inputs}:
-        lines += _apart(f"{model}: ", then.inputs.get(model, {}), now.inputs.get(model, {}))
+        lines += _compare_hashes(f"{model}: ", then.inputs.get(model, {}), now.inputs.get(model, {}))
     if then.of != now.of:
         lines.append(f"model '{then.model}': other tensors than were calibrated")
     return lines
@@ -63,10 +63,10 @@ def surroundings_that_differ(then: Recorded, now: Recorded) -> dict[str, list[st
         for one in (then, now)
     )
     return {
-        "suite file": _apart("", then.suite_file.sha256, now.suite_file.sha256),
-        "preparation": _then_and_now(then.preparation, now.preparation),
-        "versions": _then_and_now(then.versions, now.versions),
-        "machine": _then_and_now(*machines),
+        "suite file": _compare_hashes("", then.suite_file.sha256, now.suite_file.sha256),
+        "preparation": _compare_values(then.preparation, now.preparation),
+        "versions": _compare_values(then.versions, now.versions),
+        "machine": _compare_values(*machines),
     }
 
 
@@ -80,8 +80,8 @@ def tensors_that_differ(
         files: that hold the tensors of `then`; none where there are digests alone.
         again: that hold those of `now`.
     """
-    found = [_only("replay", name) for name in now.keys() - then.keys()]
-    found += [_only("record", name) for name in then.keys() - now.keys()]
+    found = [_one_sided("replay", name) for name in now.keys() - then.keys()]
+    found += [_one_sided("record", name) for name in then.keys() - now.keys()]
     for name in then.keys() & now.keys():
         if then[name] == now[name]:
             continue
@@ -92,7 +92,7 @@ def tensors_that_differ(
     return sorted(found, key=lambda one: (-1.0 if one.relative is None else -one.relative, one.tensor))
 
 
-def _only(where: str, name: str) -> Different:
+def _one_sided(where: str, name: str) -> Different:
     return Different(name, f"only in the {where}")
 
 
@@ -107,7 +107,7 @@ def _difference(name: str, then: Tensor, now: Tensor) -> Different:
     return Different(name, "other values", apart / largest)
 
 
-def _apart(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _compare_hashes(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Names whose hash is another or that only one side has."""
     lines = []
     for name in {**then, **now}:
@@ -118,7 +118,7 @@ def _apart(of: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str
     return lines
 
 
-def _then_and_now(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _compare_values(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     names = {**then, **now}
     return [
         f"{name} {then.get(name, 'none')} then, {now.get(name, 'none')} now"

@@ -9,7 +9,7 @@ from typing import Any
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
 from featcal.family.opening import Family
-from featcal.session.model_names import resolved, spelled
+from featcal.session.model_names import full_name, resolve_model
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.suite.recipe import METHODS
 from featcal.system.errors import InputError
@@ -35,7 +35,7 @@ class Tried:
         """Return the name that every command knows it by."""
         if self.config is None:
             return self.start
-        return spelled(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
+        return full_name(self.config, family) + ("" if self.start == MERGED else f"@{self.start}")
 
 
 def options_of(config: CalibrationConfig) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def options_of(config: CalibrationConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in CHOSEN}
 
 
-def planned(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()) -> list[Tried]:
+def plan_candidates(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()) -> list[Tried]:
     """List the candidates: first the default, which is "informed" at its defaults, then the merged model as it is, the
     other recipes at theirs, "informed" at `PRIORS` and cautious, what was asked for, and every start as it is and
     calibrated by the default.
@@ -56,11 +56,11 @@ def planned(family: Family, asked: CalibrationConfig, starts: Sequence[str] = ()
         InputError: a start that is no merge, or that was made of samples: some of them are to be held out.
     """
 
-    def at_defaults(recipe: str) -> CalibrationConfig:
+    def use_defaults(recipe: str) -> CalibrationConfig:
         return replace(asked, **options_of(config_for(family, recipe=recipe, samples=asked.samples)))
 
-    default = at_defaults(INFORMED)
-    repairs = [default, at_defaults(PAPER), at_defaults(REFINED)]
+    default = use_defaults(INFORMED)
+    repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     first, *others = (Tried(MERGED, config) for config in repairs)
@@ -82,4 +82,4 @@ def _start(name: str, family: Family) -> str:
                 f"start '{name}': {parsed.kind} is no merge without samples; name merge methods, svc or checkpoints"
             )
         part = parsed.of
-    return spelled(resolved(name, family), family)
+    return full_name(resolve_model(name, family), family)

@@ -25,7 +25,7 @@ from featcal.studies.selection.held_out import Contest
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
-from featcal.system.locks import locked
+from featcal.system.locks import try_lock
 from featcal.system.resources import cache_folder, code_digest
 from featcal.system.versions import all_versions
 
@@ -57,7 +57,7 @@ class Cells:
     def get(self, name: str, fold: int) -> Cell | None:
         """Return what was found of a candidate on a fold; None where nothing was, or its file is damaged."""
         if (name, fold) not in self._known and self._folder is not None:
-            with suppress(FileNotFoundError, ValidationError), _named(self._folder):
+            with suppress(FileNotFoundError, ValidationError), _explain_refusal(self._folder):
                 self._known[name, fold] = _CELL.validate_json(self._file(name, fold, "json").read_bytes())
         return self._known.get((name, fold))
 
@@ -65,19 +65,19 @@ class Cells:
         """Keep what was found; in this process alone where another one may find something else."""
         self._known[name, fold] = cell
         if lasting and self._folder is not None:
-            with _named(self._folder):
+            with _explain_refusal(self._folder):
                 put(self._file(name, fold, "json"), json.dumps({"model": name, "fold": fold, **asdict(cell)}))
 
     @contextmanager
-    def claimed(self, name: str, fold: int) -> Iterator[bool]:
+    def claim(self, name: str, fold: int) -> Iterator[bool]:
         """Say whether a cell is this process's own to compute, as long as the `with` lasts."""
         if self._folder is None:
             yield True
             return
         claim = self._file(name, fold, "lock")
-        with _named(self._folder):
+        with _explain_refusal(self._folder):
             claim.parent.mkdir(parents=True, exist_ok=True)
-        with locked(claim, 0.0) as mine:
+        with try_lock(claim, 0.0) as mine:
             try:
                 yield mine
             finally:
@@ -91,7 +91,7 @@ class Cells:
 
 
 @contextmanager
-def _named(folder: Path) -> Iterator[None]:
+def _explain_refusal(folder: Path) -> Iterator[None]:
     """Make of a refusal of the system an error that names the folder; of a file that is not there nothing is made."""
     try:
         yield
@@ -114,7 +114,7 @@ def folder_of(contest: Contest) -> Path | None:
     adapter = family.adapter
     own = [f"{name}.{kind}" for name in adapter.classifier for kind in ("weight", "bias")]
     starts = {tried.start for tried in contest.plan}
-    models += [session.on(name).merged for name in sorted(starts) if reference_in(name) is not None]
+    models += [session.family_with(name).merged for name in sorted(starts) if reference_in(name) is not None]
     prompts = [head.prompts for pair in heads.values() for head in pair if isinstance(head, CosineHead)]
     said = {
         "options": {name: value for name, value in asdict(contest.asked).items() if name not in (*CHOSEN, *IDLE)},

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import chain
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig, settled
-from featcal.family.opening import Family, as_family
+from featcal.calibration.config import CalibrationConfig, resolve_parts
+from featcal.family.opening import Family, ensure_family
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import MERGED, Tried, planned
+from featcal.studies.selection.candidates import MERGED, Tried, plan_candidates
 from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Score, criterion_of, margin
@@ -54,10 +54,10 @@ def select(
         InputError: a start that is no merge, a cache folder that cannot be used, or as `calibrate`.
         NumericalError: no candidate could be scored.
     """
-    session = suite if isinstance(suite, Session) else Session(as_family(suite, device))
+    session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
     family = session.family
-    asked = settled(config or config_for(family), family.adapter, family.suite.tasks)
-    plan = planned(family, asked, starts)
+    asked = resolve_parts(config or config_for(family), family.adapter, family.suite.tasks)
+    plan = plan_candidates(family, asked, starts)
     default = plan[0].config
     assert default is not None
     drawn = calibration_samples(session, asked)
@@ -70,12 +70,12 @@ def select(
     contest = Contest(session, asked, drawn, plan, criterion)
     cells = Cells(folder_of(contest))
     _work(contest, cells, progress)
-    candidates = _ranked(contest, cells)
-    chosen = _chosen(candidates, contest.names[0])
+    candidates = _rank(contest, cells)
+    chosen = _choose(candidates, contest.names[0])
     started = time.perf_counter()
     calibrated = None
     if chosen.config is not None:
-        calibrated = session.calibrated(chosen.config if chosen.start == MERGED else chosen.model, progress)
+        calibrated = session.calibrate(chosen.config if chosen.start == MERGED else chosen.model, progress)
     seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
     notes = tuple(filter(None, (criterion.note, _ANSWERS if session.is_text else "")))
     dealt = {
@@ -100,7 +100,7 @@ def _work(contest: Contest, cells: Cells, progress: Progress) -> None:
     while todo := [(fold, number) for fold, number in todo if cells.get(names[number], fold) is None]:
         idle = True
         for fold, number in todo:
-            with cells.claimed(names[number], fold) as mine:
+            with cells.claim(names[number], fold) as mine:
                 if not mine or cells.get(names[number], fold) is not None:
                     continue
                 idle = False
@@ -128,7 +128,7 @@ def _cell(held: Fold, tried: Tried, progress: Progress) -> tuple[Cell, bool]:
         return Cell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
-def _ranked(contest: Contest, cells: Cells) -> list[Candidate]:
+def _rank(contest: Contest, cells: Cells) -> list[Candidate]:
     """Put the cells of every candidate together, the best first."""
     found: list[Candidate] = []
     default: Score | None = None
@@ -145,7 +145,7 @@ def _ranked(contest: Contest, cells: Cells) -> list[Candidate]:
     return sorted(found, key=lambda one: float("inf") if one.score is None else -one.score.value)
 
 
-def _chosen(candidates: Sequence[Candidate], default: str) -> Candidate:
+def _choose(candidates: Sequence[Candidate], default: str) -> Candidate:
     """Take the best of those that are better than the default beyond the interval, else the default.
 
     Args:

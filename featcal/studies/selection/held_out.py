@@ -9,9 +9,9 @@ from functools import cached_property
 
 import torch
 
-from featcal.calibration.calibrate import calibrate, taking_part
+from featcal.calibration.calibrate import calibrate, select_tasks
 from featcal.calibration.config import CalibrationConfig
-from featcal.family.opening import as_family
+from featcal.family.opening import ensure_family
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session.session import Session
@@ -40,7 +40,7 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
 def calibration_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
     """Draw the calibration samples of every task that takes part, as inputs alone: no labels, no right answers."""
     drawn = session.samples(View(config.samples, "calibration", config.seed))
-    return {task: _only(one, range(len(one))) for task, one in taking_part(config, drawn).items()}
+    return {task: _take(one, range(len(one))) for task, one in select_tasks(config, drawn).items()}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Fold:
         self._session, config = contest.session, contest.asked
         self._precision, family, drawn = config.precision, contest.session.family, contest.drawn
         dealt = {task: folds(len(one), config.seed, task) for task, one in drawn.items()}
-        room, fast = Kept.on(family.compute.device), as_family(family, precision=config.precision)
+        room, fast = Kept.from_device(family.compute.device), ensure_family(family, precision=config.precision)
         self.fitted: dict[str, ExpertPass] = {}
         for task, own in dealt.items():
             rest = sorted(position for other, one in enumerate(own) if other != number for position in one)
@@ -82,8 +82,8 @@ class Fold:
             if config.augment:  # varied copies stand behind all pictures, and what is held out has none
                 whole = family.samples(task, "calibration", config.samples, config.seed, copies=config.augment)
             several = [copy * len(drawn[task]) + position for copy in copies for position in rest]
-            self.fitted[task] = fast.expert_pass(_only(whole, several), config.batch_size, room)
-        self.held = {task: _only(drawn[task], own[number]) for task, own in dealt.items()}
+            self.fitted[task] = fast.expert_pass(_take(whole, several), config.batch_size, room)
+        self.held = {task: _take(drawn[task], own[number]) for task, own in dealt.items()}
         """What is held out, by task."""
         self._judge = Judge(family, self.held, contest.criterion)
 
@@ -93,14 +93,14 @@ class Fold:
         Raises:
             InputError, NumericalError: as `calibrate`, or a start that is more than its weights.
         """
-        family = self._session.on(tried.start)
+        family = self._session.family_with(tried.start)
         if tried.config is None:
             return self._judge.values(family.merged)
-        fast = as_family(family, precision=self._precision)
+        fast = ensure_family(family, precision=self._precision)
         return self._judge.values(calibrate(fast, tried.config, experts=self.fitted, progress=progress).weights)
 
 
-def _only(drawn: Samples, positions: range | list[int]) -> Samples:
+def _take(drawn: Samples, positions: range | list[int]) -> Samples:
     """Take some of the samples, as inputs alone."""
     chosen = list(positions)
     inputs = {name: tensor[chosen] for name, tensor in drawn.inputs.items()}

@@ -22,7 +22,7 @@ from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch
 from featcal.models.features import expert_features
-from featcal.models.generation import Pupil, asked
+from featcal.models.generation import Pupil, prompt_batch
 from featcal.models.lane import ExpertPass, Kept
 from featcal.models.model import Head, brings
 from featcal.samples.sources import Samples
@@ -68,7 +68,7 @@ class Margin:
         return self.b - self.a
 
     @property
-    def within_noise(self) -> bool:
+    def is_within_noise(self) -> bool:
         return self.low <= 0 <= self.high
 
 
@@ -101,7 +101,7 @@ def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
         InputError: heads that do not fit the classes; where there are none, drift is what is scored.
     """
     try:
-        speaking = _speaking(family, drawn)
+        speaking = _generative_tasks(family, drawn)
         heads = pairs_of_heads(
             family, family.merged, {task: one for task, one in drawn.items() if task not in speaking}
         )
@@ -114,7 +114,7 @@ def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
     return Criterion(DECISION, heads if shared else None, "")
 
 
-def _speaking(family: Family, drawn: Mapping[str, Samples]) -> set[str]:
+def _generative_tasks(family: Family, drawn: Mapping[str, Samples]) -> set[str]:
     """Tasks whose decisions are generated text."""
     return {task for task in drawn if answers_of(family, family.merged, task) == "text"}
 
@@ -138,7 +138,7 @@ class Judge:
 
     def __init__(self, family: Family, samples: Mapping[str, Samples], criterion: Criterion) -> None:
         self._family, self._criterion = family, criterion
-        speaking = _speaking(family, samples) if criterion.name == DECISION else set()
+        speaking = _generative_tasks(family, samples) if criterion.name == DECISION else set()
         self._samples = {task: one for task, one in samples.items() if task not in speaking}
         self._passes = {task: family.expert_pass(one, BATCH_SIZE, Kept(0)) for task, one in self._samples.items()}
         self._experts = self._features(self._passes)
@@ -150,13 +150,13 @@ class Judge:
         Raises:
             NumericalError: features or scores that are not finite.
         """
-        found = self._by_features(model) | self._by_answers(model)
+        found = self._judge_features(model) | self._judge_answers(model)
         for task, values in found.items():
             if not bool(torch.isfinite(values).all()):
                 raise NumericalError(f"{model.label}, task '{task}': final features are not finite")
         return {task: tuple(values.tolist()) for task, values in found.items()}
 
-    def _by_features(self, model: Weights) -> dict[str, Tensor]:
+    def _judge_features(self, model: Weights) -> dict[str, Tensor]:
         passes = {task: replace(one, weights=model) for task, one in self._passes.items()}
         reached = self._features(passes)
         if self._criterion.name == DRIFT:
@@ -172,20 +172,20 @@ class Judge:
     def _features(self, passes: Mapping[str, ExpertPass]) -> dict[str, Tensor]:
         return expert_features(self._family.run(), passes) if passes else {}
 
-    def _by_answers(self, model: Weights) -> dict[str, Tensor]:
+    def _judge_answers(self, model: Weights) -> dict[str, Tensor]:
         if not self._asked:
             return {}
         whole, found = self._family.generator(model), {}
         for task, one in self._asked.items():
             pupil = Pupil(whole, one.batches, self._longest(task))
-            said = zip(one.answers, pupil.along(one.answers), strict=True)
+            said = zip(one.answers, pupil.log_probabilities(one.answers), strict=True)
             found[task] = torch.stack([answer_probability(answer, along, one.ends) for answer, along in said]).cpu()
         return found
 
     def _ask(self, drawn: Samples) -> _Asked:
         """Let the task's expert answer."""
         family = self._family
-        batches = [*map(asked, batches_of(drawn, TOGETHER, family.compute.device))]
+        batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
         teacher = Pupil(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
         return _Asked(batches, teacher.answers, teacher.ends)
 

@@ -53,13 +53,13 @@ class Verdict:
         return self.margin.low > 0
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The answer in one sentence."""
         one, start, repair = self.margin, self.start.model, self.repair.model
         by = f"({one.difference:+.4f} [{one.low:+.4f}, {one.high:+.4f}])"
         if self.start_wins:
             return f"a start is better than any repair: {start} as it is is above the best of them, {repair} {by}"
-        if one.within_noise:
+        if one.is_within_noise:
             return f"start and repair cannot be told apart: {start} as it is against the best repair, {repair} {by}"
         return f"no start is better than its repair: the best one, {start}, is below {repair} {by}"
 
@@ -148,7 +148,7 @@ class Selection:
             "criterion": self.criterion,
             "margin": _margin_json(self.margin),
             "start_wins": verdict and verdict.start_wins,
-            "verdict": verdict and verdict.said,
+            "verdict": verdict and verdict.sentence,
             "candidates": [_candidate_json(one) for one in self.candidates],
             "calibrations": self.calibrations,
             "seconds": self.seconds,

@@ -1,0 +1,94 @@
+"""How functions are named: by a verb or by the thing that they give, never by a participle or a preposition alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PARTICIPLES = words(
+    "beaten begun bent bitten blown born borne bought broken brought built caught chosen come dealt done drawn driven "
+    "eaten fallen fed felt flown forgotten fought found frozen given gone grown heard held hidden kept known laid lain "
+    "led left lent lit lost made meant met overtaken paid proven ridden risen said seen sent shaken shown shrunk slid "
+    "sold sought spent spoken spun stolen struck stuck sunk swept sworn taken taught thought thrown told torn undone "
+    "understood woken won worn woven written"
+)
+"""Irregular ones, but for those that are a verb or a noun as well: bound, cut, put, read, run, set, split, spread."""
+NO_PARTICIPLES = words("bed breed embed exceed feed need proceed seed shed speed succeed")
+PREPOSITIONS = words(
+    "above after against along among around as at before behind below beneath beside between beyond by during for from "
+    "in inside into near of off on onto out outside over past per since through to toward under until upon via with "
+    "within without"
+)
+ADVERBS = words(
+    "again alike almost alone already also anew apart away ever here how just later never now often once only soon "
+    "still then there thus together too twice when where why yet"
+)
+FIRST = words("from to with without")
+"""Prepositions that a name may begin with, as in `to_json`, `from_query`, `with_suffix`."""
+EXCEPTIONS = {
+    "featcal.testing.checks.informed": "the recipe's name, under which a check's numbers are given",
+}
+"""At most ten, each with its reason."""
+
+
+def is_participle(word: str) -> bool:
+    return word.removeprefix("un") in PARTICIPLES or (
+        len(word) > 3 and word.endswith("ed") and word not in NO_PARTICIPLES
+    )
+
+
+def fault(name: str) -> str:
+    """Return what is wrong with the name of a function, in words; nothing if it is sound."""
+    first, *others = name.strip("_").split("_")
+    if not others:
+        kinds = {
+            "a participle alone": is_participle(first),
+            "a preposition alone": first in PREPOSITIONS,
+            "an adverb alone": first in ADVERBS,
+        }
+        return next((kind for kind, so in kinds.items() if so), "")
+    if first in PREPOSITIONS - FIRST:
+        return "a preposition first"
+    return "a participle with its preposition" if is_participle(first) and others[-1] in PREPOSITIONS else ""
+
+
+def functions(tree: ast.AST, place: str) -> Iterator[tuple[str, str]]:
+    """Every function, method, property and inner function of a module: where it is, and its name."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inside = f"{place}.{node.name}" if named else place
+        if named and not isinstance(node, ast.ClassDef) and not node.name.startswith("__"):
+            yield inside, node.name
+        yield from functions(node, inside)
+
+
+def test_functions_are_verbs_or_things() -> None:
+    faults = {}
+    for top in ("featcal", "app", "pages"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            faults |= {place: why for place, name in functions(tree, module) if (why := fault(name))}
+    assert {place: why for place, why in faults.items() if place not in EXCEPTIONS} == {}
+    assert EXCEPTIONS.keys() <= faults.keys(), "an exception is needed no more"
+    assert len(EXCEPTIONS) <= 10
+
+
+def test_bad_names_are_found() -> None:
+    for name in words("settled _told drawn of _together later by_layer as_stored asked_for drawn_of"):
+        (found,) = functions(ast.parse(f"class Deck:\n    if True:\n        def {name}(self): ..."), "deck")
+        assert found == (f"deck.Deck.{name}", name)
+        assert fault(name), name
+
+
+def test_good_names_pass() -> None:
+    good = "read put run split bound embed seed resolve_parts cosine fixed_point to_json from_query is_starved hash_of"
+    assert {name: fault(name) for name in words(good) if fault(name)} == {}
