@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import pairs, rows
+from lanes import rows
 from open_clip_models import suite_as_open_clip
 from several import apart, calibrated, check_alike, killed_once, record, run_ranks
 from tiny_text import write_text_suite
@@ -114,15 +114,9 @@ def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
     check_alike(in_float64(family), CONFIG, tmp_path / "float64", (4,), most=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("suite", "recipe"),
-    pairs(
-        ["clip-mini", "t5-mini", "lm-mini"],
-        RECIPES,
-        quick=(),
-        slow=[("clip-mini", "paper")],
-    ),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
 def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
     """A small λ makes 1e-16 of the sums 1e-10 of the first block, and float32 features 3e-6 (T5, λ 1e-5) to 1e-5
     (lm-mini, λ 1e-3) of later ones: those of float64 do not."""
@@ -291,7 +285,7 @@ def test_torchrun(size: str, tiny: Family, tiny_suite_file: Path, tmp_path: Path
     assert "exists already" in failed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a rank is found by its environment")
 def test_torchrun_of_which_a_process_is_killed(tmp_path: Path) -> None:
     """torchrun ends with an error, one line of featcal's says what to do, and one process then ends the run."""

@@ -76,7 +76,7 @@ def classified(trial: Trial) -> Trial:
     return trial
 
 
-@pytest.mark.parametrize(("kind", "name"), checks(sorted(VARIANTS), QUICK))
+@pytest.mark.parametrize(("kind", "name"), checks(sorted(VARIANTS), QUICK, REST))
 def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
     assert CHECKS[name](trials(kind))
 
