@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import pairs, rows
+from lanes import rows
 from open_clip_models import suite_as_open_clip
 from several import apart, calibrated, check_alike, killed_once, record, run_ranks
+from tiny_text import write_text_suite
 from torch import Tensor
 
 from conftest import in_float64
@@ -113,15 +114,9 @@ def test_open_clip(tiny_suite_file: Path, tmp_path: Path) -> None:
     check_alike(in_float64(family), CONFIG, tmp_path / "float64", (4,), most=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("suite", "recipe"),
-    pairs(
-        ["clip-mini", "t5-mini", "lm-mini"],
-        RECIPES,
-        quick=(),
-        slow=[("clip-mini", "paper"), ("t5-mini", "informed"), ("lm-mini", "refined")],
-    ),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("suite", ["clip-mini", "t5-mini", "lm-mini"])
 def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
     """A small λ makes 1e-16 of the sums 1e-10 of the first block, and float32 features 3e-6 (T5, λ 1e-5) to 1e-5
     (lm-mini, λ 1e-3) of later ones: those of float64 do not."""
@@ -131,6 +126,22 @@ def test_embedded_suites(suite: str, recipe: str, tmp_path: Path) -> None:
         check_alike(family, config, tmp_path / "float32", (2, 4), most=3e-5)
         family = in_float64(family)
     check_alike(family, config, tmp_path, (2, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "recipe"), [("t5", "informed"), ("llama", "refined")])
+def test_text(kind: str, recipe: str, tmp_path: Path) -> None:
+    """Padding, and two stages of blocks."""
+    family = in_float64(open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu"))
+    config = config_for(family, recipe=recipe, lam=0.05, batch_size=3)
+    check_alike(family, config, tmp_path / "ranks", (2, 3), most=1e-10)
+
+
+@pytest.mark.slow
+def test_a_rank_alone_is_one_process(tiny: Family, tmp_path: Path) -> None:
+    alone, _ = check_alike(tiny, CONFIG, tmp_path, (1,), most=0)
+    assert "ranks" not in alone
+    assert "ranks" not in record(tmp_path / "1")
 
 
 def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,32 +264,28 @@ def test_memory_limit(tiny: Family, tmp_path: Path) -> None:
     assert sum("--max-memory: one block needs" in one for one in ended.said) == 1
 
 
-@pytest.mark.slow
-def test_torchrun(tiny_suite_file: Path, tmp_path: Path) -> None:
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@pytest.mark.parametrize("size", rows(["1", "2"], quick=(), slow=("2",)))
+def test_torchrun(size: str, tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     """The command as users give it: rank 0 alone prints, one process is as without torchrun."""
-    arguments = ["calibrate", str(tiny_suite_file), "--samples", "8", "--device", "cpu", "--json", "--out"]
-    featcal = [sys.executable, "-m", "featcal"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    for name, start in {
-        "none": featcal,
-        "one": [*torchrun, "1", *featcal[1:]],
-        "two": [*torchrun, "2", *featcal[1:]],
-    }.items():
-        done = subprocess.run([*start, *arguments, str(tmp_path / name)], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["out"] == str(tmp_path / name)
-        assert apart(tmp_path / "none", tmp_path / name) == 0
-    assert len(record(tmp_path / "two")["ranks"]) == 2
-    assert "ranks" not in record(tmp_path / "one")
-    torchrun[-1:] = ["--nproc-per-node", "2"]
-    failed = subprocess.run(
-        [*torchrun, *featcal[1:], *arguments, str(tmp_path / "two")], capture_output=True, text=True
-    )
+    out = tmp_path / "out"
+    command = [*TORCHRUN, size, "-m", "featcal", "calibrate", str(tiny_suite_file), "--samples", "8", "--device", "cpu",
+               "--json", "--out", str(out)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["out"] == str(out)
+    calibrate_to_folder(tiny, config_for(tiny, samples=8), tmp_path / "none")
+    assert apart(tmp_path / "none", out) == 0
+    assert len(record(out).get("ranks", [1])) == int(size)
+    assert ("ranks" in record(out)) == (size == "2")
+    failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode != 0
     assert failed.stderr.count("featcal: ") == 1
     assert "exists already" in failed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="a rank is found by its environment")
 def test_torchrun_of_which_a_process_is_killed(tmp_path: Path) -> None:
     """torchrun ends with an error, one line of featcal's says what to do, and one process then ends the run."""

@@ -63,7 +63,7 @@ def gpt2(tmp_path: Path) -> Trial:
     return write_trial(tiny_decoder(CLASSIFIERS["gpt2"]), CLASSIFIERS["gpt2"], tmp_path / "suite")
 
 
-@pytest.mark.parametrize(("kind", "name"), checks(WHOLE, QUICK))
+@pytest.mark.parametrize(("kind", "name"), checks(WHOLE, QUICK, WHOLE[:1]))
 def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
     assert CHECKS[name](trials(kind))
 

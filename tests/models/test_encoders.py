@@ -76,7 +76,7 @@ def classified(trial: Trial) -> Trial:
     return trial
 
 
-@pytest.mark.parametrize(("kind", "name"), checks(sorted(VARIANTS), QUICK))
+@pytest.mark.parametrize(("kind", "name"), checks(sorted(VARIANTS), QUICK, REST))
 def test_what_must_hold(trials: Callable[[str], Trial], kind: str, name: str) -> None:
     assert CHECKS[name](trials(kind))
 
@@ -716,8 +716,10 @@ def test_dtype_is_kept(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["drift", "calibrate", "features", "accuracy", "suite"])
+@pytest.mark.parametrize(
+    "page",
+    rows(["drift", "calibrate", "features", "accuracy", "suite"], quick=(), slow=("drift", "accuracy", "suite")),
+)
 def test_pages_show_texts_with_classes(page: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from app_pages import opened
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lanes import rows
+from lanes import pairs, rows
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_vision_language import COUNT, MARK, ROWS, TASKS, PicturedTrial, tiny_vision_language, write_pictured
@@ -244,9 +244,20 @@ def order(trial: PicturedTrial, recipe: str) -> list[Piece]:
     return pieces
 
 
-@pytest.mark.parametrize("name", rows(COMPUTED, quick=("image_weight",), slow=("paper", "norms", "refined")))
-def test_every_tensor_is_that_of_the_second_computation(trial: PicturedTrial, name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    pairs(
+        sorted(ROWS),
+        COMPUTED,
+        quick=[("qwen2_5_vl", "image_weight")],
+        slow=[("qwen2_5_vl", "norms"), ("qwen2_5_vl", "refined"), ("qwen2_vl", "refined")],
+    ),
+)
+def test_every_tensor_is_that_of_the_second_computation(
+    trials: Callable[[str], PicturedTrial], kind: str, name: str
+) -> None:
     """Every sample alone and unpadded through the library's whole model, in float64, for every piece anew."""
+    trial = trials(kind)
     family, config = trial.family, options(trial.family, **COMPUTED[name])
     samples = {
         task: [{**one, "pixel_values": one["pixel_values"].double()} for one in trial.alone(task)] for task in TASKS

@@ -85,11 +85,12 @@ def test_the_story_of_the_card(clip_mini: Family) -> None:
         assert new.layers[-1].relative_drift < old.layers[-1].relative_drift
 
 
-def test_margin_certificates_are_never_wrong(clip_mini: Family) -> None:
-    """Eq. (44) on every test picture: a certified decision is the expert's."""
-    for task in measure_drift(clip_mini, split="test", samples=500, output=True).tasks.values():
+@pytest.mark.parametrize("samples", [100, pytest.param(500, marks=pytest.mark.nightly)])
+def test_margin_certificates_are_never_wrong(clip_mini: Family, samples: int) -> None:
+    """Eq. (44) on test pictures, at night on every one: a certified decision is the expert's."""
+    for task in measure_drift(clip_mini, split="test", samples=samples, output=True).tasks.values():
         assert task.output is not None
-        assert len(task.output.labels) == 500
+        assert len(task.output.labels) == samples
         assert bool(task.output.agrees[task.output.is_certified].all())
 
 
