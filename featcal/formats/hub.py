@@ -50,7 +50,7 @@ class HubModel:
     def select_files(self, files: Iterable[str]) -> list[str]:
         """Of the repository's files those in the model's folder and below it, as they are called from there.
 
-        >>> hub_model("owner/name/a").below(["a/config.json", "a/b/config.json", "ab/config.json"])
+        >>> hub_model("owner/name/a").select_files(["a/config.json", "a/b/config.json", "ab/config.json"])
         ['config.json', 'b/config.json']
         """
         start = self.path("")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from kills import STUDY, WRITES, content, in_a_process, require_none_loads, same_model, trials
 from lanes import rows
 from several import killed_once
+from turns import NIGHTLY, has_its_turn
 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.family.opening import Family, open_family
@@ -37,23 +39,34 @@ def _libraries() -> None:
     import_module("transformers.models.clip.modeling_clip")
 
 
-def killed_at(place: Path, count: int, work: Callable[[], object]) -> Callable[[], object]:
-    """The same work, killed before its operation number `count` below `place`."""
+def observed(place: Path, work: Callable[[], object], operate: Callable[[int], object]) -> Callable[[], object]:
+    """The same work for a child, which calls `operate` with its number before every operation below `place`."""
 
-    def doomed() -> None:
-        seen = 0
+    def watched() -> None:
+        numbers = count()
 
         def audit(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            if event in OPERATIONS and str(arguments[0]).startswith(str(place)):
-                if seen == count:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen += 1
+            if event in OPERATIONS and str(arguments[0]).startswith(f"{place}{os.sep}"):
+                operate(next(numbers))
 
         sys.addaudithook(audit)
         work()
 
-    return doomed
+    return watched
+
+
+def killed_at(place: Path, point: int, work: Callable[[], object]) -> Callable[[], object]:
+    """The same work, killed before its operation number `point` below `place`."""
+    return observed(place, work, lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == point else None)
+
+
+def count_operations(place: Path, work: Callable[[], object]) -> int:
+    """Do the work in a child; return how many operations below `place` it took."""
+    reading, writing = os.pipe()
+    assert in_a_process(observed(place, work, lambda _: os.write(writing, b"."))) == 0
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        return len(pipe.read())
 
 
 @pytest.mark.slow
@@ -91,17 +104,23 @@ def test_a_merge_that_is_killed_half_way(tiny: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rows(sorted(WRITES), quick=(), slow=["calibrated", "merged", "studied"]))
-def test_killed_at_every_file_operation(name: str, tiny: Family, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * NIGHTLY) for name in sorted(WRITES)])
+def test_killed_at_its_file_operations(name: str, tiny: Family, tmp_path: Path) -> None:
+    """At those whose turn it is on this commit; at every one in a nightly run."""
     WRITES[name](tiny, tmp_path / "whole", False)
-    expected, points = content(tmp_path / "whole"), 0
-    while kill_and_resume(name, tiny, tmp_path / f"at {points}", points, expected):
-        points += 1
-    assert points >= 8
+    expected, place = content(tmp_path / "whole"), tmp_path / "counted"
+    place.mkdir()
+    points = range(count_operations(place, lambda: WRITES[name](tiny, place / "out", False)))
+    assert len(points) >= 8
+    drawn = [point for point in points if has_its_turn(f"{name} {point}")] or [len(points) // 2]
+    for point in drawn:
+        assert kill_and_resume(name, tiny, tmp_path / f"at {point}", point, expected), f"no operation {point}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors"])
+WRITTEN = ("blocks/vision_model.encoder.layers.1.safetensors", "model/model.safetensors")
+
+
+@pytest.mark.parametrize("file", rows(WRITTEN, quick=(), slow=WRITTEN[:1]))
 def test_the_command_killed_while_it_runs(file: str, tmp_path: Path) -> None:
     """As users start it: what it left is no output, and the same command with --resume gives that of a whole run."""
     command = [sys.executable, "-m", "featcal", "calibrate", "clip-mini", "--samples", "8", "--device", "cpu", "--out"]

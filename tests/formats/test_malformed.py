@@ -178,7 +178,7 @@ def _addresses() -> int:
 
 
 def run_dangerous(folder: Path) -> None:
-    """In a process of its own: a sound run, a limit on what may come on top of it, and dangerous cases."""
+    """In a process of its own: a sound run, a limit on what may come on top of it, and every dangerous case."""
     import contextlib
     import io
 
@@ -194,10 +194,7 @@ def run_dangerous(folder: Path) -> None:
 
 
 def _dangerous() -> list[Case]:
-    """Every damage once, on the first file that has it; on other files when it is their turn."""
-    cases = [case for case in CASES if case.dangerous]
-    first = {case.name: case for case in reversed(cases)}
-    return [case for case in cases if case is first[case.name] or has_its_turn(title(case))]
+    return [case for case in CASES if case.dangerous]
 
 
 @pytest.mark.slow

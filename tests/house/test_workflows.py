@@ -42,7 +42,7 @@ def unknown(command: str) -> str:
     """What a step calls that there is not; "" where it calls what there is."""
     program, *words = shlex.split(command)
     if program == "make":
-        return " ".join(word for word in words if word not in TARGETS)
+        return " ".join(word for word in words if word not in TARGETS and "=" not in word)
     if Path(program).name == "featcal":
         return "" if words[0] in commands.commands else words[0]
     for before, after in pairwise(words):

@@ -437,7 +437,7 @@ select(open_family(load_suite(sys.argv[1]), device="cpu"), CalibrationConfig(sam
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # one that is ended goes on in CI, and one of `compare` that is killed
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_a_choice_whose_process_was_killed_goes_on(
     many: Family, many_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short: None
