@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from app_pages import charts, control, go, healthy, name_of, opened
 from streamlit.testing.v1 import AppTest
+from tiny_clip import BLOCKS
 from tiny_text import write_text_suite
 
 from app import cloud, maps
-from conftest import BLOCKS
 from featcal.session import projection as figures_maps
 from featcal.session.feature_maps import Clouds
 from featcal.session.session import open_session

@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 from app_pages import button, charts, control, fields, go, healthy, name_of, opened, shown_model
+from tiny_clip import BLOCKS, TASKS
 
-from conftest import BLOCKS, TASKS
 from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables

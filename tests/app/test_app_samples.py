@@ -13,12 +13,12 @@ import pytest
 import streamlit as st
 from app_pages import button, charts, control, healthy, opened
 from streamlit.testing.v1 import AppTest
+from tiny_clip import TASKS
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
 from app import flips, samples, state
 from app.selection import HOME, MOST_PICKED, Selection, from_query
-from conftest import TASKS
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
 from featcal.session.session import Session, open_session

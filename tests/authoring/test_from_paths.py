@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Run, document
+from lanes import cases_by_message
 from PIL import Image
 
-from conftest import saying
 from featcal import load_suite
 from featcal.authoring.from_paths import DEFAULT_MERGE, Parts, begin
 from featcal.authoring.guess import Guess, guess
@@ -342,7 +342,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), saying(REFUSED))
+@pytest.mark.parametrize(("given", "said"), cases_by_message(REFUSED))
 def test_what_cannot_be_told_is_refused(here: Path, given: str, said: str) -> None:
     (here / "a.bin").touch()
     (here / "empty").mkdir()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from lanes import cases_by_message
 
-from conftest import saying
 from featcal.authoring.common import read_recipe
 from featcal.authoring.recipes import Imported, export_pool_to_file, import_recipe, import_to_file
 from featcal.authoring.to_fusion_bench import export_fusion_bench
@@ -337,7 +337,7 @@ NOT_OF_FUSION_BENCH = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), saying(NOT_OF_MERGEKIT | NOT_OF_FUSION_BENCH | OF_NO_TOOL))
+@pytest.mark.parametrize(("content", "message"), cases_by_message(NOT_OF_MERGEKIT | NOT_OF_FUSION_BENCH | OF_NO_TOOL))
 def test_refusals(tmp_path: Path, content: Any, message: str) -> None:
     said = refused(tmp_path, content)
     assert message in said

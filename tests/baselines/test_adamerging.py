@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from library_references import calibration_samples, reference_of
+from tiny_clip import TASKS
 from torch import Tensor
 from torch.func import functional_call
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.gradients import heads_of

@@ -11,9 +11,9 @@ import pytest
 import torch
 from lanes import rows
 from library_references import Reference, inputs_of, linears_of, reference_of
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.coefficients import best
 from featcal.baselines.fit import fit

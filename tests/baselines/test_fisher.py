@@ -11,9 +11,9 @@ import pytest
 import torch
 from lanes import rows
 from library_references import Reference, calibration_samples, reference_of
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fisher import labels_of
 from featcal.baselines.fit import fit

@@ -11,12 +11,12 @@ import torch
 from click.testing import CliRunner
 from lanes import rows
 from safetensors.torch import load_file
+from tiny_clip import TASKS as PICTURES
 from tiny_decoders import CLASSIFIERS, tiny_decoder
 from tiny_encoders import ROWS, tiny_encoder
 from tiny_timm import tiny_timm
 from torch import Tensor
 
-from conftest import TASKS as PICTURES
 from featcal import evaluate, load_suite, open_family, open_session
 from featcal.baselines.fit import fit
 from featcal.baselines.folded import fold_head, with_heads

@@ -12,10 +12,10 @@ import torch
 from click.testing import CliRunner
 from library_references import text_reference
 from safetensors.torch import load_file
+from tiny_clip import TASKS
 from torch import Tensor
 from transformers import CLIPConfig, CLIPVisionModelWithProjection, T5ForConditionalGeneration
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.options import Polish

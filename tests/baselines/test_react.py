@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS
 from featcal.baselines.fit import fit
 from featcal.baselines.options import React
 from featcal.baselines.react import AffineMap, regression

@@ -14,9 +14,9 @@ import torch
 from click.testing import CliRunner
 from lanes import rows
 from library_references import Reference, inputs_of, linears_of, reference_of
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.options import KINDS, RegMean, RegMeanPlusPlus, options_of

@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from library_references import text_reference
+from tiny_clip import TASKS
 from torch import Tensor
 from transformers import T5ForConditionalGeneration
 
-from conftest import TASKS
 from featcal import evaluate, measure_drift
 from featcal.baselines.fit import fit
 from featcal.baselines.options import Polish, ProbSurgery, Surgery

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS
 from featcal import evaluate
 from featcal.baselines.fit import fit
 from featcal.baselines.options import Svc

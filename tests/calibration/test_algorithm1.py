@@ -11,9 +11,9 @@ from weakref import ref
 
 import pytest
 import torch
+from tiny_clip import BLOCKS, TASKS
 from torch import Tensor, nn
 
-from conftest import BLOCKS, TASKS
 from featcal.calibration.algorithm1 import InMemoryBlocks, calibrate_blocks
 from featcal.calibration.block_statistics import BlockMoments, FirstBlock
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_clip import BLOCKS, TASKS
 
-from conftest import BLOCKS, TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.calibration.conditioning import conditioning_of, measure_conditioning
 from featcal.calibration.config import CalibrationConfig

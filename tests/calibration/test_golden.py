@@ -10,8 +10,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 from several import check_alike
+from tiny_clip import in_float64
 
-from conftest import in_float64
 from featcal.calibration.calibrate import calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family

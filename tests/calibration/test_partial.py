@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from open_clip_models import suite_as_open_clip
+from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
 
-from conftest import BLOCKS, TASKS
 from featcal import cli
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig, resolve_parts

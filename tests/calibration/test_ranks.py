@@ -18,10 +18,10 @@ import torch
 from lanes import rows
 from open_clip_models import suite_as_open_clip
 from several import apart, calibrated, check_alike, killed_once, record, run_ranks
+from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from conftest import in_float64
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.calibration.config import RECIPES, CalibrationConfig
 from featcal.export import record_facts

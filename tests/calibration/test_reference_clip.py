@@ -12,10 +12,10 @@ import yaml
 from lanes import rows
 from library_references import Reference, assert_calibrated_alike, calibration_samples
 from safetensors.torch import load_file
+from tiny_clip import BLOCKS, TASKS, in_float64, write_expert, write_suite
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
 
-from conftest import BLOCKS, TASKS, in_float64, write_expert, write_suite
 from featcal import CalibrationConfig, load_suite, open_family
 from featcal.testing.reference import Options, Piece, Sample, calibrate, refine
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor, nn
 
-from conftest import in_float64
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for, expert_passes

@@ -14,9 +14,9 @@ import torch
 import yaml
 from lanes import rows
 from several import run_ranks
+from tiny_clip import BLOCKS
 from torch import Tensor
 
-from conftest import BLOCKS
 from featcal.calibration import distributed, rounding
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
 from featcal.calibration.config import CalibrationConfig

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from command_line import Run, document
 from safetensors.torch import load_file
+from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
 
-from conftest import BLOCKS, TASKS
 from featcal.calibration import calibrate as calibrate_module
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli.options import Size

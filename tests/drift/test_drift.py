@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
-from conftest import BLOCKS, TASKS
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import TaskDrift
 from featcal.drift.task_vectors import task_vector_cosines

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from lanes import rows
+from tiny_clip import TASKS
 from tiny_text import TASKS as TEXTS
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from conftest import TASKS
 from featcal import InputError, load_suite, open_family
 from featcal.drift import propagation
 from featcal.drift.decomposition import decompose, follow

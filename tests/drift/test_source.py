@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_clip import BLOCKS
 from torch import Tensor
 
-from conftest import BLOCKS
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import (

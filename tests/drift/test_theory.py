@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
-from conftest import BLOCKS, TASKS
 from featcal.drift.decomposition import decompose
 from featcal.drift.growth import certified_run, growth
 from featcal.drift.ledger import TaskDrift

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_clip import CLASSES, TASKS
 
-from conftest import CLASSES, TASKS
 from featcal.family.opening import Family, open_family
 from featcal.session.api import evaluate
 from featcal.suite.schema import load_suite

@@ -17,9 +17,10 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import cases_by_message
 from scipy.stats import bootstrap, spearmanr
+from tiny_clip import TASKS
 
-from conftest import TASKS, saying
 from featcal import cli
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.evaluation.language import spearman
@@ -217,7 +218,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize(("other", "message"), saying(OTHER))
+@pytest.mark.parametrize(("other", "message"), cases_by_message(OTHER))
 def test_scores_of_other_samples_are_refused(other: Scores, message: str) -> None:
     with pytest.raises(InputError, match=message):
         compare_scores(scores("A", t=[1, 0, 1]), other)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_clip import clip_inputs
 from tiny_text import CONFIGS, write_text_suite
 from version5 import LENGTH, ROPES, TOKENIZERS, write_saved_by_5, write_tokenizer
 
-from conftest import clip_inputs
 from featcal import load_suite, open_family
 from featcal.export.change_layout import convert
 from featcal.export.config_files import named_dtype, say_tokenizer

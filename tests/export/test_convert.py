@@ -12,8 +12,8 @@ import pytest
 import torch
 from open_clip_models import model_cfg, random_state, reference, write_folder
 from safetensors.torch import load_file, save_file
+from tiny_clip import write_base
 
-from conftest import write_base
 from featcal.export.change_layout import convert
 from featcal.export.clip_counterparts import hf_config, open_clip_config
 from featcal.export.clip_inputs import preprocess_for_open_clip

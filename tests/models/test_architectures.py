@@ -9,12 +9,12 @@ import pytest
 import torch
 from lanes import rows
 from safetensors.torch import load_file, save_file
+from tiny_clip import in_float64
 from tiny_text import KINDS, TASKS, write_text_suite
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from conftest import in_float64
 from featcal import calibrate, calibrate_to_folder, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import CalibrationResult, config_for, expert_passes
 from featcal.drift.decomposition import decompose, follow

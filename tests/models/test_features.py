@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_clip import TASKS
 from tiny_text import KINDS, library_model, write_text_suite
 from torch import Tensor
 
-from conftest import TASKS
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights

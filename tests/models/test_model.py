@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_clip import CLASSES, TASKS
 from tiny_text import ROWS, write_text_suite
 from torch import Tensor
 
-from conftest import CLASSES, TASKS
 from featcal import Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.evaluate import score, task_features

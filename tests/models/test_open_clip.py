@@ -15,11 +15,11 @@ import torch
 from lanes import rows
 from open_clip_models import model_cfg, random_state, reference, suite_as_open_clip, write_folder
 from safetensors.torch import load_file, save_file
+from tiny_clip import in_float64, write_suite
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from conftest import in_float64, write_suite
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
 from featcal.evaluation.scoring_heads import zero_shot_heads
 from featcal.export.clip_counterparts import to_hf, vision_pairs

@@ -15,11 +15,11 @@ import torch
 import yaml
 from lanes import rows
 from safetensors.torch import load_file, save_file
+from tiny_clip import SIDE, in_float64, write_base
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import CLIPModel, PreTrainedTokenizerFast, SiglipModel
 
-from conftest import SIDE, in_float64, write_base
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.export.write import verify_reload

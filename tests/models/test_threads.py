@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_clip import write_suite
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from conftest import write_suite
 from featcal import CalibrationConfig, calibrate, load_suite, open_family
 from featcal.calibration.calibrate import expert_passes
 from featcal.drift.decomposition import decompose, follow

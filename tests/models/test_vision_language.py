@@ -18,10 +18,10 @@ import yaml
 from lanes import pairs, rows
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_clip import in_float64
 from tiny_vision_language import COUNT, MARK, ROWS, TASKS, PicturedTrial, tiny_vision_language, write_pictured
 from torch import Tensor
 
-from conftest import in_float64
 from featcal import CalibrationConfig, Family, InputError, calibrate, evaluate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for
 from featcal.evaluation.generation_check import canary

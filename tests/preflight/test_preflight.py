@@ -21,11 +21,12 @@ import yaml
 from click.testing import CliRunner
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from lanes import cases_by_message
 from safetensors.torch import load_file, save, save_file
+from tiny_clip import TASKS
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_expert, write_text_suite
 from torch import Tensor
 
-from conftest import TASKS, saying
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.cli import suite as suites
@@ -625,7 +626,7 @@ RENAMES = {
 }
 
 
-@pytest.mark.parametrize(("rename", "message"), saying(RENAMES))
+@pytest.mark.parametrize(("rename", "message"), cases_by_message(RENAMES))
 def test_likely_renames(tiny: Family, rename: Callable[[str], str], message: str) -> None:
     tensors = {rename(name): t for name, t in tiny.experts["pets"].read(tiny.adapter.tower).items()}
     (problem,) = differences(tiny.adapter, InMemory("x", tensors))

@@ -15,8 +15,8 @@ import pytest
 import torch
 from open_clip_models import suite_as_open_clip
 from PIL import Image, ImageOps
+from tiny_clip import SIDE, clip_inputs
 
-from conftest import SIDE, clip_inputs
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import open_family

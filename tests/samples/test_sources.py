@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lanes import cases_by_message
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_clip import SIDE, clip_inputs
 
-from conftest import SIDE, clip_inputs, saying
 from featcal.formats.located import Pictures
 from featcal.samples import sources
 from featcal.samples.prepare import Preparation
@@ -85,7 +86,7 @@ UNUSABLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("source", "message"), saying(UNUSABLE))
+@pytest.mark.parametrize(("source", "message"), cases_by_message(UNUSABLE))
 def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message: str) -> None:
     root = own_suite_file.parent
     for name, content in ARRAYS.items():

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lanes import cases_by_message
 from safetensors.torch import save_file
 
-from conftest import saying
 from featcal.samples import table
 from featcal.samples.hub import read_hub
 from featcal.samples.pool import TextExample
@@ -123,7 +123,7 @@ def test_templates_are_names_and_nothing_else(template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), saying({"holds nothing": None, "holds a list": [[1]], "'.1f' does not fit": "x"})
+    ("value", "message"), cases_by_message({"holds nothing": None, "holds a list": [[1]], "'.1f' does not fit": "x"})
 )
 def test_values_that_are_no_text(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -195,7 +195,7 @@ UNFIT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("source", "message"), saying(UNFIT))
+@pytest.mark.parametrize(("source", "message"), cases_by_message(UNFIT))
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_rows_that_do_not_fit(tmp_path: Path, kind: str, source: dict[str, Any], message: str) -> None:
     options = {"rows": ROWS, **source}
@@ -216,7 +216,7 @@ NO_ROWS = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), saying(NO_ROWS))
+@pytest.mark.parametrize(("content", "message"), cases_by_message(NO_ROWS))
 def test_files_that_hold_no_rows(tmp_path: Path, content: bytes, message: str) -> None:
     kind, name = {"c": ("jsonl", "x.jsonl.gz"), "n": ("parquet", "x.parquet")}.get(message[0], ("jsonl", "x.jsonl"))
     (tmp_path / name).write_bytes(content)
@@ -350,7 +350,7 @@ UNSUITED = {
 }
 
 
-@pytest.mark.parametrize(("given", "message"), saying(UNSUITED))
+@pytest.mark.parametrize(("given", "message"), cases_by_message(UNSUITED))
 def test_sources_that_do_not_suit_the_model(tmp_path: Path, t5: Path, given: tuple[str, Any], message: str) -> None:
     write_jsonl(tmp_path / "x.jsonl")
     with pytest.raises(InputError, match=f"^task 't', test samples: .*{message}"):
@@ -411,7 +411,7 @@ NO_TOKENS = {
 }
 
 
-@pytest.mark.parametrize(("given", "message"), saying(NO_TOKENS))
+@pytest.mark.parametrize(("given", "message"), cases_by_message(NO_TOKENS))
 def test_token_ids_that_do_not_fit(tmp_path: Path, t5: Path, given: tuple[str, dict[str, Any]], message: str) -> None:
     modality, change = given
     content = {name: rows for name, rows in {"ids": ROW, "mask": MASK, **change}.items() if rows is not None}

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch
 from app_pages import button, charts, healthy, opened
+from tiny_clip import TASKS
 
 from app import jobs as app_jobs
-from conftest import TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import is_in_memory

@@ -18,12 +18,12 @@ from app_pages import PAGES, button, charts, go, healthy, opened
 from click.testing import CliRunner
 from lanes import rows
 from streamlit.testing.v1 import AppTest
+from tiny_clip import TASKS, write_suite
 
 from app import jobs as app_jobs
 from app import state
 from app.held import MOST, Held
 from app.opening import bytes_needed
-from conftest import TASKS, write_suite
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe
 from featcal.calibration.config import CalibrationConfig

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
-from conftest import BLOCKS, TASKS
 from featcal.calibration.conditioning import measure_conditioning
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands

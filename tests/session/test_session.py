@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tiny_clip import TASKS
 
-from conftest import TASKS
 from featcal import evaluate, load_suite, measure_drift
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig

@@ -17,8 +17,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from scipy import stats
+from tiny_clip import TASKS
 
-from conftest import TASKS
 from featcal import evaluate, measure_drift
 from featcal.baselines.options import KINDS, Sampled
 from featcal.cli import commands

@@ -18,8 +18,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tiny_clip import TASKS
 
-from conftest import TASKS
 from featcal import load_suite
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from lanes import rows
+from lanes import cases_by_message, rows
 from safetensors.torch import load_file, save_file
 
-from conftest import saying
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
 from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
@@ -191,7 +190,7 @@ def test_a_suite_that_featcal_brings_is_known_by_its_name(own_suite_file: Path, 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    saying(
+    cases_by_message(
         {
             "does not come with featcal; name its file with --suite": lambda record: None,
             "version of featcal that did not write down": lambda record: record.pop("command"),
@@ -212,7 +211,9 @@ def test_records_that_cannot_be_replayed(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    saying({"does not know: gamma": {"gamma": 1}, "config|options are not": {"lam": "much"}, "ridge": {"lam": -1}}),
+    cases_by_message(
+        {"does not know: gamma": {"gamma": 1}, "config|options are not": {"lam": "much"}, "ridge": {"lam": -1}}
+    ),
 )
 def test_options_out_of_range(
     own_suite_file: Path, made: Path, edit: Any, options: dict[str, Any], message: str

@@ -19,9 +19,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tiny_clip import CLASSES, SIDE, TASKS
 from tiny_text import distributions, library, text_suite
 
-from conftest import CLASSES, SIDE, TASKS
 from featcal import calibrate, cli, load_suite, measure_drift, open_family, select
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import CalibrationConfig

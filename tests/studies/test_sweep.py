@@ -14,8 +14,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import cases_by_message
+from tiny_clip import TASKS
 
-from conftest import TASKS, saying
 from featcal import calibrate, cli, load_suite, measure_drift, open_family
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
@@ -223,7 +224,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("values", "message"), saying(WRONG))
+@pytest.mark.parametrize(("values", "message"), cases_by_message(WRONG))
 def test_a_grid_that_cannot_be_is_refused_at_once(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         replace(GRID, **values)

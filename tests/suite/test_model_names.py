@@ -13,10 +13,10 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from lanes import rows
+from lanes import cases_by_message, rows
+from tiny_clip import TASKS
 from torch import Tensor
 
-from conftest import TASKS, saying
 from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.calibration.config import CalibrationConfig
@@ -249,7 +249,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "message"), saying(WRONG))
+@pytest.mark.parametrize(("name", "message"), cases_by_message(WRONG))
 def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         measure_drift(tiny, name, samples=4)

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from tiny_clip import SIDE, clip_inputs, write_base, write_expert
 from tiny_decoders import ROWS, tiny_decoder
 from tiny_text import write_text_base, write_text_expert
 
-from conftest import SIDE, clip_inputs, write_base, write_expert
 from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import open_family
 from featcal.samples.sources import draw

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import cases_by_message
+from tiny_clip import clip_inputs
 
-from conftest import clip_inputs, saying
 from featcal.calibration.config import CalibrationConfig
 from featcal.samples.sources import draw
 from featcal.suite.recipe import METHODS
@@ -121,7 +122,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), saying(WRONG))
+@pytest.mark.parametrize(("change", "message"), cases_by_message(WRONG))
 def test_wrong_content_is_named(edit_suite: Edit, change: Any, message: str) -> None:
     said = refused(edit_suite(change))
     assert message in said
@@ -243,7 +244,7 @@ NO_YAML: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), saying(NO_YAML))
+@pytest.mark.parametrize(("content", "message"), cases_by_message(NO_YAML))
 def test_what_is_no_suite_file_is_placed(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "suite.yaml"
     file.write_bytes(content)
