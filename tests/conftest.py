@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from command_line import Run
+from tiny_clip import in_float64, write_suite
 
 from featcal.evaluation import generation_check
 from featcal.family.opening import Family, open_family
