@@ -23,11 +23,11 @@ LANE ?= not slow and not e2e and not nightly
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(LANE)"
 
-# Journeys through the app in a real browser, and many sessions at once; skipped, with the reason, without a Chromium.
+# Journeys through the app in a real browser; skipped, with the reason, without a Chromium.
 e2e: $(VENV)/installed
-	$(BIN)/python -m pytest -m "e2e and not nightly" -rs tests/e2e
+	$(BIN)/python -m pytest -m "e2e and not nightly" -rs --durations=10 tests/e2e
 
-# Everything: every row, seed and damaged file that the other lanes take a part of.
+# Everything: every row, seed and damaged file that the other lanes take a part of, and many sessions at once.
 nightly: check compat
 	FEATCAL_NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 	$(BIN)/python -m pytest -m e2e -rs tests/e2e

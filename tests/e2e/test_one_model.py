@@ -32,7 +32,10 @@ def test_the_tour_shows_one_calibrated_model(visitor: Visitor) -> None:
     assert visitor.chart("drift-layers")["drift, calibrated"][-1] == pytest.approx(drift, rel=1e-5)
 
 
-@pytest.mark.parametrize("order", [ALL[1:], ALL[:0:-1]], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(ALL[1:], id="forwards"), pytest.param(ALL[:0:-1], id="backwards", marks=pytest.mark.nightly)],
+)
 def test_the_model_of_a_link_is_on_every_page(visitor: Visitor, order: tuple[str, ...]) -> None:
     visitor.open(f"/calibrate?{LINKED.query()}&n=16")
     assert visitor.model == LINKED

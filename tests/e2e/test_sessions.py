@@ -8,7 +8,7 @@ import browser
 import pytest
 import sessions
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 ENOUGH = sessions.Wanted(compared=5, overtaken=5, seconds=240)
 """What the sessions go on for, however slow the machine is."""
 
