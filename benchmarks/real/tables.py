@@ -84,6 +84,11 @@ def recipes() -> list[str]:
     return ["expert", "base", "task-arithmetic", *(f"{way}@task-arithmetic" for way in RECIPES.values())]
 
 
+def starts() -> list[str]:
+    """Five mergers, and every recipe from each."""
+    return ["expert", "base", *STARTS, *(f"{way}@{one}" for way in RECIPES.values() for one in STARTS)]
+
+
 def pretrained() -> list[str]:
     """Five mergers with every recipe and thirty steps of polish, and what else merges."""
     ways = [*RECIPES.values(), TREATMENTS["polish"]]
@@ -283,7 +288,7 @@ def drift_table(file: Path) -> list[str]:
     return lines
 
 
-NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "pretrained": pretrained}
+NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "starts": starts, "pretrained": pretrained}
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
