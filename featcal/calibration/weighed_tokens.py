@@ -36,7 +36,7 @@ class Acting:
     """What the task vector of one expert does to the tokens that one group of maps is given, batch by batch."""
 
     change: Float[Tensor, "k d"]
-    """change^T change = tau^T tau (`prior.spanning`)."""
+    """change^T change = tau^T tau (`prior.spanning_rows`)."""
     base: Float[Tensor, "m d"]
     """W_0."""
     _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Acting:
 
 
 def weigh(acting: Sequence[Acting], ranks: Ranks) -> list[list[TokenRows]]:
-    """Return the rows of every batch with s_t in their weights, of every group that `acting` is of.
+    """Return the rows of every batch with s_t in their weights, of every group that `begin_acting` is of.
 
     Args:
         ranks: those that share the task, of which each has seen a part of its tokens, add up what means are made of.

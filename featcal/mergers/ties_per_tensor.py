@@ -58,7 +58,7 @@ def merge(
 def trim(vector: Tensor, density: float, sizes: Sequence[int] | None = None) -> Tensor:
     """`vector` with all but its largest entries by magnitude set to 0.
 
-    As many entries stay as `ties.kept` says. Where entries at the edge are equal, as they often are
+    As many entries stay as `ties.kept_count` says. Where entries at the edge are equal, as they often are
     between models in half precision, `torch.topk` decides: it does in mergekit too.
 
     >>> trim(torch.tensor([1.0, -3.0, 0.5, 2.0]), 0.5).tolist()
