@@ -38,8 +38,8 @@ def select(
     """Choose whether and how a merge is repaired, by how often what is fitted on three quarters of the calibration
     samples gives the experts' decisions on the fourth. Nothing but calibration samples is read, and no label is used.
 
-    The default, "informed" at its defaults, stays unless another candidate (`candidates.plan_candidates`) is better by more
-    than the paired interval; of several the best is taken. What was found is kept in the user's cache folder
+    The default, "informed" at its defaults, stays unless another candidate (`candidates.plan_candidates`) is better by
+    more than the paired interval; of several the best is taken. What was found is kept in the user's cache folder
     (FEATCAL_CACHE), so that a choice that was ended goes on, and processes that make the same one share the work.
 
     Args:
