@@ -27,10 +27,12 @@ test: $(VENV)/installed
 e2e: $(VENV)/installed
 	$(BIN)/python -m pytest -m "e2e and not nightly" -rs --durations=10 tests/e2e
 
-# Everything: every row, seed and damaged file that the other lanes take a part of, and many sessions at once.
+# Everything: every row, seed and damaged file that the other lanes take a part of, many sessions at once, and
+# kills at random moments.
 nightly: check compat
 	FEATCAL_NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 	$(BIN)/python -m pytest -m e2e -rs tests/e2e
+	$(BIN)/python benchmarks/kills.py --kills 200
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

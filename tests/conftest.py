@@ -43,8 +43,8 @@ TOKENS = generation_check.TOKENS
 
 @pytest.fixture(scope="session", autouse=True)
 def few_tokens() -> Iterator[None]:
-    """Every calibration of a text model that is written has its generation checked, whose 64 tokens per answer take
-    four times as long as all else of a tiny one: a few show as much of what is not about them."""
+    """Let tiny models write answers of 4 tokens: every text model that is written has its generation checked, and 64
+    tokens take four times as long as all else of such a test."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(generation_check, "TOKENS", 4)
         yield
@@ -52,7 +52,7 @@ def few_tokens() -> Iterator[None]:
 
 @pytest.fixture
 def all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as users get, where answers themselves are looked at."""
+    """Let models write as many tokens as users get, where a test is about the answers."""
     monkeypatch.setattr(generation_check, "TOKENS", TOKENS)
 
 

@@ -154,8 +154,8 @@ def calibrate_to_folder(
         max_memory: bytes of resident memory to stay within; token states beyond it lie in files meanwhile, and the
             written model is verified block by block where the whole does not fit.
 
-    Among several ranks (`distributed.joined`) each calls this alike; every expert is read by those that have its task,
-    and rank 0 writes.
+    Among several ranks (`distributed.join_process_group`) each calls this alike; every expert is read by those that
+    have its task, and rank 0 writes.
 
     Returns:
         The document of `featcal calibrate --json`; all but `out` is also `featcal.json` in the folder. Empty on other
@@ -225,7 +225,8 @@ def expert_passes(
 def own_passes(
     family: Family, config: CalibrationConfig, ranks: Ranks
 ) -> tuple[dict[str, ExpertPass], dict[str, dict[str, Any]]]:
-    """The expert passes of this rank's tasks, or of its part of one task, and `read_draws` all tasks of the run.
+    """Draw the samples of this rank's tasks, or of its part of one task; return their expert passes, and what
+    `read_draws` gives for all tasks of the run.
 
     Samples of a task that ranks share are drawn whole by each of them: what tells them from others is of the whole.
     """

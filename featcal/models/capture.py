@@ -52,7 +52,7 @@ def record_inputs(modules: Mapping[str, nn.Module], enough: int | None = None) -
 
 @contextmanager
 def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
-    """As `record_inputs`, of every one of the `modules`.
+    """Record the input of every one of the `modules` in the body of the `with`, and require that each was called.
 
     Args:
         to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block

@@ -58,7 +58,7 @@ class Preparation:
     image_token: int | None = None
     """What stands for a part of a picture among the tokens of a text, where a model reads both."""
     copies: int = 0
-    """How many varied copies of every picture (`samples.vary`) are drawn behind all pictures."""
+    """Number of varied copies of every picture (`samples.vary`), drawn behind all pictures."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
         """Pictures → `pixel_values` `[n, 3, H, W]` float32.

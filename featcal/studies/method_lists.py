@@ -91,7 +91,7 @@ def with_samples(model: str, samples: int, seed: int) -> str:
 
 
 def takes_samples(model: str) -> bool:
-    """Whether `with_samples` has its way with the number of samples: false of a name that says its own somewhere.
+    """Say whether `with_samples` can set the number of samples: not in a name that gives its own somewhere.
 
     >>> [takes_samples(name) for name in ("calibrated:rho=1", "tsv-m", "polished:steps=5@calibrated:samples=8")]
     [True, True, False]

@@ -43,7 +43,7 @@ class Views(NamedTuple):
 
 @dataclass
 class Cost:
-    """What a piece of work costs: seconds of clock and processor, memory; known when the work is done."""
+    """Cost of a piece of work: seconds of clock and processor, memory; known when the work is done."""
 
     wall: float = 0.0
     """Seconds of the clock."""
@@ -256,7 +256,7 @@ def measure_cost() -> Iterator[Cost]:
 
 
 def _forget_peak() -> bool:
-    """Have the system count this process's peak from now on; whether it does (Linux alone)."""
+    """Let the system count this process's peak from now on, and say whether it does (Linux alone)."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")

@@ -240,7 +240,7 @@ _here = ALONE
 
 
 def current_ranks() -> Ranks:
-    """The ranks that this process is one of: those of the `join_process_group` around it."""
+    """Return the ranks that this process is one of: those of the `join_process_group` around it."""
     return _here
 
 

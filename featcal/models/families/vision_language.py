@@ -64,14 +64,14 @@ class Pictures:
         return cls(counts // shared, longest // shared)
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """Rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more of them."""
+        """Return rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more of them."""
         kept = self._row_mask
         places = torch.full(kept.shape, len(rows), device=rows.device)
         places[kept] = torch.arange(len(rows), device=rows.device)
         return torch.nn.functional.pad(rows, (0, 0, 0, 1))[places]
 
     def pack(self, padded: Tensor) -> Tensor:
-        """The inverse of `unpack`."""
+        """Return padded rows `[batch, longest, width]` as `[n, width]` again, what `unpack` was given."""
         return padded[self._row_mask.nonzero(as_tuple=True)]
 
     @property
