@@ -165,7 +165,7 @@ def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypa
         calibrate_to_folder(family, CONFIG, tmp_path / "out")
 
     ended = run_ranks(2, work, tmp_path / "logs")
-    assert ended.status == [0, 0], ended.said
+    ended.check()
     read = [set(file.read_text().splitlines()) for file in tmp_path.glob("read by *")]
     experts = [{file for file in own if "experts" in file} for own in read]
     assert len(experts) == 2
@@ -177,7 +177,7 @@ def test_every_expert_is_read_by_one_rank(tiny: Family, tmp_path: Path, monkeypa
 def test_bytes_that_ranks_exchange(tiny: Family, tmp_path: Path) -> None:
     """Whatever is sent is received; what a rank reads of its own expert is the lineage's matrices and the tower."""
     ended = calibrated(tiny, CONFIG, tmp_path / "out", 2)
-    assert ended.status == [0, 0], ended.said
+    ended.check()
     ranks = record(tmp_path / "out")["ranks"]
     assert ranks[0]["sent_bytes"] == ranks[1]["received_bytes"] > 0
     assert ranks[1]["sent_bytes"] == ranks[0]["received_bytes"] > 0
@@ -257,7 +257,7 @@ def test_memory_limit(tiny: Family, tmp_path: Path) -> None:
     """Every rank has its own limit; what does not fit is said once."""
     calibrate_to_folder(tiny, CONFIG, tmp_path / "whole")
     ended = calibrated(tiny, CONFIG, tmp_path / "out", 2, max_memory=8 * 2**30)
-    assert ended.status == [0, 0], ended.said
+    ended.check()
     assert apart(tmp_path / "whole", tmp_path / "out") == 0
     ended = calibrated(tiny, CONFIG, tmp_path / "small", 2, max_memory=2**20)
     assert ended.status == [1, 1]
