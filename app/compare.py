@@ -9,12 +9,12 @@ import streamlit as st
 
 from app import jobs, opening, options, state, stopped, view
 from app.selection import CALIBRATED, HOME
-from featcal.calibration.config import CalibrationConfig
 from featcal.figures.names import plain
 from featcal.figures.report.models import label_models
 from featcal.figures.theme import Shown
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 

@@ -10,12 +10,12 @@ import pandas as pd
 
 from app import opening
 from app.selection import file_words
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import tables
 from featcal.figures.commands import Measured
 from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 
 USUAL = ("merged", "base", "expert")

@@ -13,9 +13,8 @@ from typing import Any
 import streamlit as st
 
 from app import state, stopped
-from app.selection import SYMBOLS
+from app.selection import OPTIONS
 from featcal.calibration.calibrate import CalibrationResult
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores
 from featcal.figures.names import plain, plain_lines
 from featcal.server import kinds
@@ -25,6 +24,7 @@ from featcal.server.orders import order
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
 from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import InputError
 from featcal.system.formatting import duration, shorten
@@ -253,7 +253,8 @@ def title(order: Order) -> str:
     """What is computed, for Markdown."""
     suite = Path(order.suite).parent.name or order.suite
     options = order.args.get("options", order.args)
-    numbers = {"recipe": "recipe", **SYMBOLS, "model": "model", "split": "split"}
+    symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol}
+    numbers = {"recipe": "recipe", **symbols, "model": "model", "split": "split"}
     said = [f"{sign} {options[name]}" for name, sign in numbers.items() if options.get(name) is not None]
     return plain(" · ".join(shorten(one, 60) for one in [NAMES.get(order.kind, order.kind), suite, *said]))
 

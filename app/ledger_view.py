@@ -9,12 +9,12 @@ import streamlit as st
 
 from app import downloads, state, view
 from app.downloads import Numbers, Origin, file_name
-from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NoScores
 from featcal.system.progress import Progress

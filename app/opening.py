@@ -9,14 +9,15 @@ import torch
 
 from app import preview
 from app.preview import HOME_SUITE, SAMPLES
-from app.selection import TURNED
+from app.selection import OPTIONS
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig, idle_options
+from featcal.calibration.config import idle_options
 from featcal.family.opening import open_family
 from featcal.figures import tables
 from featcal.preflight.estimates import LIBRARIES, estimate
 from featcal.server.lengths import draw_sizes
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import FeatcalError
@@ -64,11 +65,11 @@ _prepared: list[Session] = []
 def defaults(session: Session, recipe: str | None = None, samples: int | None = None) -> CalibrationConfig:
     """What a calibration of a suite starts from, which depends on recipe and samples; as many of these as a slider can
     answer for quickly."""
-    samples = samples or session.family.suite.calibration.samples or SAMPLES
+    samples = samples or session.family.suite.calibration.explicit_options().get("samples", SAMPLES)
     return config_for(session.family, recipe=recipe, samples=samples)
 
 
 def switches(session: Session) -> tuple[str, ...]:
     """The options of a calibration that are on or off and mean something for the suite's architecture."""
     idle = idle_options(session.family.adapter)
-    return tuple(name for name in TURNED if name not in idle)
+    return tuple(name for name, one in OPTIONS.items() if one.kind is bool and name not in idle)

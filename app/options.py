@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,46 +12,22 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, stopped, view
-from app.selection import CALIBRATED, OPTIONS, SYMBOLS, chosen_parts, turned_switches
-from featcal.calibration.config import (
+from app.selection import CALIBRATED, OPTIONS, chosen_parts, turned_switches
+from featcal.calibration.config import idle_options, resolve
+from featcal.figures.names import plain
+from featcal.session.session import Session
+from featcal.suite.calibration_options import (
     CAUTIOUS,
     NUMBERS,
     PAPER,
-    RECIPES,
+    PARTIAL,
+    SHORTHANDS,
+    SWITCHES,
     CalibrationConfig,
-    idle_options,
-    resolve_parts,
+    Option,
 )
-from featcal.figures.names import plain
-from featcal.session.session import Session
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
-
-LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
-SAMPLES = (8, 16, 32, 64, 128, 256)
-RHO = tuple(step / 10 for step in range(41))
-ALPHA = tuple(step / 20 for step in range(21))
-MU = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
-SWITCHES = {
-    "biases": (
-        "Calibrate biases",
-        "Fit each bias to what the new weights leave over on average (Eq. 55). Off: biases stay as merged.",
-    ),
-    "layernorms": (
-        "Calibrate LayerNorms",
-        "Fit scale and shift of every LayerNorm to the experts' (Eq. 59). Off: they stay as merged.",
-    ),
-    "rmsnorms": (
-        "Calibrate RMSNorms",
-        "featcal's extension of Eq. 59 to norms without a shift; the paper leaves them.",
-    ),
-    "completion_only": ("Count answers alone", "Tokens of the prompt get weight 0 in the statistics."),
-    "weigh_tokens": (
-        "Weigh tokens",
-        "A token counts by how much the expert's task vector does to it. Helps most with text; a tenth dearer.",
-    ),
-}
-"""Options that are on or off: label and help."""
 
 
 def controls_on_page(session: Session) -> None:
@@ -75,7 +52,9 @@ def describe(config: CalibrationConfig, session: Session) -> str:
     """λ, ρ, α, samples and whatever else differs from the suite's default, in one line."""
     defaults = opening.defaults(session)
     numbers = [] if config.recipe == PAPER else [config.recipe]
-    numbers += [f"{SYMBOLS[name]} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")]
+    numbers += [
+        f"{OPTIONS[name].symbol} {exactly(getattr(config, name))}" for name in (*NUMBERS[config.recipe], "samples")
+    ]
     numbers += [f"{config.augment} {'copy' if config.augment == 1 else 'copies'}"] if config.augment else []
     numbers += [f"seed {config.seed}"] if config.seed != defaults.seed else []
     numbers += [switch.replace("-", " ") for switch in turned_switches(config, defaults)]
@@ -96,7 +75,7 @@ def chosen_config(session: Session) -> CalibrationConfig:
     meant = {name: asked[name] for name in asked if name not in SWITCHES or name in opening.switches(session)}
     try:
         config = replace(recipe_defaults(session), **meant)
-        return resolve_parts(config, session.family.adapter, session.tasks)
+        return resolve(config, session.family.adapter, session.tasks)
     except InputError as error:
         view.problem(error)
         _offer_defaults(st)
@@ -114,139 +93,80 @@ def recipe_defaults(session: Session) -> CalibrationConfig:
 
 
 def _recipe(session: Session, place: Any) -> None:
-    """How a block is calibrated; another recipe starts from defaults of its own."""
-    note = (
-        "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: refined, "
-        "with what the experts' weights know as a prior (docs/theory.md)."
-    )
-    now, home = chosen_config(session).recipe, opening.defaults(session).recipe
-    state.control(place.segmented_control, "recipe", now, home, "Recipe", RECIPES, required=True, help=note)
-    if now != PAPER:
-        config = chosen_config(session)
+    """Draw how a block is calibrated; another recipe starts from defaults of its own."""
+    config, home, recipe = chosen_config(session), opening.defaults(session).recipe, OPTIONS["recipe"]
+    draw = place.segmented_control
+    state.control(draw, "recipe", config.recipe, home, recipe.label, recipe.choices, required=True, help=recipe.help)
+    cautious = SHORTHANDS["cautious"]
+    if config.recipe in cautious.recipes:
         on = all(getattr(config, name) == number for name, number in CAUTIOUS.items())
-        note = (
-            "α 0.3 and β 0: for calibration samples in fog, or drifted from what the model will see; with clean or "
-            "merely noisy ones it costs about two points."
-        )
-        state.control(place.toggle, "cautious", on, False, "Cautious", help=note)
+        state.control(place.toggle, "cautious", on, False, cautious.label, help=cautious.help)
 
 
 def _switches(session: Session) -> list[str]:
-    """Those of the recipe that is chosen."""
-    paper = chosen_config(session).recipe == PAPER
-    return [name for name in opening.switches(session) if not (paper and name == "weigh_tokens")]
+    """Return the switches of the recipe that is chosen."""
+    recipe = chosen_config(session).recipe
+    return [name for name in opening.switches(session) if recipe in OPTIONS[name].recipes]
+
+
+def _sliders(session: Session) -> list[str]:
+    """Return the options of the recipe that is chosen that have a slider."""
+    recipe = chosen_config(session).recipe
+    found = [name for name, one in OPTIONS.items() if one.steps and recipe in one.recipes]
+    return sorted(found, key=lambda name: not OPTIONS[name].of_recipe)  # the recipe's own numbers first, then samples
 
 
 def _controls(session: Session, places: Sequence[DeltaGenerator]) -> CalibrationConfig:
-    """λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
-    config, defaults, sliders = chosen_config(session), recipe_defaults(session), _sliders(session)
-
-    def control(draw: Any, name: str, label: str, note: str) -> None:
-        state.control(draw, name, getattr(config, name), getattr(defaults, name), label, help=note)
-
-    for place, (name, steps, label, note) in zip(places[: len(sliders)], sliders, strict=True):
-        now = getattr(config, name)
-        offered = sorted({*steps, now, getattr(defaults, name)})
-        slider = partial(place.select_slider, options=offered, format_func=_step_name)
-        control(slider, name, label, note)
-    for place, name in zip(places[len(sliders) :], _switches(session), strict=True):
-        control(place.toggle, name, *SWITCHES[name])
+    """Draw λ, ρ, α, samples, then the switches that mean something for this architecture, each in its place."""
+    config, defaults = chosen_config(session), recipe_defaults(session)
+    for place, name in zip(places, [*_sliders(session), *_switches(session)], strict=True):
+        one, now, home = OPTIONS[name], getattr(config, name), getattr(defaults, name)
+        draw: Any = place.toggle
+        if one.steps:  # a slider with a range would be another widget as soon as a typed value widens it
+            offered = sorted({*one.steps, now, home})
+            draw = partial(place.select_slider, options=offered, format_func=_step_name)
+        state.control(draw, name, now, home, one.label, help=one.help)
     return config
 
 
 def _parts(session: Session) -> None:
-    """What is calibrated, and on which tasks; nothing chosen is all."""
+    """Draw what is calibrated, and on which tasks; nothing chosen is all."""
     config, adapter = chosen_config(session), session.family.adapter
     named = ", ".join(chosen_parts(config)) or "everything"
     with st.expander(f"Calibrate a part (now: {named})", icon=":material/select_all:"):
-        offered = {
-            "blocks": ("Blocks", adapter.block_layers(), "What is not chosen stays as merged, to the last bit."),
-            "maps": ("Kinds of linear maps", adapter.parts(), "Norms have switches of their own."),
-            "tasks": ("Tasks", session.tasks, "Whose experts and samples count; drift and scores are of all tasks."),
-        }
-        for place, (name, (label, names, note)) in zip(st.columns(3), offered.items(), strict=True):
-            now = list(getattr(config, name) or ())
-            state.control(place.multiselect, name, now, [], label, names, placeholder="all", help=note)
+        known = {"blocks": adapter.block_layers(), "maps": adapter.parts(), "tasks": session.tasks}
+        for place, name in zip(st.columns(len(PARTIAL)), PARTIAL, strict=True):
+            one, now = OPTIONS[name], list(getattr(config, name) or ())
+            state.control(
+                place.multiselect, name, now, [], one.label, known[name], placeholder=one.left_out, help=one.help
+            )
 
 
 def _exact_fields(session: Session, place: DeltaGenerator) -> None:
-    """Fields for values between a slider's steps."""
+    """Draw fields for values between a slider's steps, and for numbers that have no slider."""
     config, defaults = chosen_config(session), recipe_defaults(session)
-    most = {"alpha": 1.0, "beta": 1.0}
+    idle = idle_options(session.family.adapter)
     with place.popover("Type values", icon=":material/keyboard:"):
-        for name in NUMBERS[config.recipe]:
+        for name, one in OPTIONS.items():
+            if one.kind not in (int, float) or config.recipe not in one.recipes or name in idle:
+                continue
             state.control(
                 st.number_input,
                 name,
                 getattr(config, name),
                 getattr(defaults, name),
-                SYMBOLS[name],
-                min_value=None if name == "rho" else 0.0,
-                max_value=most.get(name),
-                format="%.7g",
-                step=None,
+                one.symbol or one.label,
+                min_value=_limit(one, one.low),
+                max_value=_limit(one, one.high),
+                help=one.help,
                 variant="typed",
+                **({"step": 1} if one.kind is int else {"format": "%.7g", "step": None}),
             )
-        if "augment" not in idle_options(session.family.adapter):
-            note = "Varied copies of every calibration picture, each as dear as one: 1, or 3 below 32 samples, help."
-            state.control(
-                st.number_input,
-                "augment",
-                config.augment,
-                defaults.augment,
-                "Copies",
-                min_value=0,
-                step=1,
-                help=note,
-                variant="typed",
-            )
-        note = "Decides which calibration samples are drawn, together with the task's name."
-        state.control(
-            st.number_input, "seed", config.seed, defaults.seed, "Seed", min_value=1, step=1, help=note, variant="typed"
-        )
 
 
-# select_slider: a slider with a range would be another widget, drawn at its end, as soon as a typed value widens it
-_SLIDERS = (
-    (
-        "lam",
-        LAM,
-        "λ, ridge strength",
-        "Pull towards the anchor (Eq. 12). Paper: 0.05 for CLIP, 1e-5 for FLAN-T5, 1e-5 or 3 for Llama.",
-    ),
-    (
-        "rho",
-        RHO,
-        "ρ, anchor",
-        "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model. Paper: 2, and 0.5 for Llama.",
-    ),
-    (
-        "alpha",
-        ALPHA,
-        "α, expert features",
-        "Share of the expert's own inputs in the targets (Eq. 10). Paper: 0.3 for CLIP, 0.6 for FLAN-T5, 0.15 for "
-        "Llama.",
-    ),
-    (
-        "beta",
-        ALPHA,
-        "β, stream",
-        "Share of the residual stream's gap to the expert that output maps are to close; not of the paper's recipe.",
-    ),
-    (
-        "mu",
-        MU,
-        "μ, prior",
-        "Weight of what the experts' own weights say of the inputs that they were trained on; 0 is the refined recipe.",
-    ),
-    ("samples", SAMPLES, "Calibration samples per task", "Paper: 256. Fewer are faster."),
-)
-"""Option, the values that its slider offers, label and help."""
-
-
-def _sliders(session: Session) -> list[tuple[str, tuple[float, ...], str, str]]:
-    """Those of the recipe that is chosen."""
-    return [one for one in _SLIDERS if one[0] in (*NUMBERS[chosen_config(session).recipe], "samples")]
+def _limit(one: Option, value: float) -> float | None:
+    """Return an end of an option's range as a field takes it; None where it has none."""
+    return one.kind(value) if math.isfinite(value) else None
 
 
 def _step_name(step: float | str) -> str:

@@ -14,13 +14,13 @@ from app import downloads, jobs, options, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from featcal.calibration.block_preview import BlockPreview
-from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.theme import Shown
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent

@@ -12,7 +12,6 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.paired import compare_scores
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
@@ -21,6 +20,7 @@ from featcal.session.session import Session
 from featcal.studies import recording
 from featcal.studies.history import History, Mark, Run
 from featcal.studies.recording import hash_of, record
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.sandbox import server_rules

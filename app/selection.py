@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from dataclasses import dataclass, fields, make_dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 from app.preview import HOME_SUITE, SAMPLES
+from featcal.suite import calibration_options
+from featcal.suite.calibration_options import CAUTIOUS, OWN, PARTIAL, SWITCHES, CalibrationConfig, Option
 from featcal.system.formatting import exactly, shorten
 
-if TYPE_CHECKING:  # the selection is there before torch is
-    from featcal.calibration.config import CalibrationConfig
-
-TURNED = ("biases", "layernorms", "rmsnorms", "completion_only", "weigh_tokens")
-"""Options of a calibration that are on or off."""
 CALIBRATED = "calibrated"
 """Name of the model that is calibrated with the selection's own options."""
-PARTIAL = ("blocks", "maps", "tasks")
-"""Options of a calibration that choose a part; the names are in one text or in several."""
-OF_A_RECIPE = ("lam", "rho", "alpha", "beta", "mu")
-"""Options of a calibration whose good values differ from recipe to recipe."""
-OPTIONS = ("recipe", *OF_A_RECIPE, "samples", "augment", "seed", *TURNED, *PARTIAL)
-"""The fields that are options of a calibration."""
-CAUTIOUS = {"alpha": 0.3, "beta": 0.0}
-"""Numbers that `cautious` is short for: `calibration.config.CAUTIOUS` again, since that module needs torch."""
-SYMBOLS = {"lam": "λ", "rho": "ρ", "alpha": "α", "beta": "β", "mu": "μ", "samples": "n"}
-"""Options by the letters that the paper and featcal have for them."""
+OPTIONS: Mapping[str, Option] = {name: one for name, one in calibration_options.OPTIONS.items() if one.label}
+"""Options of a calibration that can be chosen here: those with a label."""
 MOST_PICKED = 200
 """Samples that can be picked, so that an address stays one."""
 SWEEP = ("sweep_lam", "sweep_rho", "sweep_alpha")
@@ -42,9 +31,17 @@ OF_A_SUITE = (
 """The fields that mean nothing in another suite."""
 
 
+def _field_type(option: Option) -> Any:
+    return (tuple[str, ...] if option.kind is tuple else option.kind) | None
+
+
+_Chosen: Any = make_dataclass("_Chosen", [(name, _field_type(one), None) for name, one in OPTIONS.items()], frozen=True)
+
+
 @dataclass(frozen=True)
-class Selection:
-    """Everything that was chosen. A field is its name in the address too; None leaves it to the suite."""
+class Selection(_Chosen):  # type: ignore[misc]
+    """Everything that was chosen, `OPTIONS` among it. A field is its name in the address too; None leaves it to the
+    suite."""
 
     suite: str = HOME_SUITE
     """An embedded name, or the path of a suite file."""
@@ -57,26 +54,6 @@ class Selection:
     the options below."""
     b: str | None = None
     """The model that it is compared with, by its name."""
-    recipe: str | None = None
-    lam: float | None = None
-    rho: float | None = None
-    alpha: float | None = None
-    beta: float | None = None
-    mu: float | None = None
-    samples: int | None = None
-    """Calibration samples per task."""
-    augment: int | None = None
-    """Varied copies of every calibration picture."""
-    seed: int | None = None
-    """Of the calibration samples."""
-    biases: bool | None = None
-    layernorms: bool | None = None
-    rmsnorms: bool | None = None
-    completion_only: bool | None = None
-    weigh_tokens: bool | None = None
-    blocks: tuple[str, ...] | None = None
-    maps: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
     picked: tuple[int, ...] = ()
     """Samples of the task, in the order in which they are drawn; `MOST_PICKED` at most."""
     picked_of: str | None = None
@@ -126,7 +103,7 @@ class Selection:
         if changed.get("suite", self.suite) != self.suite:
             changed = {name: getattr(HOME, name) for name in OF_A_SUITE} | changed
         if changed.get("recipe", self.recipe) != self.recipe:
-            changed = dict.fromkeys((*OF_A_RECIPE, "weigh_tokens")) | changed
+            changed = dict.fromkeys(OWN) | changed
         if any(changed.get(name, getattr(self, name)) != getattr(self, name) for name in ("task", "n")):
             changed = {"picked": ()} | changed
         if "picked" in changed:
@@ -159,8 +136,9 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         if name not in query:
             continue
         try:
-            read = _copies if name == "augment" else _READ[kind if kind in _READ else get_args(kind)[0]]
-            chosen[name] = read(query[name])
+            read = _READ[kind if kind in _READ else get_args(kind)[0]]
+            zero = query[name] == "0" and name in OPTIONS and OPTIONS[name].kind is int and OPTIONS[name].low == 0
+            chosen[name] = 0 if zero else read(query[name])
         except ValueError:
             problems.append(
                 f"The address asks for {name} = {shorten(query[name], 40)!r}, which is not a value of it; left out."
@@ -171,13 +149,14 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
 def file_words(config: CalibrationConfig, defaults: CalibrationConfig) -> str:
     """What a calibrated model was made with, for the name of a file or folder: numbers, and switches that were turned.
 
-    >>> from featcal.calibration.config import CalibrationConfig
-    >>> file_words(CalibrationConfig(rho=2.1, samples=64, biases=False), CalibrationConfig())
+    >>> from featcal.suite.calibration_options import CalibrationConfig
+    >>> own = CalibrationConfig(lam=0.05, rho=2.1, alpha=0.3, samples=64)
+    >>> file_words(replace(own, biases=False), own)
     'lam0.05-rho2.1-alpha0.3-n64-no-biases'
-    >>> file_words(CalibrationConfig(blocks=("block 0", "block 2"), maps=("mlp",)), CalibrationConfig())
-    'lam0.05-rho2-alpha0.3-n256-block-0-block-2-mlp'
-    >>> file_words(CalibrationConfig(recipe="refined"), CalibrationConfig())
-    'refined-lam0.001-rho2-alpha0.6-beta0.5-n256'
+    >>> file_words(replace(own, blocks=("block 0", "block 2"), maps=("mlp",)), own)
+    'lam0.05-rho2.1-alpha0.3-n64-block-0-block-2-mlp'
+    >>> file_words(replace(own, recipe="refined", beta=0.5), own)
+    'refined-lam0.05-rho2.1-alpha0.3-beta0.5-n64'
     """
     numbers = {"lam": config.lam, "rho": config.rho, "alpha": config.alpha}
     numbers |= {name: getattr(config, name) for name in ("beta", "mu") if getattr(config, name)}
@@ -198,11 +177,11 @@ def chosen_parts(config: CalibrationConfig) -> dict[str, tuple[str, ...]]:
 def turned_switches(config: CalibrationConfig, defaults: CalibrationConfig) -> list[str]:
     """The switches that differ from the suite's defaults, as options of the command line.
 
-    >>> from featcal.calibration.config import CalibrationConfig
+    >>> from featcal.suite.calibration_options import CalibrationConfig
     >>> turned_switches(CalibrationConfig(biases=False, completion_only=True), CalibrationConfig())
     ['no-biases', 'completion-only']
     """
-    found = [name for name in TURNED if getattr(config, name) != getattr(defaults, name)]
+    found = [name for name in SWITCHES if getattr(config, name) != getattr(defaults, name)]
     return [f"{'' if getattr(config, name) else 'no-'}{name.replace('_', '-')}" for name in found]
 
 
@@ -222,10 +201,6 @@ def _count(text: str) -> int:
     if not 0 < int(text) < 2**31:
         raise ValueError(text)
     return int(text)
-
-
-def _copies(text: str) -> int:
-    return 0 if text == "0" else _count(text)
 
 
 def _finite(text: str) -> float:

@@ -10,7 +10,6 @@ import streamlit as st
 
 from app import downloads, jobs, options, runs, state, view
 from app.downloads import Numbers
-from featcal.calibration.config import CalibrationConfig
 from featcal.figures import run_tables, sweep_charts, tables, text
 from featcal.figures.commands import Measured
 from featcal.server.kinds import options_of
@@ -20,6 +19,7 @@ from featcal.session.session import Session
 from featcal.studies.history import History, Run
 from featcal.studies.recording import hash_of, run_of
 from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable_points, front, missing, numbers, run_sweep
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly
@@ -32,9 +32,9 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     """Values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations. Without the
     experts' features (α = 0) there is no β.
 
-    >>> offered_values(CalibrationConfig())
+    >>> offered_values(CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3))
     {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
-    >>> offered_values(CalibrationConfig(recipe="refined", beta=0.5, alpha=0.6))["alpha"]
+    >>> offered_values(CalibrationConfig(lam=0.01, rho=2.0, alpha=0.6, beta=0.5, recipe="refined"))["alpha"]
     '0.3, 0.6, 1'
     """
     lam = [config.lam * factor for factor in (0.1, 1, 10)]

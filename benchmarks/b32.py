@@ -23,7 +23,7 @@ import roofline
 import stage
 from safetensors.torch import load_file
 
-from featcal.calibration.config import PAPER, RECIPES
+from featcal.suite.calibration_options import PAPER, RECIPES
 
 KINDS = ("rss", "anonymous", "pss")
 SHAPES = {"b32": families.B32, "small": families.SMALL}

@@ -27,7 +27,6 @@ import torch
 from safetensors import SafetensorError
 
 from featcal.calibration.calibrate import calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.change_layout import convert
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import RECORD_FILE, rewrite
@@ -39,6 +38,7 @@ from featcal.studies.compare import compare_methods
 from featcal.studies.plan import Plan
 from featcal.studies.runner import Views
 from featcal.studies.store import Rows
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 from featcal.system.atomic_files import put_new

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.formats.checkpoint import read_config
 from featcal.formats.weights import Weights
+from featcal.suite.calibration_options import CalibrationConfig
 
 BATCH = 16
 PREFIX = "vision_model."

@@ -20,8 +20,8 @@ import memory
 import stage
 import torch
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import open_family
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, config_for, expert_passes
-from featcal.calibration.config import PAPER, RECIPES, CalibrationConfig
 from featcal.family.opening import Family, open_family
+from featcal.suite.calibration_options import PAPER, RECIPES, CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.progress import keep_memory
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
-    from featcal.calibration.config import CalibrationConfig
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.evaluation.evaluate import Scores, TaskScore
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from featcal.studies.selection.choose import select
     from featcal.studies.selection.outcome import Selection
     from featcal.studies.sweep import Grid, SweepPoint, run_sweep
+    from featcal.suite.calibration_options import CalibrationConfig
     from featcal.suite.schema import Suite, load_suite
     from featcal.suite.views import DriftOptions, View
     from featcal.system.errors import FeatcalError, InputError, NumericalError

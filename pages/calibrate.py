@@ -6,9 +6,9 @@ import streamlit as st
 
 from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
 from app.downloads import Numbers
-from featcal.calibration.config import CalibrationConfig
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.formatting import percent
 
 st.header("Repair it in closed form")

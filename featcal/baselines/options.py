@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import ModelName, known_option, value_of
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly

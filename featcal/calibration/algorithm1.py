@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.calibration.baseline_drift import FinalDrift, Outset
 from featcal.calibration.block_statistics import BlockMoments, FirstBlock
-from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps
+from featcal.calibration.config import calibrated_blocks, calibrated_maps
 from featcal.calibration.distributed import end_task, shared_rows, solve
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.rounding import Rounding
@@ -22,6 +22,7 @@ from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Lane
 from featcal.models.walk import Walk
+from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.system.errors import NumericalError
 from featcal.system.progress import Seconds
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featcal.calibration.algorithm1 import count_block
 from featcal.calibration.block_statistics import BlockMoments, corners
-from featcal.calibration.config import NUMBERS, PAPER, CalibrationConfig
+from featcal.calibration.config import fill_numbers
 from featcal.calibration.refined_recipe import Pieces
 from featcal.calibration.store import STUDENT, anchors, to_stored
 from featcal.calibration.token_rows import TaskRows, lane_rows
@@ -25,6 +25,7 @@ from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 from featcal.models.walk import Walk
+from featcal.suite.calibration_options import NUMBERS, PAPER, CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 
@@ -85,6 +86,7 @@ class Preview:
             InputError: another option differs; only an exact run can tell.
             NumericalError: a system that cannot be solved with these options.
         """
+        config = fill_numbers(config, self.run.adapter)
         free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
         if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
             raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")

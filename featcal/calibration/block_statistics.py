@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from featcal.calibration.alike import require_alike
-from featcal.calibration.config import NUMBERS, CalibrationConfig, calibrated_maps
+from featcal.calibration.config import calibrated_maps
 from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
 from featcal.calibration.prior import TaskVectors
@@ -25,6 +25,7 @@ from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
 from featcal.models.lane import ExpertPass, Step
 from featcal.models.linear_maps import KINDS, widths
+from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
 

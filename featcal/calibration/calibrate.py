@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from featcal.calibration.algorithm1 import Account, InMemoryBlocks, calibrate_blocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
-from featcal.calibration.config import CAUTIOUS, OWN, PAPER, CalibrationConfig, Options, config_of, resolve_parts
+from featcal.calibration.config import config_of, resolve
 from featcal.calibration.distributed_inputs import SharedBlocks, distribute_run, meter_reads, shares
 from featcal.calibration.memory import state_budget
 from featcal.calibration.rounding import Storing, summarise_storing
@@ -32,6 +32,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, Kept, require_same_compute
+from featcal.suite.calibration_options import ASKED, CAUTIOUS, OWN, PAPER, CalibrationConfig
 from featcal.suite.facts import suite_facts
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
@@ -39,21 +40,28 @@ from featcal.system.distributed import ALONE, Ranks, current_ranks
 from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
+from featcal.system.formatting import did_you_mean
 from featcal.system.progress import Progress, peak_rss_bytes, silent
 from featcal.system.versions import all_versions
 
 T = TypeVar("T")
 
 
-def config_for(family: Family, **options: Unpack[Options]) -> CalibrationConfig:
-    """The options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
+def config_for(family: Family, **asked: Any) -> CalibrationConfig:
+    """Return the options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
 
     What a suite recommends for one recipe (`OWN`) says nothing of another, and gives way to `cautious`.
 
+    Args:
+        asked: fields of `CalibrationConfig` and `SHORTHANDS`, by name.
+
     Raises:
-        InputError: a value outside its range, or an option asked for that means nothing to the architecture.
+        InputError: no such option, a value outside its range, or an option that means nothing to the architecture.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    problems = [f"no option '{name}'.{did_you_mean(name, ASKED)}" for name in asked if name not in ASKED]
+    if problems:
+        raise InputError(*problems)
+    given = {name: value for name, value in asked.items() if value is not None}
     recommended = family.suite.calibration.explicit_options()
     if given.get("recipe", recommended.get("recipe", PAPER)) != recommended.get("recipe", PAPER):
         recommended = {name: value for name, value in recommended.items() if name not in OWN}
@@ -125,7 +133,7 @@ def calibrate(
         NumericalError: the closed form has no trustworthy solution with these options.
     """
     opened = ensure_family(suite, device)
-    config = resolve_parts(config or config_for(opened), opened.adapter, opened.suite.tasks)
+    config = resolve(config or config_for(opened), opened.adapter, opened.suite.tasks)
     family = ensure_family(opened, device, config.precision)
     started, again = time.perf_counter(), experts is not None
     passes = expert_passes(family, config) if experts is None else select_tasks(config, experts)
@@ -167,7 +175,7 @@ def calibrate_to_folder(
     """
     started = time.perf_counter()
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
-    config = resolve_parts(config, family.adapter, family.suite.tasks)
+    config = resolve(config, family.adapter, family.suite.tasks)
     require_weights_alone(family.merged)
     image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))

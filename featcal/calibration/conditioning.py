@@ -11,11 +11,11 @@ import torch
 
 from featcal.calibration.block_statistics import BlockMoments, FirstBlock
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.lane import ExpertPass
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import NumericalError
 from featcal.system.progress import Progress, silent
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
 from featcal.calibration.closed_form import SolveError
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows
@@ -21,6 +20,7 @@ from featcal.calibration.weighed_tokens import Acting
 from featcal.formats.weights import all_finite
 from featcal.models.lane import Step
 from featcal.models.linear_maps import LinearMap, orient_weight, widths
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
 FLOAT64_BELOW = 1e-3

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from featcal.calibration.block_statistics import likely_groups
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, rss_bytes
 

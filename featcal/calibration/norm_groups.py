@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 from featcal.calibration import closed_form
 from featcal.calibration.alike import add_alike, require_alike
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.token_rows import Named, TokenRows
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block_statistics import BlockMoments
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.distributed import end_task, solve
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.prior import TaskVectors
@@ -34,6 +33,7 @@ from featcal.models.capture import capture_inputs, capture_outputs, record_input
 from featcal.models.context import Run
 from featcal.models.lane import Step, run_block
 from featcal.models.walk import Walk
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 Weighed = Mapping[str, Sequence[TokenRows]]

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import CurrentTask, LinearGroup, product_dtype
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
 from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed_tokens
 from featcal.models.lane import Step
+from featcal.suite.calibration_options import CalibrationConfig
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from featcal.suite.calibration_options import ASKED, RECIPES, SHORTHANDS
+from featcal.suite.calibration_options import Option as CalibrationOption
 from featcal.suite.name_grammar import GRAMMAR
 
 T = TypeVar("T")
@@ -67,57 +69,26 @@ SCORED = block(
 )
 """Of a command that scores."""
 
-RECIPE = block(
-    click.option(
-        "--recipe",
-        type=click.Choice(["paper", "refined", "informed"]),
-        help="refined and informed are featcal's own: in pieces, informed with a prior; see docs/theory.md.  [paper]",
-    ),
-    click.option("--beta", type=float, help="Not of paper: share of the stream's gap to close, 0-1.  [0.5]"),
-    click.option("--mu", type=float, help="Of informed: weight of what the experts' weights know.  [0.1]"),
-    click.option(
-        "--cautious",
-        is_flag=True,
-        default=None,
-        help="Not of paper: alpha 0.3 and beta 0, for samples in fog, or drifted from those to come; costs elsewhere.",
-    ),
-    click.option(
-        "--weigh-tokens/--no-weigh-tokens",
-        default=None,
-        help="Not of paper: a token counts by how much the expert's task vector does to it.  [off]",
-    ),
-    click.option(
-        "--augment",
-        type=int,
-        help="Varied copies of every picture, each as dear as one: 1, or 3 below 32 samples.  [0]",
-    ),
-)
-"""How a block is calibrated."""
 
-SWITCHES_AND_PARTS = block(
-    click.option("--biases/--no-biases", default=None, help="Calibrate biases (Eq. 55).  [on]"),
-    click.option("--layernorms/--no-layernorms", default=None, help="Calibrate LayerNorms (Eq. 59).  [on]"),
-    click.option("--rmsnorms/--no-rmsnorms", default=None, help="Calibrate RMSNorm scales, our extension.  [off]"),
-    click.option(
-        "--completion-only/--no-completion-only",
-        default=None,
-        help="Decoder-only models: count what predicts the answer alone.  [off]",
-    ),
-    click.option("--patch-weight", type=float, help="Weight of patch tokens in the last block, 0-1.  [CLIP: 0.01]"),
-    click.option("--image-weight", type=float, help="Weight of a picture's tokens in a language model, 0-1.  [1]"),
-    click.option("--eps", type=float, help="Numerical stabiliser of Eqs. (14), (17) and (59), >= 0.  [1e-8]"),
-    click.option(
-        "--blocks",
-        multiple=True,
-        callback=_some,
-        help="Calibrate these alone ('block 0,block 3'), leave others as merged.  [all]",
-    ),
-    click.option(
-        "--maps", multiple=True, callback=_some, help="Calibrate these alone: attention, mlp, cross-attention.  [all]"
-    ),
-    click.option("--tasks", multiple=True, callback=_some, help="Calibrate on these tasks alone.  [all]"),
-)
-"""What a calibration, or every one of a sweep, solves for and what counts how much in it."""
+def calibration_options(*but: str) -> Callable[[T], T]:
+    """Return the options of a calibration, each as `suite.calibration_options` defines it.
+
+    Args:
+        but: names of options that the command has in its own way, or not at all.
+    """
+    return block(*(_calibration_option(name, one) for name, one in ASKED.items() if name not in but))
+
+
+def _calibration_option(name: str, option: CalibrationOption) -> Option:
+    flag = name.replace("_", "-")
+    alone = "" if option.recipes == RECIPES else f"; {' and '.join(option.recipes)} alone"
+    text = f"{option.help}  [{option.left_out}{alone}]"
+    if option.kind is bool:
+        off = "" if name in SHORTHANDS else f"/--no-{flag}"
+        return click.option(f"--{flag}{off}", is_flag=True, default=None, help=text)
+    if option.kind is tuple:
+        return click.option(f"--{flag}", multiple=True, callback=_some, help=text)
+    return click.option(f"--{flag}", type=click.Choice(option.choices) if option.choices else option.kind, help=text)
 
 
 def view_options(

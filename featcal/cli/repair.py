@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
 import click
 
 from featcal.cli import opening
-from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, MODEL, OUT, RECIPE, SUITE, SWITCHES_AND_PARTS
+from featcal.cli.options import DEVICE, JSON, MAX_MEMORY, MODEL, OUT, SUITE, calibration_options
 from featcal.cli.terminal import bar, say, say_notes, say_problems, show
+from featcal.suite.calibration_options import OF_A_RECIPE
 from featcal.system.errors import InputError
 from featcal.system.progress import keep_memory, silent
-
-if TYPE_CHECKING:
-    from featcal.calibration.config import Options
 
 
 @click.command()
 @SUITE
 @MODEL
 @OUT
-@click.option("--lam", type=float, help="Ridge strength, >= 0.  [CLIP: 0.05, language models: 1e-5]")
-@click.option("--rho", type=float, help="Anchor = rho merged + (1 - rho) base.  [CLIP, T5: 2, decoder-only: 0.5]")
-@click.option("--alpha", type=float, help="Share of expert features in the targets, 0-1.  [0.3, 0.6, 0.15]")
-@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
-@RECIPE
-@SWITCHES_AND_PARTS
-@click.option("--batch-size", type=int, help="Samples per forward pass; time and memory only.  [64]")
-@click.option("--precision", type=click.Choice(["exact", "fast"]), help="[exact]")
+@calibration_options()
 @MAX_MEMORY
 @click.option("--resume", is_flag=True, help="Go on from the finished blocks of an interrupted run.")
-@click.option("--seed", type=int, help="Decides which samples are drawn.  [42]")
 @click.option(
     "--require-canary", is_flag=True, help="Exit status 1 where generation is broken or was not checked; see canary."
 )
@@ -47,15 +37,16 @@ def calibrate(
     require_canary: bool,
     device: str,
     as_json: bool,
-    **chosen: Unpack[Options],
+    **chosen: Any,
 ) -> None:
     """Calibrate the merged model, or another one, in closed form and write the checkpoint.
 
     --model names what is calibrated and what the ridge pulls to: any merge, baseline or checkpoint.
 
-    Options in [brackets] are the paper's for the architecture; a suite file may set its own under `calibration`. The
-    recipe "refined" has its own: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer; so has
-    "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
+    In [brackets] stands what holds where an option is left out; a suite file may set its own under `calibration`. The
+    recipe "refined" has its own numbers: rho 2, alpha 0.6, beta 0.5, lam 0.001 from 64 samples on and more for fewer;
+    so has "informed": the same, lam 0.001 for any number of samples, and mu 0.1.
+
     The table gives, per block and task, how far the calibrated features on the calibration samples are from the
     expert's, over all of a block's own tokens: of a T5 decoder block the decoder's, without the encoder's output.
     Started by torchrun (docs/scale.md), several processes share the tasks; one of them writes and prints.
@@ -155,11 +146,8 @@ def polish(
 @click.option("--lam", "lams", help="Values between commas, such as 0.01,0.05.  [the suite's own]")
 @click.option("--rho", "rhos", help="Values between commas.  [the suite's own]")
 @click.option("--alpha", "alphas", help="Values between commas.  [the suite's own]")
-@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
 @click.option("--n", default=64, show_default=True, help="Samples per task to measure on.")
-@click.option("--seed", type=int, help="Decides which calibration samples are drawn.  [42]")
-@RECIPE
-@SWITCHES_AND_PARTS
+@calibration_options("lam", "rho", "alpha")
 @DEVICE
 @JSON
 def sweep(
@@ -170,7 +158,7 @@ def sweep(
     n: int,
     device: str,
     as_json: bool,
-    **chosen: Unpack[Options],
+    **chosen: Any,
 ) -> None:
     """Calibrate with every combination of lam, rho and alpha and measure each on validation samples.
 
@@ -205,14 +193,10 @@ def sweep(
 @SUITE
 @click.option("--out", type=click.Path(path_type=Path), help="File for the JSON document; must not exist.")
 @click.option("--starts", help="Other merges between commas: each is tried as it is and calibrated, as tsv-m,ace.")
-@click.option("--samples", type=int, help="Calibration samples per task.  [256]")
-@click.option("--seed", type=int, help="Decides which samples are drawn and how they fall into folds.  [42]")
-@SWITCHES_AND_PARTS
+@calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE
 @JSON
-def select(
-    suite: str, out: Path | None, starts: str | None, device: str, as_json: bool, **chosen: Unpack[Options]
-) -> None:
+def select(suite: str, out: Path | None, starts: str | None, device: str, as_json: bool, **chosen: Any) -> None:
     """Choose without labels whether and how the merged model is repaired.
 
     Every candidate is calibrated on three quarters of the calibration samples and scored on the fourth, four times:

@@ -19,7 +19,7 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, resolve_parts
+from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve
 from featcal.calibration.linear_group import LinearGroup, LinearMoments
 from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.family.opening import Family, ensure_family
@@ -28,6 +28,7 @@ from featcal.models.adapter import Block, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, require_same_compute
 from featcal.models.walk import Walk
+from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
@@ -120,7 +121,7 @@ def measure_sources(
     if config.recipe != PAPER:
         raise InputError(f"feature sources are of the recipe '{PAPER}': '{config.recipe}' has other objectives")
     family = ensure_family(family, precision=config.precision)
-    config = resolve_parts(config, family.adapter, family.suite.tasks)
+    config = resolve(config, family.adapter, family.suite.tasks)
     passes = select_tasks(config, passes)
     require_same_compute(passes, family.compute)
     run, chosen = family.run(progress), calibrated_blocks(family.adapter, config)

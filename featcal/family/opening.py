@@ -18,7 +18,7 @@ from featcal.formats.weights import FirstRows, Overlay, Weights
 from featcal.mergers.engine import RecipeWeights
 from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Adapter, Batch
-from featcal.models.compute import PRECISIONS, Compute, compute_for
+from featcal.models.compute import DTYPES, Compute, compute_for
 from featcal.models.context import Run
 from featcal.models.families.language import IGNORED
 from featcal.models.families.registry import adapter_for
@@ -326,7 +326,7 @@ def ensure_family(suite: Suite | Family, device: str = "auto", precision: str | 
         return open_family(suite, device, precision or "exact")
     if precision is None or suite.compute.dtype is torch.float64:
         return suite
-    return replace(suite, compute=Compute(suite.compute.device, PRECISIONS[precision]))
+    return replace(suite, compute=Compute(suite.compute.device, DTYPES[precision]))
 
 
 def open_checked(located: Located, adapter: Adapter, device: torch.device, cut_vocabulary: bool = False) -> Weights:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featcal.suite.calibration_options import PRECISIONS
 from featcal.system.errors import InputError
 
 _C: Any = torch._C
@@ -41,7 +42,7 @@ class Compute:
         }
 
 
-PRECISIONS = {"exact": torch.float32, "fast": torch.bfloat16}
+DTYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True))
 
 
 def compute_for(device: str, precision: str = "exact") -> Compute:
@@ -63,7 +64,7 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device '{device}' is not to be had on this machine; use --device cpu") from error
-    return Compute(chosen, PRECISIONS[precision])
+    return Compute(chosen, DTYPES[precision])
 
 
 Setting = tuple[str, str, str]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.config import CalibrationConfig, config_of
+from featcal.calibration.config import config_of
 from featcal.family.ancestry import Lineages, judge, measure_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
@@ -22,6 +22,7 @@ from featcal.preflight.places import Places
 from featcal.preflight.probe import PROBE_SAMPLES, Diagonal, measure_diagonal
 from featcal.preflight.remote import Download
 from featcal.preflight.samples import Drawn, check_samples
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, expert_role
 from featcal.system.errors import FeatcalError, InputError

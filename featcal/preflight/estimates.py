@@ -13,7 +13,7 @@ import torch
 
 from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import CalibrationConfig, calibrated_blocks, calibrated_maps
+from featcal.calibration.config import calibrated_blocks, calibrated_maps
 from featcal.calibration.linear_group import product_dtype
 from featcal.calibration.memory import working_bytes
 from featcal.formats.weights import TensorInfo
@@ -21,6 +21,7 @@ from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing
 from featcal.models.linear_maps import widths
 from featcal.preflight.samples import Drawn
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.progress import SLACK, available_bytes
 
 LIBRARIES = int(0.75 * 2**30)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.preflight.models import Report
 from featcal.preflight.places import Places
 from featcal.samples.sources import Samples, open_pool
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import SelfGenerated
 from featcal.system.errors import InputError

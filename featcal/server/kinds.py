@@ -9,16 +9,16 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
     from featcal.calibration.calibrate import CalibrationResult
-    from featcal.calibration.config import CalibrationConfig, Options
     from featcal.evaluation.evaluate import Scores
     from featcal.family.opening import Family
+    from featcal.suite.calibration_options import CalibrationConfig
 
 CHECKPOINT = "checkpoint"
 """What a calibrated folder is called in the folder of its job."""
@@ -76,7 +76,7 @@ def _config(family: Family, options: Mapping[str, Any]) -> CalibrationConfig:
 
     idle = idle_options(family.adapter)  # an order names them too, as they are
     named = {n: all_parts(family)[n] if v == [] else v for n, v in options.items() if n not in idle}
-    return config_for(family, **cast("Options", named))
+    return config_for(family, **named)
 
 
 def scores(work: Work) -> dict[str, Any]:

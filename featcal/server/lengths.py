@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import PARTIAL, CalibrationConfig
 from featcal.calibration.linear_group import FLOAT64_BELOW
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
 from featcal.session.session import Session
+from featcal.suite.calibration_options import PARTIAL, CalibrationConfig
 from featcal.suite.views import View
 
 LONG = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -15,11 +15,21 @@ from featcal.baselines.folded import with_heads
 from featcal.baselines.options import KINDS, Baseline, options_of
 from featcal.calibration.calibrate import all_parts, config_for
 from featcal.calibration.closed_form import anchor
-from featcal.calibration.config import IDLE, NUMBERS, OF_A_RECIPE, PAPER, PARTIAL, CalibrationConfig
+from featcal.calibration.config import resolve
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Calibrated, Family
 from featcal.formats.weights import TensorInfo, Weights, check_finite
 from featcal.session.fingerprint import model_stamp
+from featcal.suite.calibration_options import (
+    ASKED,
+    IDLE,
+    NUMBERS,
+    OF_A_RECIPE,
+    OPTIONS,
+    PAPER,
+    PARTIAL,
+    CalibrationConfig,
+)
 from featcal.suite.name_grammar import (
     ALL,
     FITTED,
@@ -41,9 +51,6 @@ from featcal.system.sandbox import require_inside
 ModelId = str | CalibrationConfig | Weights | Calibrated
 """A model of a suite: a name (`suite.name_grammar`), the options it is calibrated with, a calibration's result, or
 weights. "expert" is every expert on its own task, where models are scored or pooled."""
-_OPTIONS = {name: type(value) for name, value in asdict(CalibrationConfig()).items()}
-_SHORT = {"cautious": bool}
-"""Short for several of these options, which is what a full name says."""
 _RHO = "rho"
 
 
@@ -54,6 +61,8 @@ def resolve_model(model: ModelId, family: Family) -> ModelId:
     Raises:
         InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
     """
+    if isinstance(model, CalibrationConfig):
+        return resolve(model, family.adapter, family.suite.tasks)
     if not isinstance(model, str):
         return model
     name = _read(model)
@@ -81,12 +90,11 @@ def calibration_of(model: str, family: Family) -> tuple[CalibrationConfig, str]:
 def _config_of(name: ModelName, family: Family) -> CalibrationConfig:
     options: dict[str, Any] = {}
     for option, text in name.options:
-        known_option(option, (*_OPTIONS, *_SHORT), "calibrated")
+        known_option(option, tuple(ASKED), "calibrated")
         if option in PARTIAL:
             options[option] = parts_of(text) or all_parts(family)[option]
             continue
-        kind = _SHORT.get(option) or _OPTIONS[option]
-        options[option] = value_of(text, kind, f"model 'calibrated': {option}")
+        options[option] = value_of(text, ASKED[option].kind, f"model 'calibrated': {option}")
     return config_for(family, **options)
 
 
@@ -116,11 +124,11 @@ def full_name(model: ModelId, family: Family) -> str:
     """
     if not isinstance(model, CalibrationConfig):
         return label_of(model)
-    own = config_for(family)
+    own, model = config_for(family), resolve(model, family.adapter, family.suite.tasks)
     always = (*NUMBERS[model.recipe], "samples")
     said = [
         f"{name}={_format_value(value)}"
-        for name in _OPTIONS
+        for name in OPTIONS
         if name not in IDLE
         if (value := getattr(model, name)) != getattr(own, name) or name in always
     ]
@@ -141,7 +149,7 @@ def calibrate_command(
     parts += ["--recipe", config.recipe] if config.recipe != PAPER or config.recipe != defaults.recipe else []
     for name in (*NUMBERS[config.recipe], "samples"):
         parts += _flag(name, getattr(config, name))
-    for name in _OPTIONS:
+    for name in OPTIONS:
         if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE):
             value = getattr(config, name)
             parts += _flag(name, value) if value != getattr(defaults, name) else []

@@ -19,7 +19,7 @@ from featcal.calibration.block_preview import Preview, hold
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate, expert_passes, select_tasks
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
-from featcal.calibration.config import CalibrationConfig
+from featcal.calibration.config import resolve
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.drift.memory import measuring_store
@@ -52,6 +52,7 @@ from featcal.session.model_names import (
     resolve_model,
     weights_of,
 )
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import FITTED, REFERENCE, model_name
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import DriftOptions, View
@@ -162,7 +163,8 @@ class Session:
             InputError: a name of another kind, or an option that is unknown or outside its range.
         """
         if isinstance(model, CalibrationConfig):
-            return self._calibrate(model, lambda: self._calibration_passes(model), progress)
+            asked = resolve(model, self.family.adapter, self.family.suite.tasks)
+            return self._calibrate(asked, lambda: self._calibration_passes(asked), progress)
         config, below = calibration_of(model, self.family)
         if below == "merged":
             return self.calibrate(config, progress)
@@ -305,7 +307,7 @@ class Session:
             InputError: a model that is none, or a folder that holds no record of one.
         """
         if isinstance(model, CalibrationConfig):
-            return model, "merged"
+            return resolve(model, self.family.adapter, self.family.suite.tasks), "merged"
         if not isinstance(model, str):
             raise InputError(
                 f"'{label_of(model)}' is an object; give the options of a calibration, its name or its folder"
@@ -339,6 +341,7 @@ class Session:
         Raises:
             InputError: no such block, one that `of` leaves as merged, or another precision than "exact".
         """
+        of = resolve(of, self.family.adapter, self.family.suite.tasks)
         key = (of, layer, *self._key(view))
         if of.precision != "exact":
             raise InputError(f"previews are of exact calibrations; this one has precision '{of.precision}'")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import INFORMED, NUMBERS, PAPER, RECIPES, idle_options
+from featcal.calibration.config import idle_options
 from featcal.session.session import Session
 from featcal.studies.plan import Plan, points_of
 from featcal.studies.runner import EXPERT
 from featcal.studies.study import Study, study_of
+from featcal.suite.calibration_options import INFORMED, NUMBERS, PAPER, RECIPES
 from featcal.system.formatting import exactly
 
 _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RMSNorm scales", "rmsnorms"))

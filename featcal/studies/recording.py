@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.session.model_names import ModelId, full_name, label_of
 from featcal.session.session import Session
 from featcal.studies.history import History, Measured, Run, TaskValue, current_maker, new_run, suite_hash
+from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import NoScores, NumericalError
 

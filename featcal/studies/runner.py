@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.formats.weights import Overlay, Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.session.model_names import ModelId, full_name
@@ -21,6 +20,7 @@ from featcal.studies.history import History, TaskValue, current_maker
 from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
+from featcal.suite.calibration_options import IDLE, CalibrationConfig
 from featcal.suite.name_grammar import FITTED, model_name, reference_in
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, NoScores, NumericalError

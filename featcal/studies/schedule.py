@@ -14,13 +14,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, expert_passes
-from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
 from featcal.session.session import Session
 from featcal.studies.plan import Plan
 from featcal.studies.runner import EXPERT, Point, place_points
 from featcal.studies.study import Study, study_of
+from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.suite.name_grammar import model_name
 from featcal.system.errors import InputError
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.studies.history import History, Measured, Run
 from featcal.studies.recording import hash_of, measure, run_of
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import model_name
 from featcal.suite.views import View
 from featcal.system.errors import InputError

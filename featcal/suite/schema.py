@@ -6,10 +6,11 @@ refused with a suggestion, and no file may name code to run.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -19,10 +20,12 @@ from pydantic import (
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
+    create_model,
     model_serializer,
     model_validator,
 )
 
+from featcal.suite.calibration_options import OPTIONS, Option
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.source import Source
 from featcal.suite.strict import Strict
@@ -39,45 +42,37 @@ ModelRef = Annotated[str, Field(min_length=1)]
 SPLITS = ("calibration", "validation", "test")
 
 
-_LATER = ("image_weight", "mu", "weigh_tokens", "augment")
-"""Options of a calibration that suites could not recommend at first."""
-
-
-class CalibrationDefaults(Strict):
-    """What a suite recommends for its calibration: options of `CalibrationConfig`, which checks their ranges."""
-
-    lam: FiniteFloat | None = None
-    rho: FiniteFloat | None = None
-    alpha: FiniteFloat | None = None
-    samples: Annotated[int, Field(ge=1)] | None = None
-    seed: int | None = None
-    biases: bool | None = None
-    layernorms: bool | None = None
-    rmsnorms: bool | None = None
-    patch_weight: FiniteFloat | None = None
-    image_weight: FiniteFloat | None = None
-    completion_only: bool | None = None
-    eps: FiniteFloat | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
-    precision: Literal["exact", "fast"] | None = None
-    recipe: Literal["paper", "refined", "informed"] | None = None
-    beta: FiniteFloat | None = None
-    mu: FiniteFloat | None = None
-    weigh_tokens: bool | None = None
-    augment: Annotated[int, Field(ge=0)] | None = None
-    blocks: tuple[str, ...] | None = None
-    maps: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
+class _Recommended(Strict):
+    """What a suite recommends for its calibration, by option: what `CalibrationConfig` checks the range of."""
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an option that came later, where it is not given: a suite keeps the hash that it had."""
+        """Leave out an option that came later and is not given: a suite keeps the hash that it had."""
         said: dict[str, Any] = write(self)
-        return {name: value for name, value in said.items() if value is not None or name not in _LATER}
+        return {name: value for name, value in said.items() if value is not None or not OPTIONS[name].later}
 
     def explicit_options(self) -> dict[str, Any]:
-        """The options that the suite sets, by name."""
+        """Return the options that the suite sets, by name."""
         return self.model_dump(exclude_none=True)
+
+
+def _type_of(option: Option) -> Any:
+    """Return what a suite file may say of an option, or None."""
+    if option.kind is tuple:
+        return tuple[str, ...] | None
+    if option.choices:
+        return Literal[option.choices] | None
+    kind = FiniteFloat if option.kind is float else option.kind
+    bounded = Annotated[kind, Field(ge=option.low)] if option.kind is int and option.low > -math.inf else kind
+    return bounded | None
+
+
+if TYPE_CHECKING:
+    CalibrationDefaults = _Recommended
+else:  # the fields are those of CalibrationConfig
+    CalibrationDefaults = create_model(
+        "CalibrationDefaults", __base__=_Recommended, **{name: (_type_of(one), None) for name, one in OPTIONS.items()}
+    )
 
 
 class Task(Strict):

@@ -12,11 +12,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import INFORMED, PAPER, CalibrationConfig, idle_options
+from featcal.calibration.config import idle_options
 from featcal.formats.pretrained import load_pretrained
 from featcal.models.adapter import Call, walking
 from featcal.models.lane import run_block
 from featcal.session.api import measure_drift
+from featcal.suite.calibration_options import INFORMED, PAPER, CalibrationConfig
 from featcal.testing.reference import refine
 from featcal.testing.trial import TASKS, Trial
 

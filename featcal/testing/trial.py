@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.evaluation.heads import stored_head
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory, Weights
@@ -23,6 +22,7 @@ from featcal.models.compute import Compute
 from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
 from featcal.models.families.encoder_facts import EncoderFacts
 from featcal.models.features import final_features
+from featcal.suite.calibration_options import PAPER, CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.testing.reference import STACKED, Options, Piece, Sample, TokenWeights, every_token, inputs
 

@@ -18,12 +18,12 @@ from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
 from app import downloads, export, opening
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.session.model_names import calibrate_command
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NumericalError
 from featcal.system.resources import bundle_root

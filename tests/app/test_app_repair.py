@@ -13,10 +13,10 @@ import yaml
 from app_pages import button, charts, control, fields, go, healthy, name_of, opened, shown_model
 from tiny_clip import BLOCKS, TASKS
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent

@@ -17,7 +17,6 @@ from streamlit.testing.v1 import AppTest
 
 from app import jobs, runs, state, sweep
 from app.selection import HOME, Selection
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.server.kinds import KINDS, Work
@@ -26,6 +25,7 @@ from featcal.session.session import Session
 from featcal.studies.history import History, Looks, Measured, Run
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, baselines, run_sweep
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.progress import silent
 

@@ -16,10 +16,10 @@ from streamlit.testing.v1 import AppTest
 
 from app import catalogue, export, selection, state
 from app.selection import HOME, Selection, from_query
-from featcal.calibration.config import CalibrationConfig
 from featcal.preflight.check import Preflight
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.session import open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 pytestmark = [

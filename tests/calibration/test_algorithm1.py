@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from featcal.calibration.algorithm1 import InMemoryBlocks, calibrate_blocks
 from featcal.calibration.block_statistics import BlockMoments, FirstBlock
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.token_rows import TokenRows
 from featcal.drift.source import measure_sources
@@ -27,6 +26,7 @@ from featcal.models.activations import ActivationStore
 from featcal.models.adapter import Call
 from featcal.models.lane import Entrance, ExpertPass, Kept, Lane, Step, _bytes
 from featcal.session.api import measure_drift
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)

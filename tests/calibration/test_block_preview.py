@@ -11,10 +11,10 @@ from lanes import rows
 from tiny_text import write_text_suite
 
 from featcal.calibration.block_preview import Preview
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError

@@ -16,7 +16,6 @@ from tiny_text import write_text_suite
 from torch import Tensor, nn
 
 from featcal.calibration.block_statistics import BlockMoments, likely_groups, linear_groups
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
@@ -25,6 +24,7 @@ from featcal.family.opening import Family, open_family
 from featcal.models.adapter import Batch, Call, Stage
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.lane import Step
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
 

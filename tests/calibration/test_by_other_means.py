@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from featcal import calibrate, load_suite, measure_drift, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.token_rows import TokenRows, task_rows
 from featcal.drift.source import measure_sources
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Overlay, Weights
 from featcal.models.lane import Kept
+from featcal.suite.calibration_options import CalibrationConfig
 
 
 @pytest.fixture(scope="module", params=["clip", "t5", "llama"])

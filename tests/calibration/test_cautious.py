@@ -13,9 +13,9 @@ import pytest
 from app import selection
 from featcal import cli as command_line
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CAUTIOUS
 from featcal.family.opening import Family
 from featcal.session.model_names import calibrate_command, full_name, resolve_model
+from featcal.suite.calibration_options import CAUTIOUS
 from featcal.system.errors import InputError
 
 

@@ -10,12 +10,12 @@ from tiny_clip import BLOCKS, TASKS
 
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.calibration.conditioning import conditioning_of, measure_conditioning
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup, LinearSums
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import NumericalError
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)

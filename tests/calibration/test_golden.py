@@ -13,8 +13,8 @@ from several import check_alike
 from tiny_clip import in_float64
 
 from featcal.calibration.calibrate import calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from featcal.calibration import gram
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.gram import Gram, add_product
 from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.token_rows import TokenRows
 from featcal.models.compute import computing
+from featcal.suite.calibration_options import CalibrationConfig
 
 
 @pytest.mark.parametrize("side", [3, 8, 19])

@@ -18,11 +18,11 @@ from torch import Tensor
 from featcal import CalibrationConfig, InputError, NumericalError, calibrate, load_suite, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import RECIPES
 from featcal.calibration.prior import Factors, Prior
 from featcal.family.opening import Family
 from featcal.mergers.wudi import minimise
 from featcal.models.compute import computing
+from featcal.suite.calibration_options import RECIPES
 from featcal.testing.trial import write_trial
 
 INFORMED = CalibrationConfig(recipe="informed", samples=8, batch_size=4)

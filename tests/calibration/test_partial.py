@@ -17,12 +17,13 @@ from tiny_text import write_text_suite
 
 from featcal import cli
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig, resolve_parts
+from featcal.calibration.config import resolve
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.preflight.check import check
 from featcal.session.model_names import full_name, recorded_config, resolve_model
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
@@ -161,7 +162,7 @@ def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
 
 
 def test_a_name_with_a_comma_is_a_name(tiny: Family) -> None:
-    config = resolve_parts(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
+    config = resolve(CalibrationConfig(tasks=("a, b", "c")), tiny.adapter, ["c", "a, b", "d"])
     assert config.tasks == ("c", "a, b")
 
 

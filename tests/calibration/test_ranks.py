@@ -23,12 +23,12 @@ from tiny_text import write_text_suite
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.calibration.config import RECIPES, CalibrationConfig
 from featcal.export import record_facts
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats import checkpoint
 from featcal.formats.weights import Over, Weights
+from featcal.suite.calibration_options import RECIPES, CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.distributed import Ranks, owners_of, parts, teams_of

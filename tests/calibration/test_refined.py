@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig as Config
 from featcal.calibration.refined_recipe import Part
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
@@ -24,6 +23,7 @@ from featcal.models.compute import computing
 from featcal.models.lane import run_block
 from featcal.session.model_names import full_name, resolve_model
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig as Config
 from featcal.system.errors import InputError
 
 REFINED = Config(recipe="refined", lam=1e-2, alpha=0.6, beta=0.5, samples=8, batch_size=4)

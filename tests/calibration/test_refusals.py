@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, expert_passes
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import carried_text
 from featcal.family.opening import Family, open_family
@@ -30,6 +29,7 @@ from featcal.formats.weights import InMemory
 from featcal.preflight.check import check
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.model_names import recorded_config
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite, read_yaml
 from featcal.system.errors import InputError, NumericalError
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from featcal.calibration import distributed, rounding
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.rounding import Storing, sum_parts, summarise_storing
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import InMemory
 from featcal.studies.replay.again import replay
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, load_suite
 from featcal.system.errors import NumericalError

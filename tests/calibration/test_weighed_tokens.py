@@ -19,11 +19,11 @@ from torch import Tensor
 
 from featcal import CalibrationConfig, calibrate, calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import INFORMED, REFINED
 from featcal.calibration.prior import Factors, spanning_rows
 from featcal.calibration.token_rows import TokenRows
 from featcal.calibration.weighed_tokens import FLOOR, LEAST, MOST, Acting, weigh
 from featcal.family.opening import Family
+from featcal.suite.calibration_options import INFORMED, REFINED
 from featcal.system.distributed import ALONE
 from featcal.system.errors import InputError, NumericalError
 from featcal.testing.checks import CLOSE, _compare_calibration

@@ -19,13 +19,13 @@ from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
 
 from featcal.calibration import calibrate as calibrate_module
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli.options import Size
 from featcal.family.opening import Family
 from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
 from featcal.suite import schema as suite_module
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import InputError
 

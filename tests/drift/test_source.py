@@ -13,7 +13,6 @@ from tiny_clip import BLOCKS
 from torch import Tensor
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import (
     DEPLOYED,
     INSIDE,
@@ -27,6 +26,7 @@ from featcal.drift.source import (
 from featcal.family.opening import Family, ensure_family
 from featcal.models.lane import Kept
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)

@@ -10,10 +10,10 @@ import torch
 from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.models.adapter import Call
 from featcal.models.generation import prompts
+from featcal.suite.calibration_options import CalibrationConfig
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])

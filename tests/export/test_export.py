@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.merge import merge_to_folder
 from featcal.export.write import rewrite, verify_reload, verify_streamed, write_model
 from featcal.family.opening import Family, open_family
@@ -33,6 +32,7 @@ from featcal.models.compute import Compute
 from featcal.models.families.open_clip import OpenClip
 from featcal.models.features import final_features
 from featcal.session.api import evaluate
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
 

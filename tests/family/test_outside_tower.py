@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.merge import merge_to_folder
 from featcal.family.ancestry import UNRELATED, Lineage, Lineages, judge
 from featcal.family.opening import open_family
 from featcal.family.outside_tower import note_left_out
 from featcal.preflight.check import check
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 

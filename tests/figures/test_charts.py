@@ -13,9 +13,9 @@ import pytest
 
 from app.downloads import Numbers, Origin
 from app.selection import file_words
-from featcal.calibration.config import CalibrationConfig
 from featcal.drift.source import SourceExcess
 from featcal.figures import charts, ledger_charts, ledger_tables, theme
+from featcal.suite.calibration_options import CalibrationConfig
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
 

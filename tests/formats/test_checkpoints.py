@@ -80,7 +80,7 @@ def test_all_problems_at_once(own_suite_file: Path) -> None:
 
 def test_nan_in_an_expert_names_file_and_tensor(own_suite_file: Path) -> None:
     from featcal.calibration.calibrate import calibrate
-    from featcal.calibration.config import CalibrationConfig
+    from featcal.suite.calibration_options import CalibrationConfig
 
     def poison(tensors: dict[str, Tensor]) -> None:
         tensors[Q][0, 0] = torch.nan

@@ -26,8 +26,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 
 SHAPE = families.ClipShape(width=8, hidden=16, blocks=2, heads=2, patch=4, image=8)
@@ -36,7 +36,7 @@ LLAMA = families.LlamaShape(width=16, hidden=24, blocks=3, heads=4, kv_heads=2, 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_reference_is_the_same_calibration(tiny: Family, alpha: float) -> None:
-    config = CalibrationConfig(samples=7, alpha=alpha, rho=1.7)
+    config = CalibrationConfig(samples=7, lam=0.05, alpha=alpha, rho=1.7)
     ours = calibrate(tiny, config).weights
     pixels = {task: tiny.samples(task, "calibration", 7, config.seed).inputs["pixel_values"] for task in tiny.experts}
     theirs, seconds = reference.calibrate(tiny, pixels, config)

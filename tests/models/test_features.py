@@ -11,13 +11,13 @@ from tiny_clip import TASKS
 from tiny_text import KINDS, library_model, write_text_suite
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.models.features import layer_features
 from featcal.session.cache import nbytes
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 

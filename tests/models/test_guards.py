@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block_statistics import BlockMoments
-from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import check_norm
 from featcal.calibration.token_rows import task_rows
@@ -20,6 +19,7 @@ from featcal.models.adapter import Block, Call, Stage, capture_call
 from featcal.models.capture import capture_inputs, capture_outputs
 from featcal.models.lane import Step
 from featcal.models.replay import check_replay
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 WIDTH, HEADS = 8, 2

@@ -27,7 +27,6 @@ from tiny_clip import TASKS
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_base, write_text_expert, write_text_suite
 from torch import Tensor
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.cli import suite as suites
 from featcal.family import ancestry
@@ -44,6 +43,7 @@ from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.preflight.probe import Diagonal
 from featcal.preflight.tokenizers import tokenizer_disagreement
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.formatting import some

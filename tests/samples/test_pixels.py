@@ -18,10 +18,10 @@ from PIL import Image, ImageOps
 from tiny_clip import SIDE, clip_inputs
 
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import open_family
 from featcal.samples import prepare
 from featcal.samples.records import read_image
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.source import Source
 from featcal.system.errors import InputError

@@ -12,7 +12,6 @@ from tiny_text import write_text_suite
 
 from featcal import calibrate_to_folder, load_suite, open_family
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.preflight.check import check
 from featcal.samples import vary as varying
@@ -21,6 +20,7 @@ from featcal.server.lengths import seconds_to_calibrate
 from featcal.session.model_names import calibrate_command, full_name, resolve_model
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
 STILL = {"DEGREES": 0.0, "SCALE": 0.0, "SHIFT": 0.0, "NOISE": 0.0}

@@ -26,7 +26,6 @@ from app.held import MOST, Held
 from app.opening import bytes_needed
 from featcal.authoring.common import write_new
 from featcal.authoring.recipes import import_recipe
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands as main
 from featcal.export.write import RECORD_FILE
 from featcal.family.opening import open_family
@@ -36,6 +35,7 @@ from featcal.server import launch
 from featcal.server.queue import Queue
 from featcal.session.model_names import recorded_config
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite, load_suite
 from featcal.system import progress, sandbox
 from featcal.system.errors import InputError

@@ -14,12 +14,12 @@ from tiny_clip import BLOCKS, TASKS
 from torch import Tensor
 
 from featcal.calibration.conditioning import measure_conditioning
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.session import projection
 from featcal.session.feature_maps import EXPERT, Clouds, clouds_json
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError, InputError, NumericalError
 

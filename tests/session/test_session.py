@@ -20,7 +20,6 @@ from tiny_clip import TASKS
 
 from featcal import evaluate, load_suite, measure_drift
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.family import opening
 from featcal.family.opening import Family
@@ -30,6 +29,7 @@ from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.model_names import Same, label_of
 from featcal.session.session import Session, open_session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftKeywords, DriftOptions, View
 from featcal.system.errors import InputError, NumericalError
 

@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
 from featcal import load_suite
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.figures import run_tables
 from featcal.session.session import Session
 from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
 from featcal.studies.recording import count_looks, hash_of, measure, record, run_of
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError
 

@@ -15,7 +15,6 @@ from lanes import cases_by_message, rows
 from safetensors.torch import load_file, save_file
 
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.export.change_layout import convert
 from featcal.export.merge import merge_to_folder
@@ -23,6 +22,7 @@ from featcal.family.opening import open_family
 from featcal.formats.contents import tensor_digest, tensor_digests
 from featcal.studies.replay.again import replay
 from featcal.studies.replay.record import read_record
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.facts import suite_facts
 from featcal.suite.schema import load_suite
 from featcal.system.environment import machine_facts

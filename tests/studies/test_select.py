@@ -24,7 +24,6 @@ from tiny_text import distributions, library, text_suite
 
 from featcal import calibrate, cli, load_suite, measure_drift, open_family, select
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
@@ -37,6 +36,7 @@ from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Judge, Score, answer_probability, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.resources import cache_folder

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 from featcal import evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family.opening import Family, open_family
 from featcal.figures import study_tables
@@ -26,6 +25,7 @@ from featcal.studies import ablate, budget, corrupt, runner, schedule, tasks
 from featcal.studies.plan import Plan
 from featcal.studies.runner import Views
 from featcal.studies.study import Study
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 from featcal.system.errors import InputError

@@ -18,7 +18,6 @@ from lanes import cases_by_message
 from tiny_clip import TASKS
 
 from featcal import calibrate, cli, load_suite, measure_drift, open_family
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.figures import run_tables, sweep_charts
 from featcal.session import session
@@ -38,6 +37,7 @@ from featcal.studies.sweep import (
     run_sweep,
     sweep_json,
 )
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.errors import InputError
 

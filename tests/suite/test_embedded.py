@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family, open_family
 from featcal.samples import embedded
 from featcal.samples.embedded.glyphs import digit_rows
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.resources import data_path
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from featcal import calibrate, evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
-from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.session.model_names import calibrate_command, full_name, resolve_model, weights_of
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import ModelName, model_name
 from featcal.suite.recipe import METHODS, MergeRecipe
 from featcal.suite.schema import load_suite
@@ -111,7 +111,7 @@ def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     assert resolve_model("calibrated:lam=1e-05,biases=false,seed=7", tiny) == config_for(
         tiny, lam=1e-5, biases=False, seed=7
     )
-    for config in (own, CalibrationConfig(lam=1 / 3, samples=8), CalibrationConfig(layernorms=False, precision="fast")):
+    for config in (own, config_for(tiny, lam=1 / 3, samples=8), config_for(tiny, layernorms=False, precision="fast")):
         again = resolve_model(full_name(config, tiny), tiny)
         assert isinstance(again, CalibrationConfig)
         assert again.lam == pytest.approx(config.lam, rel=1e-11)

@@ -19,9 +19,9 @@ from tiny_clip import SIDE, clip_inputs, write_base, write_expert
 from tiny_decoders import ROWS, tiny_decoder
 from tiny_text import write_text_base, write_text_expert
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import open_family
 from featcal.samples.sources import draw
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite, suite_from_dict, task_catalogue
 from featcal.suite.template import fill
 from featcal.system.errors import InputError

@@ -11,8 +11,8 @@ import pytest
 from lanes import cases_by_message
 from tiny_clip import clip_inputs
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.samples.sources import draw
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import METHODS
 from featcal.suite.schema import CalibrationDefaults, MergeRecipe, load_suite, suite_file
 from featcal.system.errors import InputError

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from featcal.figures.commands.measured import Measured
-from featcal.suite.name_grammar import model_name, parts_of
+from featcal.suite.calibration_options import PARTIAL, SWITCHES
+from featcal.suite.name_grammar import ALL, model_name, parts_of
 
 AXES = ("lam", "rho", "alpha")
-_VALUES = ("recipe", "beta", "mu", "augment", "samples", "seed", "patch_weight", "image_weight", "eps")
-_SWITCHES = ("biases", "layernorms", "rmsnorms", "completion_only", "weigh_tokens")
-_PARTS = ("blocks", "maps", "tasks")
 Box = tuple[tuple[str, ...], ...]
 """Values of every axis, as they are written in names; it stands for all their combinations."""
 
@@ -56,15 +54,12 @@ def boxes(points: Iterable[tuple[str, ...]]) -> list[Box]:
 
 
 def commands(measured: Measured) -> tuple[str, ...]:
-    """One line per grid; grids with options that the command does not have are passed over."""
+    """Return one line per grid."""
     lines = []
     for grid in grids(measured.models):
-        options = list(_options(grid))
-        if None not in options:
-            listed = [f"--{axis}={','.join(values)}" for axis, values in zip(AXES, grid.values, strict=True)]
-            more = [word for word in options if word is not None]
-            words = ["featcal", "sweep", measured.suite, *listed, *more, "--n", str(measured.on.samples), "--json"]
-            lines.append(shlex.join(words))
+        listed = [f"--{axis}={','.join(values)}" for axis, values in zip(AXES, grid.values, strict=True)]
+        words = ["featcal", "sweep", measured.suite, *listed, *_options(grid), "--n", str(measured.on.samples)]
+        lines.append(shlex.join([*words, "--json"]))
     return tuple(lines)
 
 
@@ -87,16 +82,14 @@ def python(measured: Measured) -> str:
     return "\n".join([*lines, "for point in points:", f'    print(point.run.model, {measured.kind.read}, sep="\\n")'])
 
 
-def _options(grid: Grid) -> Iterator[str | None]:
-    """Words of the command line; None for what it cannot say."""
+def _options(grid: Grid) -> Iterator[str]:
+    """Yield the grid's other options as words of the command line."""
     for option, text in grid.options:
         flag = option.replace("_", "-")
-        if option in _VALUES:
-            yield from (f"--{flag}", text)
-        elif option in _SWITCHES:
+        if option in SWITCHES:
             yield f"--{flag}" if text == "true" else f"--no-{flag}"
-        elif option in _PARTS and (parts := parts_of(text)) is not None:
-            for part in parts:
+        elif option in PARTIAL:
+            for part in parts_of(text) or (ALL,):
                 yield from (f"--{flag}", part)
         else:
-            yield None
+            yield from (f"--{flag}", text)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.figures.names import shorten
 from featcal.figures.theme import ROLES, Shown
 from featcal.session.model_names import ModelId, full_name, recorded_config
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly

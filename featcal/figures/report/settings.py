@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.record_facts import input_hashes
 from featcal.figures.report.content import Table
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.views import View
 from featcal.system.versions import all_versions

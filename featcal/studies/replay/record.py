@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.write import RECORD_FILE
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import InputError
 from featcal.system.formatting import printable

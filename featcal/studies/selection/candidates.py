@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
 from featcal.family.opening import Family
 from featcal.session.model_names import full_name, resolve_model
+from featcal.suite.calibration_options import CAUTIOUS, INFORMED, OF_A_RECIPE, PAPER, REFINED, CalibrationConfig
 from featcal.suite.name_grammar import REFERENCE, model_name
 from featcal.suite.recipe import METHODS
 from featcal.system.errors import InputError

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from featcal.calibration.config import IDLE
 from featcal.evaluation.heads import CosineHead
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.model import brings
 from featcal.samples.sources import Samples
 from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.held_out import Contest
+from featcal.suite.calibration_options import IDLE
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError

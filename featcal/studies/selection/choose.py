@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import CalibrationConfig, resolve_parts
+from featcal.calibration.config import resolve
 from featcal.family.opening import Family, ensure_family
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import MERGED, Tried, plan_candidates
@@ -15,6 +15,7 @@ from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Score, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import Suite
 from featcal.system.errors import FeatcalError, NumericalError
 from featcal.system.progress import Progress, silent
@@ -56,7 +57,7 @@ def select(
     """
     session = suite if isinstance(suite, Session) else Session(ensure_family(suite, device))
     family = session.family
-    asked = resolve_parts(config or config_for(family), family.adapter, family.suite.tasks)
+    asked = resolve(config or config_for(family), family.adapter, family.suite.tasks)
     plan = plan_candidates(family, asked, starts)
     default = plan[0].config
     assert default is not None

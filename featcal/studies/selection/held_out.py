@@ -10,13 +10,13 @@ from functools import cached_property
 import torch
 
 from featcal.calibration.calibrate import calibrate, select_tasks
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import ensure_family
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import Tried
 from featcal.studies.selection.judge import Criterion, Judge
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import View
 from featcal.system.progress import Progress, silent
 

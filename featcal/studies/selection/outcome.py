@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from featcal.calibration.calibrate import CalibrationResult, config_for
-from featcal.calibration.config import CalibrationConfig
 from featcal.family.opening import Family
 from featcal.session.model_names import calibrate_command
 from featcal.studies.selection.candidates import CHOSEN, MERGED, Tried, options_of
 from featcal.studies.selection.held_out import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import reference_in
 from featcal.suite.recipe import MergeRecipe
 

@@ -1,0 +1,283 @@
+"""The options of a calibration, each defined once: a field of `CalibrationConfig` with an `Option` beside its default.
+
+The suite file, the command line, the app, names of models, printed commands and docs/options.md are derived from these
+fields. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+from featcal.system.errors import InputError
+
+PAPER, REFINED, INFORMED = RECIPES = ("paper", "refined", "informed")
+"""How a block is calibrated: from one snapshot, as published, or piece by piece, which is featcal's own; the last one
+with what the experts' weights know as a prior."""
+EXACT, FAST = PRECISIONS = ("exact", "fast")
+_OWN = (REFINED, INFORMED)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of an option beside its default: everything that shows, reads or writes one asks here."""
+
+    kind: type
+    """float, int, bool (on or off), str (one of `choices`) or tuple (names of parts)."""
+    help: str
+    """What it does, in one or two sentences that `--help`, the app and docs/options.md share."""
+    left_out: str
+    """What holds where it is left out, in words."""
+    label: str = ""
+    """Beside its control in the app; an option without one has no control there."""
+    symbol: str = ""
+    """The letter that the paper or featcal has for it."""
+    low: float = -math.inf
+    """The least value."""
+    high: float = math.inf
+    """The greatest value."""
+    above: bool = False
+    """Whether `low` itself is excluded."""
+    noun: str = "it"
+    """What the value is, in the message about one that is out of range."""
+    choices: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = RECIPES
+    """Recipes that it belongs to; of the others it is 0 or off."""
+    steps: tuple[float, ...] = ()
+    """Values that a slider offers."""
+    of_recipe: bool = False
+    """Whether the recipe brings a good value of its own."""
+    idle: bool = False
+    """Whether it changes nothing but time and memory."""
+    later: bool = False
+    """Whether it came after suites were first hashed: a suite that does not say it keeps its hash."""
+
+    def limits(self) -> str:
+        """Return the range in words; empty where every value is allowed."""
+        if self.high < math.inf:
+            return f"lies in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+        if self.low == -math.inf:
+            return ""
+        return f"is at least {self.low:g}" if self.kind is int and self.low else f"is >= {self.low:g}"
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise InputError where a value is not one of the option called `name`."""
+        if self.choices and value not in self.choices:
+            raise InputError(f"{name} is '{value}'; choose {' or '.join(self.choices)}")
+        if self.kind not in (int, float):
+            return
+        if not math.isfinite(value):
+            raise InputError(f"{name} must be a finite number, not {value}")
+        if not self.low <= value <= self.high or (self.above and value == self.low):
+            raise InputError(f"{name} is {value:g}; {self.noun} {self.limits()}")
+
+
+def option(default: Any, kind: type, help: str, left_out: str, **more: Any) -> Any:
+    """Return a dataclass field with its `Option`."""
+    return field(default=default, metadata={"option": Option(kind, help, left_out, **more)})
+
+
+_LAM = (*(float(f"{digit}e{power}") for power in range(-7, 1) for digit in (1, 2, 5)), 10.0)
+_SHARES = tuple(step / 20 for step in range(21))
+_RECIPES_OWN: Any = None
+"""Default of a number that recipe, architecture and samples decide."""
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Options of Algorithm 1. What `recipe` brings (lam, rho, alpha, beta, mu) is None where it is left out, until
+    `calibration.config.resolve` fills in the recipe's own for the architecture and the number of samples; every
+    function that calibrates does so. `calibration.calibrate.config_for` gives what a suite recommends instead.
+
+    Raises:
+        InputError: a value outside its range; the message names the option.
+    """
+
+    lam: float = option(
+        _RECIPES_OWN, float, "Ridge strength, the pull towards the anchor (Eq. 12); 0 needs features of full rank.",
+        "paper: 0.05 for CLIP, 1e-5 for language models", label="λ, ridge strength", symbol="λ", low=0,
+        noun="a ridge strength", steps=_LAM, of_recipe=True,
+    )  # fmt: skip
+    rho: float = option(
+        _RECIPES_OWN, float, "Anchor = ρ merged + (1 − ρ) base (Eq. 11): 1 is the merged model, more extrapolates.",
+        "paper: 2, and 0.5 for decoder-only models", label="ρ, anchor", symbol="ρ",
+        steps=tuple(step / 10 for step in range(41)), of_recipe=True,
+    )  # fmt: skip
+    alpha: float = option(
+        _RECIPES_OWN, float, "Share of the expert's own input features in the targets (Eq. 10).",
+        "paper: 0.3 for CLIP, 0.6 for T5, 0.15 for decoder-only models", label="α, expert features", symbol="α", low=0,
+        high=1, noun="an interpolation share", steps=_SHARES, of_recipe=True,
+    )  # fmt: skip
+    samples: int = option(
+        256, int, "Calibration samples per task; a task that has fewer gives all it has.", "256",
+        label="Calibration samples per task", symbol="n", low=1, steps=(8, 16, 32, 64, 128, 256),
+    )  # fmt: skip
+    seed: int = option(
+        42,
+        int,
+        "Decides which calibration samples are drawn, together with the task's name.",
+        "42",
+        label="Seed",
+        low=0,
+    )
+    biases: bool = option(
+        True, bool, "Calibrate biases: each is fitted to what the new weights leave over on average (Eq. 55).", "on",
+        label="Calibrate biases",
+    )  # fmt: skip
+    layernorms: bool = option(
+        True, bool, "Calibrate scale and shift of every LayerNorm (Eq. 59).", "on", label="Calibrate LayerNorms"
+    )
+    rmsnorms: bool = option(
+        False, bool, "Calibrate scales of RMSNorms: featcal's extension of Eq. 59, which the paper does not run.",
+        "off", label="Calibrate RMSNorms",
+    )  # fmt: skip
+    completion_only: bool = option(
+        False, bool, "Decoder-only models: count the positions that predict the answer alone, not the prompt.", "off",
+        label="Count answers alone",
+    )  # fmt: skip
+    patch_weight: float = option(
+        0.01, float, "Weight of CLIP's patch tokens in the last block, where the class token has 1; inputs of keys and "
+        "values always have 1.", "0.01", low=0, high=1, above=True,
+    )  # fmt: skip
+    image_weight: float = option(
+        1.0, float, "Weight of a picture's tokens in a language model that reads pictures; text has 1.", "1", low=0,
+        high=1, above=True, later=True,
+    )  # fmt: skip
+    eps: float = option(1e-8, float, "Numerical stabiliser of Eqs. (14), (17) and (59).", "1e-8", low=0)
+    recipe: str = option(
+        PAPER, str, "paper: Algorithm 1 as published. refined: featcal's own, piece by piece inside a block. informed: "
+        "refined, with what the experts' weights know as a prior (docs/theory.md).", PAPER, label="Recipe",
+        choices=RECIPES,
+    )  # fmt: skip
+    beta: float = option(
+        _RECIPES_OWN, float, "Share of the residual stream's gap to the expert that output maps are to close; above 0 "
+        "it needs alpha above 0.", "0.5", label="β, stream", symbol="β", low=0, high=1, noun="a share of the gap",
+        recipes=_OWN, steps=_SHARES, of_recipe=True,
+    )  # fmt: skip
+    mu: float = option(
+        _RECIPES_OWN, float, "Weight of the prior, what the experts' weights say of the inputs that they were trained "
+        "on, against the samples of one task; 0 is refined.", "0.1", label="μ, prior", symbol="μ", low=0,
+        noun="the weight of a prior", recipes=(INFORMED,), of_recipe=True, later=True,
+        steps=(0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0),
+    )  # fmt: skip
+    weigh_tokens: bool = option(
+        False, bool, "Let a token count by how much the expert's task vector does to it: helps most with text, a tenth "
+        "dearer.", "off", label="Weigh tokens", recipes=_OWN, later=True,
+    )  # fmt: skip
+    augment: int = option(
+        0, int, "Varied copies of every calibration picture, each as dear as one: 1 helps, or 3 below 32 samples.", "0",
+        label="Copies", low=0, noun="a number of copies", later=True,
+    )  # fmt: skip
+    batch_size: int = option(
+        64, int, "Samples per forward pass; changes nothing but time and memory.", "64", low=1, idle=True
+    )
+    precision: str = option(
+        EXACT, str, "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, "
+        "float32 solve (below lam 1e-3 float32 products and float64 solve).", EXACT, choices=PRECISIONS,
+    )  # fmt: skip
+
+    blocks: Sequence[str] | None = option(
+        None, tuple, "Calibrate these blocks alone ('block 0', 'encoder block 3'); the others stay as merged to the "
+        "last bit, and later blocks see them as they are.", "all", label="Blocks",
+    )  # fmt: skip
+    maps: Sequence[str] | None = option(
+        None, tuple, "Calibrate these kinds of linear maps alone, with their biases: attention, mlp, cross-attention. "
+        "Norms have their own switches.", "all", label="Kinds of linear maps",
+    )  # fmt: skip
+    tasks: Sequence[str] | None = option(
+        None, tuple, "Calibrate on the experts and samples of these tasks alone.", "all", label="Tasks"
+    )
+
+    def __post_init__(self) -> None:
+        OPTIONS["recipe"].check("recipe", self.recipe)
+        for name in OF_A_RECIPE:
+            if name not in NUMBERS[self.recipe] and getattr(self, name) is None:
+                object.__setattr__(self, name, 0.0)
+        for name in PARTIAL:
+            chosen = getattr(self, name)
+            if chosen is not None:  # a tuple, so that options can be hashed
+                object.__setattr__(self, name, (chosen,) if isinstance(chosen, str) else tuple(chosen))
+                if not getattr(self, name):
+                    raise InputError(f"{name} is empty; name at least one, or leave the option out for all")
+        for name, known in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None:
+                known.check(name, value)
+            if value and self.recipe not in known.recipes:
+                theirs = " or ".join(f"'{recipe}'" for recipe in known.recipes)
+                said = name if known.kind is bool else f"{name} is {value:g}; it"
+                raise InputError(f"{said} belongs to the recipe {theirs}")
+        if self.beta and self.alpha == 0:
+            raise InputError("alpha is 0: beta above 0 needs the experts' features; raise alpha or set beta to 0")
+
+    def settings(self) -> dict[str, Any]:
+        """Return every option by name as tables and model cards show it: chosen parts as one text, and none that were
+        not chosen."""
+        own = asdict(self)
+        parts = {name: ", ".join(own.pop(name) or ()) for name in PARTIAL}
+        return own | {name: chosen for name, chosen in parts.items() if chosen}
+
+
+OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(CalibrationConfig)}
+"""Every option by name, in the order of the fields."""
+PARTIAL = tuple(name for name, one in OPTIONS.items() if one.kind is tuple)
+"""Options that choose a part of what is calibrated, or of what it is calibrated on."""
+SWITCHES = tuple(name for name, one in OPTIONS.items() if one.kind is bool)
+"""Options that are on or off."""
+OF_A_RECIPE = tuple(name for name, one in OPTIONS.items() if one.of_recipe)
+"""Numbers that every recipe has good values of its own for."""
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    recipe: tuple(name for name in OF_A_RECIPE if recipe in OPTIONS[name].recipes) for recipe in RECIPES
+}
+"""The numbers of each recipe; those that are not its own are 0 there."""
+OWN = tuple(name for name, one in OPTIONS.items() if one.of_recipe or one.recipes != RECIPES)
+"""Options that a suite recommends for one recipe; they say nothing of another."""
+IDLE = tuple(name for name, one in OPTIONS.items() if one.idle)
+"""Options that change nothing but time and memory."""
+CAUTIOUS: Mapping[str, float] = {"alpha": 0.3, "beta": 0.0}
+"""What `cautious` stands for."""
+SHORTHANDS: Mapping[str, Option] = {
+    "cautious": Option(
+        bool, "Take alpha 0.3 and beta 0: for calibration samples in fog, or drifted from what the model will see; "
+        "with clean or merely noisy ones it costs about two points.", "off", label="Cautious", recipes=_OWN,
+    )
+}  # fmt: skip
+"""Options that are short for the values of others, which every name, command and record says in their place."""
+ASKED: Mapping[str, Option] = {**OPTIONS, **SHORTHANDS}
+"""All that can be asked for by name."""
+
+
+def recipe_numbers(recipe: str, samples: int, class_token: bool = True) -> dict[str, float]:
+    """Return the numbers that a recipe brings for so many samples per task; the paper's are those for CLIP.
+
+    Args:
+        class_token: whether the architecture has one, as CLIP has: with few samples "refined" then takes less of the
+            experts' features.
+    """
+    numbers = {"lam": 0.05, "rho": 2.0, "alpha": 0.3, "beta": 0.0, "mu": 0.0}
+    if recipe == REFINED:
+        alpha = 0.3 if class_token and samples <= 16 else 0.6
+        numbers |= {"lam": refined_lam(samples), "alpha": alpha, "beta": 0.5}
+    if recipe == INFORMED:  # the same for every number of samples: the prior holds what few of them do not show
+        numbers |= {"lam": 0.001, "alpha": 0.6, "beta": 0.5, "mu": 0.1}
+    return numbers
+
+
+def refined_lam(samples: int) -> float:
+    """Return the ridge strength of "refined" for so many samples per task: 0.05 up to 8, 0.01 at 16, 0.001 from 64 on,
+    log-linear between, to two digits.
+
+    >>> [refined_lam(n) for n in (4, 8, 16, 32, 64, 256)]
+    [0.05, 0.05, 0.01, 0.0032, 0.001, 0.001]
+    """
+    for (few, high), (many, low) in pairwise(_LAM_BY_SAMPLES):
+        if samples <= many:
+            share = max(0.0, math.log(samples / few) / math.log(many / few))
+            return float(f"{high * (low / high) ** share:.2g}")
+    return _LAM_BY_SAMPLES[-1][1]
+
+
+_LAM_BY_SAMPLES = ((8, 0.05), (16, 0.01), (64, 0.001))
