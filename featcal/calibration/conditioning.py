@@ -11,6 +11,7 @@ import torch
 
 from featcal.calibration.block_statistics import BlockMoments, FirstBlock
 from featcal.calibration.calibrate import calibrate
+from featcal.calibration.config import resolve
 from featcal.calibration.linear_group import LinearGroup
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
@@ -86,6 +87,7 @@ def measure_conditioning(
         InputError, NumericalError: as `calibrate`.
     """
     adapter, found = family.adapter, list[Conditioning]()
+    config = resolve(config, adapter, family.suite.tasks)
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
     def look(moments: BlockMoments) -> None:

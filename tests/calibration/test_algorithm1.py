@@ -11,6 +11,7 @@ from weakref import ref
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_clip import BLOCKS, TASKS
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ from featcal.session.api import measure_drift
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
-CONFIG = CalibrationConfig(samples=12, batch_size=5)
+CONFIG = clip_config(samples=12, batch_size=5)
 
 
 def tower(family: Family, weights: Weights) -> dict[str, Tensor]:
@@ -362,7 +363,7 @@ def test_a_pass_that_is_walked_once_lets_its_pictures_go(tiny: Family) -> None:
 
 def test_features_whose_norm_overflows_are_an_error_not_a_task_left_out() -> None:
     """Squares of 3e9 are finite in float32, the norm of their sums is not."""
-    config, expert = CalibrationConfig(), {"map.weight": torch.eye(32), "map.bias": torch.zeros(32)}
+    config, expert = clip_config(), {"map.weight": torch.eye(32), "map.bias": torch.zeros(32)}
     group = LinearGroup(["map"], "all", {"map": nn.Linear(32, 32)})
     for scale in (1.0, 3e9):
         x = scale * torch.ones(24, 32)

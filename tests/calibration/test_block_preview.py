@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clip_config import clip_config
 from lanes import rows
 from tiny_text import write_text_suite
 
@@ -19,11 +20,11 @@ from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 from featcal.system.errors import InputError, NumericalError
 
-CONFIG = CalibrationConfig(samples=12, batch_size=5)
+CONFIG = clip_config(samples=12, batch_size=5)
 OTHER = replace(CONFIG, lam=0.3, rho=1.4, alpha=0.8, biases=False)
 FEW = View(8)
 LAYERS = ("block 0", "block 1", "block 2")
-INFORMED = CalibrationConfig(recipe="informed", samples=12, batch_size=5)
+INFORMED = clip_config(recipe="informed", samples=12, batch_size=5)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_clip import in_float64
 from tiny_text import write_text_suite
 from torch import Tensor, nn
@@ -115,7 +116,7 @@ def hidden_states(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor
 
 def test_the_coupling_counts_inputs_and_the_targets_that_alpha_leaves_to_the_student(tiny64: Family) -> None:
     """Mean over tokens of sqrt(|u' - u|^2 + (1 - alpha)^2 |W_expert (u' - u)|^2), both inputs from whole forwards."""
-    config = CalibrationConfig(samples=6, alpha=0.4, batch_size=4)
+    config = clip_config(samples=6, alpha=0.4, batch_size=4)
     passes = expert_passes(tiny64, config, Kept(2**24))
     calibrated = calibrate(tiny64, config, experts=passes).weights
     first, second = tiny64.adapter.blocks()[:2]
@@ -175,7 +176,7 @@ def test_every_target_of_a_t5_decoder_counts_and_every_token_of_its_encoder(tmp_
     read = family.merged.read({*encoder.outer, *decoder.outer})
     first = encoder.first_call({name: read[name] for name in encoder.outer}, batch, None)
     call = decoder.first_call({name: read[name] for name in decoder.outer}, batch, first)
-    rows = task_rows(decoder, [call], [batch], CalibrationConfig()).batches[0]
+    rows = task_rows(decoder, [call], [batch], clip_config()).batches[0]
     assert rows["decoder tokens"].index is not None
     assert rows["decoder tokens"].index.tolist() == [0, 1, 2, 3, 4]
     assert rows["encoder tokens"].index is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_clip import BLOCKS, TASKS
 
 from featcal.calibration.calibrate import calibrate, config_for
@@ -18,7 +19,7 @@ from featcal.session.session import Session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import NumericalError
 
-CONFIG = CalibrationConfig(samples=12, batch_size=5)
+CONFIG = clip_config(samples=12, batch_size=5)
 RANKED = (("informed", 0.1), ("refined", 0.0))
 PATCHES = 10  # 3 x 3 and the class token
 
@@ -61,14 +62,14 @@ def test_a_matrix_that_is_not_finite_is_an_error_with_its_names(bad: float) -> N
     gram = torch.eye(3)
     gram[1, 1] = bad
     with pytest.raises(NumericalError, match="block 7: q, k: the left matrix is not finite"):
-        list(conditioning_of("block 7", system(gram), CalibrationConfig()))
+        list(conditioning_of("block 7", system(gram), clip_config()))
 
 
 def test_eigenvalues_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some backends give NaN where the processor's raises."""
     monkeypatch.setattr(torch.linalg, "eigvalsh", lambda _: torch.tensor([torch.nan, 1.0], dtype=torch.float64))
     with pytest.raises(NumericalError, match="block 7: q, k: eigenvalues of the left matrix are not finite"):
-        list(conditioning_of("block 7", system(torch.eye(2)), CalibrationConfig()))
+        list(conditioning_of("block 7", system(torch.eye(2)), clip_config()))
 
 
 def test_a_task_whose_features_overflow_is_named_with_block_and_map(tiny: Family) -> None:
@@ -96,7 +97,7 @@ def test_every_system_is_there_and_bounded(tiny: Family) -> None:
 
 def test_maps_with_priors_have_systems_of_their_own(tiny: Family) -> None:
     """Where the samples say nothing of a direction, the task vectors may."""
-    few = CalibrationConfig(recipe="informed", samples=1)
+    few = clip_config(recipe="informed", samples=1)
     informed, refined = (measure_conditioning(tiny, replace(few, recipe=r, mu=mu)) for r, mu in RANKED)
     assert len(informed) == len({(one.layer, one.maps) for one in informed}) == 6 * BLOCKS
     by_map = {(one.layer, name): one for one in refined for name in one.maps.split(", ")}

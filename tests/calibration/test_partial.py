@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from open_clip_models import suite_as_open_clip
 from tiny_clip import BLOCKS, TASKS
 from tiny_text import write_text_suite
@@ -28,7 +29,7 @@ from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
 
-CONFIG = CalibrationConfig(samples=12, batch_size=5)
+CONFIG = clip_config(samples=12, batch_size=5)
 
 
 @pytest.fixture(scope="module")

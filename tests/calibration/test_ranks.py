@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from lanes import rows
 from open_clip_models import suite_as_open_clip
 from several import apart, calibrated, check_alike, killed_once, record, run_ranks
@@ -28,14 +29,14 @@ from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats import checkpoint
 from featcal.formats.weights import Over, Weights
-from featcal.suite.calibration_options import RECIPES, CalibrationConfig
+from featcal.suite.calibration_options import RECIPES
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import load_suite
 from featcal.system.distributed import Ranks, owners_of, parts, teams_of
 from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 MORE: dict[str, dict[str, float]] = {"paper": {}, "refined": {"beta": 0.5}, "informed": {"beta": 0.5, "mu": 0.1}}
 """What a recipe has beside the paper's options."""
 

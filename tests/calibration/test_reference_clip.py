@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from lanes import rows
 from library_references import Reference, assert_calibrated_alike, calibration_samples
 from safetensors.torch import load_file
@@ -16,11 +17,11 @@ from tiny_clip import BLOCKS, TASKS, in_float64, write_expert, write_suite
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
 
-from featcal import CalibrationConfig, load_suite, open_family
+from featcal import load_suite, open_family
 from featcal.testing.reference import Options, Piece, Sample, calibrate, refine
 
 NAMES = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
-CONFIG = CalibrationConfig(samples=12, batch_size=5)
+CONFIG = clip_config(samples=12, batch_size=5)
 
 
 @pytest.fixture(scope="module")

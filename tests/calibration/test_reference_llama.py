@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from clip_config import clip_config
 from lanes import pairs, rows
 from library_references import (
     Reference,
@@ -115,7 +116,7 @@ PIECES: list[Piece] = [
 PIECEWISE = {
     "refined": CalibrationConfig(recipe="refined", lam=1e-2, rmsnorms=True, completion_only=False),
     "answers": CalibrationConfig(recipe="refined", lam=1e-2, alpha=0.6, rmsnorms=True),
-    "informed": CalibrationConfig(recipe="informed", rmsnorms=True, completion_only=False),
+    "informed": clip_config(recipe="informed", rmsnorms=True, completion_only=False),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from clip_config import clip_config
 from lanes import pairs, rows
 from library_references import (
     Reference,
@@ -103,8 +104,8 @@ def pieces(block: str, crossed: bool, gated: bool) -> list[Piece]:
 PIECEWISE = {
     "refined": CalibrationConfig(recipe="refined", lam=1e-3, alpha=0.6, beta=0.5, batch_size=4),
     "scales": CalibrationConfig(recipe="refined", lam=1e-5, rho=0.5, alpha=0.25, beta=1.0, rmsnorms=True, batch_size=4),
-    "informed": CalibrationConfig(recipe="informed", batch_size=4),
-    "weighed": CalibrationConfig(recipe="informed", weigh_tokens=True, batch_size=4),
+    "informed": clip_config(recipe="informed", batch_size=4),
+    "weighed": clip_config(recipe="informed", weigh_tokens=True, batch_size=4),
 }
 
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from clip_config import clip_config
 from lanes import rows
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,12 +30,11 @@ from featcal.formats.weights import InMemory
 from featcal.preflight.check import check
 from featcal.session.api import evaluate, measure_drift
 from featcal.session.model_names import recorded_config
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite, read_yaml
 from featcal.system.errors import InputError, NumericalError
 
 Edit = Callable[[Callable[[dict[str, Any]], None]], Path]
-CONFIG = CalibrationConfig(samples=6)
+CONFIG = clip_config(samples=6)
 
 
 def set_samples(root: Path, **tensors: torch.Tensor) -> None:

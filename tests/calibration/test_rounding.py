@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from lanes import rows
 from several import run_ranks
 from tiny_clip import BLOCKS
@@ -28,7 +29,7 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite, load_suite
 from featcal.system.errors import NumericalError
 
-PAPER = CalibrationConfig(samples=8, batch_size=5)
+PAPER = clip_config(samples=8, batch_size=5)
 REFINED = replace(PAPER, recipe="refined", beta=0.5)
 RECIPES = pytest.mark.parametrize(
     "config", [pytest.param(PAPER, id="paper", marks=pytest.mark.slow), pytest.param(REFINED, id="refined")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clip_config import clip_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_clip import BLOCKS
@@ -26,10 +27,9 @@ from featcal.drift.source import (
 from featcal.family.opening import Family, ensure_family
 from featcal.models.lane import Kept
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 
-CONFIG = CalibrationConfig(samples=10, batch_size=4, eps=0.0)
+CONFIG = clip_config(samples=10, batch_size=4, eps=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, evaluate, load_suite, measure_drift, open_family
 from featcal.evaluation.language import exact_match, first_answers, spearman
 from featcal.models.adapter import Call
 from featcal.models.generation import prompts
-from featcal.suite.calibration_options import CalibrationConfig
 
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
@@ -144,7 +144,7 @@ def test_completion_only_leaves_the_prompt_out(tmp_path: Path) -> None:
 def test_how_much_a_token_counts_does_not_depend_on_its_batch(tmp_path: Path) -> None:
     """A text without a prompt counts as a whole, beside texts that have one too."""
     family = open_family(load_suite(write_text_suite(tmp_path / "tokens", "llama")), device="cpu")
-    (stage,), config = family.adapter.stages, CalibrationConfig(completion_only=True)
+    (stage,), config = family.adapter.stages, clip_config(completion_only=True)
     attended = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
     answer = torch.tensor([[0, 0, 1, 1, 0], [1, 1, 1, 0, 0]])
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from open_clip_models import model_cfg, near, random_state, write_folder
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -32,11 +33,10 @@ from featcal.models.compute import Compute
 from featcal.models.families.open_clip import OpenClip
 from featcal.models.features import final_features
 from featcal.session.api import evaluate
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError, NumericalError
 
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_clip import TASKS
 from tiny_text import KINDS, library_model, write_text_suite
 from torch import Tensor
@@ -17,12 +18,11 @@ from featcal.models.features import layer_features
 from featcal.session.cache import nbytes
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 
 SEEN = View(7, "test", 3)
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 
 
 def clip_states(family: Family, weights: Weights, pixels: Tensor) -> list[Tensor]:

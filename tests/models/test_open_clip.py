@@ -12,6 +12,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from clip_config import clip_config
 from lanes import rows
 from open_clip_models import model_cfg, random_state, reference, suite_as_open_clip, write_folder
 from safetensors.torch import load_file, save_file
@@ -37,7 +38,7 @@ from featcal.system.errors import InputError, NoScores
 
 CPU = torch.device("cpu")
 EXACT = Compute(CPU, torch.float64)
-CONFIG = CalibrationConfig(samples=12, layernorms=True)
+CONFIG = clip_config(samples=12, layernorms=True)
 VARIANTS: dict[str, dict[str, Any]] = {
     "quick_gelu": {"quick_gelu": True},
     "gelu": {"quick_gelu": False},

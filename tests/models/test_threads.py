@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from clip_config import clip_config
 from tiny_clip import write_suite
 from tiny_text import write_text_suite
 from torch import Tensor
 
-from featcal import CalibrationConfig, calibrate, load_suite, open_family
+from featcal import calibrate, load_suite, open_family
 from featcal.calibration.calibrate import expert_passes
 from featcal.drift.decomposition import decompose, follow
 from featcal.drift.ledger import TaskDrift
@@ -35,7 +36,7 @@ from featcal.system.progress import Progress, silent
 pytestmark = pytest.mark.slow
 
 KINDS = ("clip", "t5", "llama")
-FEW = CalibrationConfig(samples=4, batch_size=4)
+FEW = clip_config(samples=4, batch_size=4)
 
 
 class Planted(Exception):

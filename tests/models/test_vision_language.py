@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from lanes import pairs, rows
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -294,7 +295,7 @@ def test_tokens_of_pictures_weigh_what_is_asked(qwen: PicturedTrial) -> None:
     vision, language = family.adapter.stages
     (batch,) = batches_of(family.samples(TASKS[0], "calibration", None, 0), COUNT, family.compute.device)
     call = Call((torch.zeros(1, 1),), {})
-    given = CalibrationConfig(image_weight=0.25)
+    given = clip_config(image_weight=0.25)
     weights = language.token_weights("tokens", call, batch, given)
     assert weights is not None
     pictures = batch["input_ids"] == IMAGE

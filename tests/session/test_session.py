@@ -15,6 +15,7 @@ from weakref import ref
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
@@ -29,11 +30,10 @@ from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.model_names import Same, label_of
 from featcal.session.session import Session, open_session
-from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftKeywords, DriftOptions, View
 from featcal.system.errors import InputError, NumericalError
 
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 FEW = View(8)
 
 
@@ -419,7 +419,7 @@ def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: P
     content = yaml.safe_load(own_suite_file.read_text())
     own_suite_file.write_text(yaml.safe_dump({**content, "calibration": {"precision": "fast", "samples": 4}}))
     own = open_session(own_suite_file)
-    config = CalibrationConfig(samples=4, precision="fast")
+    config = clip_config(samples=4, precision="fast")
     assert own.calibrate(config).record["config"]["precision"] == "fast"
     assert {one.source for one in own.sources(config)} >= {"prefix", "expert"}
     exact = own.calibrate(replace(config, precision="exact"))

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
@@ -33,7 +34,7 @@ from featcal.system.errors import InputError, NumericalError
 
 SUITE = ("tiny", "0123456789abcdef")
 BY = {"featcal": "1", "device": "cpu"}
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 FEW = View(8)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from clip_config import clip_config
 from safetensors.torch import load_file, save_file
 from tiny_clip import CLASSES, SIDE, TASKS
 from tiny_text import distributions, library, text_suite
@@ -42,7 +43,7 @@ from featcal.system.errors import InputError, NumericalError
 from featcal.system.resources import cache_folder
 
 COUNT = 16
-ASKED = CalibrationConfig(samples=COUNT, layernorms=False)
+ASKED = clip_config(samples=COUNT, layernorms=False)
 DEFAULT = {"recipe": "informed", "lam": 0.001, "rho": 2.0, "alpha": 0.6, "beta": 0.5, "mu": 0.1}
 REPAIRS = 7
 """Candidates but for the merged model as it is and for starts; what is asked for is the paper's recipe here."""
@@ -140,7 +141,7 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
     save_file(parts, tmp_path / "two" / "parts.safetensors")
     (tmp_path / "two" / "suite.yaml").write_text(yaml.safe_dump(content))
     other = open_family(load_suite(tmp_path / "two" / "suite.yaml"), device="cpu")
-    config = CalibrationConfig(recipe=recipe, samples=COUNT, layernorms=False)
+    config = clip_config(recipe=recipe, samples=COUNT, layernorms=False)
     session, fitted = Session(other), calibrate(other, config)
     found = session.features(fitted.weights, View(None, "validation"))
     values = Fold(contest_of(many), number).values(Tried("merged", config))
@@ -165,7 +166,7 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
 def test_an_answer_is_as_probable_as_its_tokens_one_by_one(kind: str, tmp_path: Path) -> None:
     """Greedy answers of the experts and their probability under another model, token by token through the library."""
     family = open_family(load_suite(text_suite(tmp_path / "text", kind)), "cpu")
-    session, asked = Session(family), CalibrationConfig(samples=8)
+    session, asked = Session(family), clip_config(samples=8)
     drawn = calibration_samples(session, asked)
     task, one = next(iter(drawn.items()))
     assert one.targets is None  # right answers are not even there
@@ -432,7 +433,7 @@ def at_the_seventh(label, done, total):
     if (label, done) == ("select", 7):
         os.kill(os.getpid(), signal.SIGKILL)
 
-select(open_family(load_suite(sys.argv[1]), device="cpu"), CalibrationConfig(samples=16, layernorms=False),
+select(open_family(load_suite(sys.argv[1]), device="cpu"), clip_config(samples=16, layernorms=False),
        progress=at_the_seventh)
 """
 

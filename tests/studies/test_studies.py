@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from clip_config import clip_config
 
 from featcal import evaluate, measure_drift
 from featcal.calibration.calibrate import calibrate
@@ -30,7 +31,7 @@ from featcal.suite.schema import load_suite
 from featcal.suite.views import View
 from featcal.system.errors import InputError
 
-CONFIG = CalibrationConfig(samples=8)
+CONFIG = clip_config(samples=8)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from clip_config import clip_config
 from hypothesis import given
 from hypothesis import strategies as st
 from lanes import cases_by_message
@@ -43,7 +44,7 @@ from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = CalibrationConfig(samples=8, layernorms=False)
+OPTIONS = clip_config(samples=8, layernorms=False)
 GRID = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), OPTIONS)
 FEW = View(8)
 
@@ -76,7 +77,7 @@ def test_points_are_single_calibrations_to_the_last_bit(tiny: Family, own: Sessi
     points = run_sweep(own, GRID, on=FEW, history=History(tmp_path))
     other = Session(tiny)
     calibrated = [point for point in points if point.kind == "calibrated"]
-    assert [CalibrationConfig(**point.run.options) for point in calibrated] == GRID.configs()
+    assert [clip_config(**point.run.options) for point in calibrated] == GRID.configs()
     for point, config in zip(calibrated, GRID.configs(), strict=True):
         alone = calibrate(tiny, config)
         drift = measure_drift(other, alone, samples=8)
@@ -303,7 +304,7 @@ def test_the_command_line_sweeps_and_keeps_runs(run: Run, tiny_suite_file: Path,
     assert code == 0, err
     document = json.loads(out)
     own = Session(tiny)
-    grid = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), CalibrationConfig(samples=8))
+    grid = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), clip_config(samples=8))
     points = run_sweep(own, grid, on=FEW, history=History())
     assert document == json.loads(json.dumps(sweep_json(own, points, FEW)))
     assert len(document["points"]) == len(baselines(grid)) + 4
