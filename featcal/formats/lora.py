@@ -102,8 +102,7 @@ class LoraWeights:
         with open_file(self._file, self.label) as handle:
             for name, change in changed.items():
                 dtype = self.info[name].dtype
-                # To float32 before the product, not after: in half precision B A would round differently from peft's
-                # merge.
+                # To float32 before the product, not after: in half precision B A itself would be rounded.
                 own = {key: handle.get_tensor(key).to(dtype) for key in change.stored_names()}
                 tensors[name] = change.apply(tensors[name].to(dtype), own)
                 what = ", ".join(f"'{key}'" for key in own)
