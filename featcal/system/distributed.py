@@ -37,8 +37,7 @@ LOST = (
 
 
 def teams_of(tasks: Iterable[str], size: int) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of every task: neighbouring tasks to one rank, or neighbouring ranks to one task, as evenly as
-    possible.
+    """Return the ranks of every task: neighbouring tasks to one rank, or neighbouring ranks to one task, evenly.
 
     >>> teams_of("abcde", 2)
     {'a': (0,), 'b': (0,), 'c': (0,), 'd': (1,), 'e': (1,)}
@@ -52,8 +51,7 @@ def teams_of(tasks: Iterable[str], size: int) -> dict[str, tuple[int, ...]]:
 
 
 def parts(count: int, size: int) -> list[tuple[int, int]]:
-    """Return `size` half-open ranges that cut `count` items in a row; if that leaves a rest, the first ones are longer
-    by one.
+    """Return `size` half-open ranges that cut `count` items in a row, the first ones longer by one for the rest.
 
     >>> parts(5, 3)
     [(0, 2), (2, 4), (4, 5)]
@@ -145,8 +143,7 @@ class Ranks:
         return found
 
     def team_sum(self, own: Tensor) -> Tensor:
-        """Return the sum of small tensors over this rank's team, added in the order of the ranks; alone, the tensor
-        itself.
+        """Return the sum of small tensors over this rank's team, added in the order of the ranks.
 
         If some task is shared, every rank has one task, and all ranks ask for the same sums in the same order.
         """
@@ -297,7 +294,7 @@ def join_process_group(device: str) -> Iterator[Ranks]:
         dist.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"the {world_size()} processes do not find each other: {error}; start them with torchrun"
+            f"the {world_size()} processes cannot connect to each other: {error}; start them with torchrun"
         ) from error
     _here = Ranks(rank, size, torch.device(device if on_gpu else "cpu"))
     try:
@@ -326,7 +323,7 @@ def _ends_on_sigterm() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise InputError(f"stopped by SIGTERM: the run was cancelled, or {LOST}")
 
-    # Python lets the main thread alone install handlers of signals.
+    # Python allows handlers of signals only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

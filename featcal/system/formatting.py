@@ -70,11 +70,10 @@ def exactly(value: float) -> str:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Escape the characters of a text that a terminal would obey, and cut it after `most` characters, counting the
-    rest.
+    """Escape the characters of a text that a terminal would obey, and cut it after `most` characters.
 
-    >>> printable("red\\x1b[31m")
-    'red\\\\x1b[31m'
+    >>> printable("red\x1b[31m")
+    'red\\x1b[31m'
     """
     shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
     return shown if most is None else shorten(shown, most)
@@ -91,8 +90,7 @@ def shorten(text: str, most: int = 80) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean …?" with the closest known word; "" if none is close, or if the word has over 200
-    characters.
+    """Return " Did you mean …?" with the closest known word; "" if none is close, or for over 200 characters.
 
     >>> did_you_mean("smaples", ["samples", "seed"])
     " Did you mean 'samples'?"

@@ -30,8 +30,7 @@ def local_path(named: str, root: Path, label: str) -> Path:
 
 
 def expand_home(named: str | Path) -> Path:
-    """Return a path with `~` replaced by the home folder; on a shared server, which must not tell who has one,
-    unchanged.
+    """Return a path with `~` replaced by the home folder; unchanged on a shared server, which must not tell homes.
 
     Raises:
         RuntimeError: the home of an unknown user.
@@ -64,8 +63,7 @@ def require_plain(file: Path, named: str = "", most: int | None = None) -> None:
 
 
 def from_folder(path: Path, folder: Path) -> str:
-    """Return a path as a file in `folder` should name it: relative if it lies below, so that both can move, else
-    absolute.
+    """Return a path as a file in `folder` names it: relative if it lies below, so that both can move, else absolute.
 
     >>> from_folder(Path("/a/b/c"), Path("/a")), from_folder(Path("/x"), Path("/a"))
     ('b/c', '/x')

@@ -1,5 +1,4 @@
-"""Locate files that nobody names: those shipped with featcal (the repository in a clone, `_bundle` in a wheel) and its
-cache."""
+"""Locate files shipped with featcal (the repository in a clone, `_bundle` in an installed wheel) and its cache."""
 
 import hashlib
 import os

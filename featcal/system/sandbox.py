@@ -55,8 +55,7 @@ def server_rules() -> Shared | None:
 
 
 def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
-    """Check, on a shared server, that a path leads into its folders or the results of jobs; to read, also into
-    featcal's data.
+    """Check, on a shared server, that a path leads into its folders or job results (to read, also featcal's data).
 
     Args:
         what: names the path in the message, which does not quote it.
@@ -78,8 +77,7 @@ def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
 
 
 def require_links_inside(place: Path, what: str) -> None:
-    """Check, on a shared server, that every link in a folder, at any depth, leads into the folders that the server may
-    read.
+    """Check, on a shared server, that every link at any depth of a folder leads to where the server may read.
 
     Raises:
         InputError: a link leads elsewhere.
