@@ -175,8 +175,7 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
 
 
 def shards(index: Any, what: str) -> list[str]:
-    """Return the sorted file names in an index of shards; raise InputError with `what` in front if it is not a valid
-    index."""
+    """Return the sorted file names of an index of shards; raise InputError, naming `what`, if it is not valid."""
     try:
         names = sorted(set(index["weight_map"].values()))
         # An index may come from a stranger: its shards must not lead out of the folder.

@@ -13,8 +13,7 @@ from featcal.formats.weights import raw_bytes
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits; equal only for tensors that are equal to the
-    bit."""
+    """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits, equal for bit-identical tensors alone."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(raw_bytes(tensor))
     return digest.hexdigest()

@@ -36,8 +36,7 @@ class HubModel:
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """Return the patterns of files to fetch, as keyword arguments of the Hub's client: the model's folder and those
-        below it."""
+        """Return the files to fetch, the model's folder and those below it, as arguments of the Hub's client."""
         return {
             "allow_patterns": [self.path(pattern) for pattern in HUB_FILES],
             # Weights in folders below are other models.

@@ -89,5 +89,5 @@ def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
         why = shorten(" ".join(str(error).split()), 200)
         raise InputError(
-            f"{label}: {described_in} describes no model that can be run ({why}); get the file of this model again"
+            f"{label}: {described_in} does not describe a model that can be run ({why}); get the file again"
         ) from error

@@ -79,8 +79,7 @@ class LoraWeights:
 
     @property
     def declared_base(self) -> str | None:
-        """Return the base that the adapter's config names, with its `@revision`; it may be a path on another
-        machine."""
+        """Return the base and `@revision` that the adapter's config names; it may be a path on another machine."""
         name, revision = self.adapter.base_model_name_or_path, self.adapter.revision
         return f"{name}@{revision}" if name and revision else name or None
 
@@ -134,8 +133,7 @@ class LoraWeights:
 
 
 def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
-    """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`; else return
-    (ref, None).
+    """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`, or (ref, None).
 
     Args:
         root: folder that relative paths start from; a reference that is itself a folder is not split.

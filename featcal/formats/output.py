@@ -1,5 +1,4 @@
-"""Write an output folder that is complete or does not exist: files go to `OUT.partial/model`, which is renamed at the
-end."""
+"""Write an output folder that is complete or absent: files go to `OUT.partial/model`, which is renamed at the end."""
 
 from __future__ import annotations
 
@@ -118,10 +117,10 @@ class OutputFolder:
         try:
             before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
         except ValueError as error:
-            raise InputError(f"{self._identity} is damaged; remove {self.partial} to start anew") from error
+            raise InputError(f"{self._identity} is damaged; remove {self.partial} to start again") from error
         if before != run:
             raise InputError(
-                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start anew"
+                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start again"
             )
 
     @staticmethod
@@ -146,8 +145,7 @@ class OutputFolder:
         return dict((self._mark(block) or {}).get("facts", {}))
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
-        """Return all tensors of finished blocks by name, each read when it is looked up; they are gone after
-        `commit`."""
+        """Return all tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
         return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
 
     def put(self, block: Named, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
@@ -228,8 +226,7 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the partial folder after a failure, unless it holds finished blocks to resume from, or a finished
-        model."""
+        """Remove the partial folder after a failure, unless it holds finished blocks or a finished model."""
         self._held.close()
         if kind is not None and self.partial.exists() and not (self._keep or self._has_finished_blocks()):
             shutil.rmtree(self.partial)
@@ -246,7 +243,9 @@ class _BlockFiles(Mapping[str, Tensor]):
                 tensor: Tensor = handle.get_tensor(name)
                 return tensor
         except (OSError, SafetensorError) as error:
-            raise InputError(f"cannot read the finished block {file}: {error}; somebody else has changed it") from error
+            raise InputError(
+                f"cannot read the finished block {file}: {error}; another process has changed it"
+            ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -256,8 +255,7 @@ class _BlockFiles(Mapping[str, Tensor]):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write one safetensors file with the metadata that other libraries require; raise InputError if the disk
-    refuses."""
+    """Write a safetensors file with the metadata that other libraries require; raise InputError if the disk refuses."""
     try:
         file.touch()
         # safetensors gives its files to their owner alone; they shall have the permissions of any new file.

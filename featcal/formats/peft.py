@@ -84,8 +84,7 @@ class AdapterConfig(BaseModel):
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Say whether `target_modules` covers a module: a regular expression for its whole name, or a list of endings
-        of names."""
+        """Say whether `target_modules` covers a module: a regex for its whole name, or a list of endings."""
         if self.target_modules is None or self.target_modules == "all-linear":
             return True
         if isinstance(self.target_modules, str):
@@ -93,8 +92,7 @@ class AdapterConfig(BaseModel):
         return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
 
     def unsupported_options(self) -> list[str]:
-        """Return every option of the config that changes the meaning of tensors in a way that is not reproduced
-        here."""
+        """Return every option of the config that changes what tensors mean and that is not reproduced here."""
         options = {name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT}
         if self.init_lora_weights not in _BASE_KEPT:
             options["init_lora_weights"] = self.init_lora_weights
@@ -259,8 +257,7 @@ class Plan:
             self._claim(target, bias, Change(None, (bias,), scale))
 
     def _target(self, name: str, key: str) -> str | None:
-        """Return the canonical name of the tensor that `key` changes; None if the base has no tensor of its own for
-        it."""
+        """Return the canonical name of the tensor that `key` changes; None if the base has none of its own for it."""
         target = self.canonical(name)
         if target is None or target not in self.base:
             self.wrong["tensors for which the base has none (another model, or a head that is tied)"].append(key)

@@ -16,8 +16,7 @@ _MODES = {"mean": "mean", "mean_tokens": "mean", "cls": "first", "cls_token": "f
 
 
 def module_folders(folder: Path) -> list[str]:
-    """Return the inner folders of a sentence-transformers folder that hold options of its modules; none for other
-    models."""
+    """Return the folders inside a sentence-transformers folder with options of its modules; none for other models."""
     listed = (_path(module) for module in _modules(folder))
     return [path for path in listed if path and (folder / path / "config.json").is_file()]
 

@@ -1,5 +1,4 @@
-"""Read a state dict in one file, as open_clip and training scripts save it, mapped from disk and without running its
-code."""
+"""Read a state dict in one file, as open_clip and training scripts save it, mapped from disk without running code."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class StateFile:
 
 
 def state_dict(file: Path, label: str) -> dict[str, Tensor]:
-    """Return all tensors of a file by stored name, mapped and not read, without the wrappers and prefixes that training
-    adds.
+    """Return all tensors of a file by stored name, mapped but not read, without training's wrappers and prefixes.
 
     Raises:
         InputError: the file is missing, damaged, or holds pickled objects, which could run code.

@@ -132,8 +132,8 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Overlay(Over):
-    """A model with some tensors replaced by others of the same shape and dtype: calibrated ones, or ones read once and
-    kept."""
+    """A model with some tensors replaced by others of the same shape and dtype: calibrated ones, or ones kept in
+    memory."""
 
     label: str
     under: Weights
