@@ -127,16 +127,14 @@ class Block:
         return self.modules_of(*KINDS)
 
     def token_shares(self) -> list[tuple[LinearMap, float]]:
-        """Return every linear map with the share of all tokens that pass it, as far as known without running the
-        block."""
+        """Return every linear map with the share of all tokens that pass it, as far as known without a run."""
         own = [(module, 1.0) for module in self.linears.values()]
         mixed = ((one, mixture.token_share) for mixture in self.mixtures.values() for one in mixture.modules())
         return [*own, *((one, share) for one, share in mixed if isinstance(one, KINDS))]
 
     @property
     def features(self) -> float:
-        """Return the numbers that one token has in the inputs and, twice, the outputs of all linear maps that it
-        passes."""
+        """Return how many numbers one token has in inputs and, twice, outputs of all linear maps that it passes."""
         sizes = ((*widths(module), share) for module, share in self.token_shares())
         return sum(share * (inputs + 2 * outputs) for inputs, outputs, share in sizes)
 
@@ -157,8 +155,7 @@ class Block:
         return {f"{self.name}.{name}": tensor for name, tensor in local.items()}
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
-        """Return what the block's own forward gives with these tensors (all of them, by name inside the block) and
-        arguments."""
+        """Return the output of the block's own forward with these tensors, complete and by name inside the block."""
         own = call.block_call(self.name)
         # strict: a missing tensor would stay on the meta device, and a map without bias then returns uninitialised
         # memory.
@@ -203,17 +200,14 @@ class Stage(ABC):
 
     @abstractmethod
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return the weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token
-        out."""
+        """Return the weights `[batch, tokens]`, >= 0, of a weighting; None means all 1, 0 leaves a token out."""
 
     def part(self, module: str) -> str:
-        """Return the residual part, named as in `sublayers`, of a linear map by its name inside a block; "block"
-        without parts."""
+        """Return the residual part, named as in `sublayers`, of a linear map of a block; "block" without parts."""
         return "block"
 
     def sharing(self, index: int) -> Sequence[Sequence[str]] | None:
-        """Return the linear maps of a block, all of them, grouped by the input they share; None if it is not known
-        before a run."""
+        """Return all linear maps of a block, grouped by the input they share; None if only a run can tell."""
         return None
 
     def arrange_tokens(self, given: Tensor) -> Tensor:
@@ -225,8 +219,7 @@ class Stage(ABC):
         return call.hidden_state
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
-        """Return the part of `state` that this stage's own blocks produce, `[batch, tokens, width]`, with padding
-        zeroed."""
+        """Return the part of `state` that this stage's own blocks produce, with padding zeroed."""
         return self.state(call, inputs)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
@@ -234,8 +227,7 @@ class Stage(ABC):
         return call.with_state(state)
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """Return the residual parts of a block in order; together they are the block. Empty if the block has no such
-        parts.
+        """Return the residual parts of a block in order, which together are the block; empty without such parts.
 
         Args:
             tensors: placed, by name inside the block.
@@ -318,8 +310,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Return final features `[batch, k]` from the call after the last block; needs the tensors in `closing` and
-        `head`."""
+        """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""
 
     @property
     def answers(self) -> Answers:
@@ -340,8 +331,7 @@ class Adapter(ABC):
         raise NotImplementedError(f"a {self.family} model generates no text")
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Return what the library's own model returns for final features: the features, or a language model's
-        scores."""
+        """Return the library model's output for final features: the features, or scores of a language model."""
         return features
 
     @abstractmethod
@@ -405,8 +395,7 @@ class Adapter(ABC):
         """Say whether a tensor outside `tower` and `head` is a known part of the checkpoint, such as a text tower."""
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """Return a `config.json` that transformers 4 (4.57) and 5 read alike, and notes on what version 4 cannot be
-        told.
+        """Return a `config.json` that transformers 4 (4.57) and 5 read alike, and notes for users of version 4.
 
         Args:
             config: from the origin of the files; its settings are those of this adapter.
@@ -452,8 +441,7 @@ class Adapter(ABC):
         return self.class_token and stage.feeds
 
     def class_token_layers(self) -> dict[str, list[str]]:
-        """Return the layers whose state begins with a class token, by the name of what stands in front of their
-        stage."""
+        """Return the layers whose state begins with a class token, by the name of their stage's first layer."""
         names = iter(self.block_layers())
         # Without that first layer itself: behind it the class token's state is the same for every sample.
         found = {self.first_layer(stage): [*islice(names, len(stage.blocks))] for stage in self.stages}
@@ -482,16 +470,14 @@ class Adapter(ABC):
         return found
 
     def parts(self) -> list[str]:
-        """Return the residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the
-        modules."""
+        """Return the residual parts of all linear maps of the blocks (`Stage.part`), in the order of the modules."""
         found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.maps)
         return list(dict.fromkeys(found))
 
 
 @contextmanager
 def walking(adapter: Adapter) -> Iterator[None]:
-    """Let this thread walk through an adapter's blocks inside the `with`: no gradients, `computing`, one walk at a
-    time.
+    """Let this thread alone walk through an adapter's blocks inside the `with`, under `computing`, without gradients.
 
     Other threads that want the same adapter wait until this walk ends, however it ends.
     """

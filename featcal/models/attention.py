@@ -90,8 +90,7 @@ def _plain(
 def _capped_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
-    """Return attention whose scores are bounded by cap * tanh(scores / cap) before the mask, with softmax in float32 at
-    least.
+    """Return attention with scores bounded by cap * tanh(scores / cap) before the mask, softmax in float32 at least.
 
     Args:
         options: `softcap` and, if not 1 / sqrt(width), `scaling`, as transformers passes them.

@@ -114,8 +114,7 @@ def _precision(backend: str, operation: str) -> str:
 
 
 def _keep_float32(before: list[Setting]) -> None:
-    """Make the settings of `computing` and append those that restore the old ones to `before`; after an error nothing
-    is set."""
+    """Make the settings of `computing`, and append to `before` what restores the old ones; set nothing on an error."""
     try:
         for backend in ("cuda", "mkldnn"):
             # "all" first: torch's own default for convolutions on CUDA gives way to it, and could not be named again

@@ -57,8 +57,8 @@ class Generator:
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
-        """Draw answers from the model's own distribution, at temperature 1 and with nothing cut off it, by torch's
-        global generator.
+        """Draw answers from the model's own distribution, at temperature 1 with nothing cut off, by torch's global
+        generator.
 
         Args:
             tokens: largest number of new ones.
@@ -181,8 +181,7 @@ class Pupil:
 
 
 def prompt_batch(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the prompts of a batch: texts without answers, as experts write them from nothing, are cut to their first
-    half."""
+    """Return the prompts of a batch; texts without answers, as experts write them, are cut to their first half."""
     kept = batch["attention_mask"]
     # Texts with a picture must stay whole.
     if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):

@@ -180,8 +180,7 @@ class Lane:
         return block.local(self.compute.move(self.weights.read(block.names)))
 
     def enter(self, entrance: Entrance) -> Iterator[Entry]:
-        """Replace the calls after the stage before by first calls of a stage, and yield both; to be consumed to the
-        end."""
+        """Replace the calls by first calls of a stage, and yield old and new ones; to be consumed to the end."""
         if self._kept is None or (self.calls and not self._fixed):
             yield from self._enter(entrance)
             return
@@ -315,4 +314,4 @@ class ExpertPass:
 def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
     """Raise InputError if expert passes were made on another device or in another precision."""
     if any(one.compute != compute for one in passes.values()):
-        raise InputError("the expert passes were made on another device or in another precision; make them anew")
+        raise InputError("the expert passes were made on another device or in another precision; make them again")

@@ -52,8 +52,7 @@ def check_first_batch(adapter: Adapter, batch: Batch) -> None:
 
 
 def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], bool]) -> None:
-    """Compare replayed calls with those of the library's forward on `inputs`, without reading weights or computing
-    blocks.
+    """Compare replayed calls with those of the library's forward on `inputs`, reading no weights, computing no blocks.
 
     Stand-ins for the blocks note how they are called and return constants in the form of what the first block returns.
     """
@@ -80,8 +79,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
 def _library_calls(
     stage: Stage, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None, device: torch.device
 ) -> tuple[Call, list[Call], Any]:
-    """Return the stage's first call, the library's calls of every block in one forward, and what the first block
-    returns."""
+    """Return the stage's first call, one forward's calls of every block, and what the first block returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
     output = _imitate_output(first, call, device)

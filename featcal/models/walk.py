@@ -63,7 +63,7 @@ class Walk:
         adapter = self._run.adapter
         needed = {name for stage in adapter.stages for name in stage.spent}
         if not one.batches or not needed <= one.batches[0].keys():
-            raise InputError("expert passes without `kept` are walked once; make them anew, or with room for more")
+            raise InputError("expert passes without `kept` can be used only once; make them again, or with `kept`")
         if one.kept is None or task not in one.kept.checked:
             check_first_batch(adapter, one.batches[0])
             if one.kept is not None:
@@ -82,8 +82,7 @@ class Walk:
             one.spend(stage)
 
     def enter(self, stage: Stage) -> Mapping[str, Entrance]:
-        """Make the first calls of a stage on every lane, and return what stands in front of it in every model but the
-        experts."""
+        """Make the first calls of a stage on every lane; return its `Entrance` in every model but the experts."""
         fronts: Mapping[str, Entrance] = {}
         for entering in self.entering(stage):
             fronts = entering.fronts
@@ -98,8 +97,7 @@ class Walk:
             self._run.store.settle()
 
     def experts_at(self, block: Block) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield every task with its expert's tensors of a block, on the device as they are stored, by name inside the
-        block."""
+        """Yield every task with its expert's tensors of a block, placed as stored, by name inside the block."""
         seconds = self._run.seconds
         # Tensors in memory are looked up: a thread for that would only take turns with this one.
         if all(is_in_memory(lane.weights, block.names) for lane in self.experts.values()):

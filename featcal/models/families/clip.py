@@ -58,8 +58,7 @@ class VisionStage(Stage):
         return capture_call(self._model, self.blocks[0].module, outer, pixel_values=inputs["pixel_values"])
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "class-token" in the last block, where only that token reaches the output, except for keys and
-        values."""
+        """Return "class-token" in the last block, whose other tokens reach the output by keys and values alone."""
         last = index == len(self.blocks) - 1
         return "class-token" if last and module not in ("self_attn.k_proj", "self_attn.v_proj") else "all"
 
@@ -196,8 +195,7 @@ class ClipVision(Adapter):
 
 
 def misfit_of_pictures(inputs: Batch, shape: tuple[int, ...], prepared_by: str) -> str | None:
-    """Return why a tower for pictures of one shape `[channels, height, width]` does not take these inputs; None if it
-    does.
+    """Return why a tower for pictures of one shape `[channels, height, width]` refuses inputs; None if it takes them.
 
     Args:
         prepared_by: the base's settings that prepare its pictures, for the message.

@@ -71,8 +71,7 @@ class DecoderStage(PartedStage):
         return "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and, with `completion_only`, for every position that predicts no token of the
-        answer.
+        """Return weight 0 for padding and, with `completion_only`, for positions that predict no token of the answer.
 
         A text that is all answer, without a prompt, counts as a whole.
         """

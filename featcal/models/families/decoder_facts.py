@@ -111,8 +111,7 @@ class DecoderFacts:
 
 
 def with_classifier(facts: DecoderFacts) -> DecoderFacts | None:
-    """Return the row with a classifier per task in place of the language-modelling head; None if transformers has no
-    such class."""
+    """Return the row with a classifier per task in place of the head; None if transformers has no such class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSES
 
     named = CLASSES.get(facts.model_type)

@@ -73,14 +73,13 @@ class EncoderStage(PartedStage):
         return capture_calls(self._stack, self.blocks, own, **read)
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "class-token" in the last block if the head reads the first token alone, except for keys and
-        values."""
+        """Return "class-token" in the last block, keys and values excepted, if the head reads that token alone."""
         last = index == len(self.blocks) - 1
         alone = reads_first(self._facts) and module not in self._facts.keys
         return "class-token" if last and alone else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and 1 for every other token, or `patch_weight` beside a class token that counts
+        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside a class token that counts
         alone."""
         attended = mask_to_weights(inputs.get("attention_mask"))
         return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
@@ -107,7 +106,7 @@ class Encoder(Adapter):
             stage = EncoderStage(self.model, facts)
         except AttributeError as error:
             raise InputError(
-                f"the installed transformers makes '{facts.model_type}' of other modules ({error}); upgrade it"
+                f"the installed transformers builds '{facts.model_type}' from other modules ({error}); upgrade it"
             ) from error
         self.stages = (stage,)
         self._shapes = self._stored_shapes(stage)

@@ -49,7 +49,6 @@ def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[K
 
 
 def named_class(config: Mapping[str, Any]) -> str:
-    """Return the class of transformers that a `config.json` names, whatever its head is; "AutoModel" for the stack
-    alone."""
+    """Return the class of transformers that a `config.json` names, with any head; "AutoModel" for the stack alone."""
     named = next(iter(config.get("architectures") or ()), "")
     return named if hasattr(transformers, named) else "AutoModel"

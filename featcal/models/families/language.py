@@ -86,8 +86,7 @@ def cap_scores(scores: Tensor, cap: float | None) -> Tensor:
 
 
 def zero_masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Return states `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out
-    zeroed."""
+    """Return states `[batch, tokens, width]`, zeroed where `mask` (`[batch, tokens]`, 0 or 1) leaves a token out."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
 
 

@@ -254,8 +254,7 @@ class OpenClip(Adapter):
         return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
-        """Return pooled features before the projection, from open_clip's own loader (strict: every tensor must be
-        there)."""
+        """Return pooled features before the projection, from open_clip's own strict loader."""
         model = load_folder(folder)
         model.visual.proj = None
         with torch.no_grad():

@@ -101,8 +101,7 @@ def supported_types() -> list[str]:
 
 
 def register_decoder(facts: DecoderFacts) -> None:
-    """Make a decoder-only architecture known in this process by its `model_type`, replacing an earlier row of that
-    type.
+    """Make a decoder-only architecture known in this process by its `model_type`, in place of an earlier row.
 
     `featcal.testing.check_adapter` checks whether the facts are true.
 
@@ -208,8 +207,8 @@ _TELLING = (
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """Return why an unknown architecture is not supported and what shows it, as far as its configuration does: at most
-    one sentence."""
+    """Return, in at most one sentence, why an unknown architecture is not supported, as far as its configuration
+    shows."""
     if config.get("model_type") in _TOLD_WHY:
         return [_TOLD_WHY[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]

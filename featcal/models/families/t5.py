@@ -121,8 +121,8 @@ class DecoderStage(Stage):
         return torch.cat([self.own_state(call, inputs), encoded], dim=1)
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
-        """Return decoder tokens alone: they are not normed and the encoder's output is, so a norm over both says
-        little."""
+        """Return decoder tokens alone."""
+        # Without the encoder's output, which is normed while these tokens are not: one norm over both says little.
         return zero_masked(call.hidden_state, _targets(inputs))
 
     def with_state(self, call: Call, state: Tensor) -> Call:
@@ -228,8 +228,8 @@ def _replace_args(call: Call, replaced: Mapping[int, Any]) -> Call:
 
 
 def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
-    """Return every residual part by its name; like the whole block, attention hands on the position bias that it
-    used."""
+    """Return every residual part by its name; attention hands on the position bias that it used, as in the whole
+    block."""
 
     def part(position: int, name: str) -> Sublayer:
         def run(call: Call) -> Call:

@@ -72,20 +72,17 @@ class TextStage(PartedStage):
         return dict(self._stack.named_buffers())
 
     def pool_prompts(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
-        """Return the features `[batch, width]` that the library's own tower gives prompts, with these tensors by name
-        inside it."""
+        """Return the library tower's features `[batch, width]` of prompts, with these tensors by name inside it."""
         made: Tensor = functional_call(self._stack, dict(tensors), (), prompts_of(inputs), strict=True).pooler_output
         return made
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "read token" in the last block, where only the token that is read reaches the features, except for
-        keys and values."""
+        """Return "read token" in the last block, whose other tokens reach the features by keys and values alone."""
         last = index == len(self.blocks) - 1
         return "read token" if last and module not in _KEYS else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and 1 for every other token, or `patch_weight` beside the one that is read
-        alone."""
+        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside one that is read alone."""
         attended = mask_to_weights(inputs.get("attention_mask"))
         if weighting == "tokens":
             return attended

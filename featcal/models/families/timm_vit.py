@@ -65,12 +65,12 @@ class TimmVit(Encoder):
             raise InputError(f"timm cannot make a model '{named}' ({error})") from error
         kind = type(model)
         if kind is not VisionTransformer:
-            raise InputError(f"'{named}' is timm's {kind.__name__}; of timm featcal reads VisionTransformer")
+            raise InputError(f"'{named}' is timm's {kind.__name__}; featcal reads only timm's VisionTransformer")
         plain = model.attn_pool is None and isinstance(model.fc_norm, torch.nn.Identity)
         if model.global_pool != "token" or model.num_prefix_tokens != 1 or not plain:
             raise InputError(
                 f"'{named}': its head does not read the class token alone (global_pool '{model.global_pool}', "
-                f"{model.num_prefix_tokens} tokens in front of the patches); featcal reads no other of timm's"
+                f"{model.num_prefix_tokens} tokens in front of the patches); featcal reads no other models of timm"
             )
         for block in model.blocks:
             block.attn.fused_attn = False  # the fused kernel has no forward-mode derivative

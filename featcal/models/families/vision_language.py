@@ -58,8 +58,7 @@ class Pictures:
 
     @classmethod
     def from_state(cls, call: Call, merged: int) -> Pictures:
-        """Return the numbers of rows of a tower's state, in front of or behind the merger, which makes one patch of
-        `merged`."""
+        """Return the rows of a tower's state, before or behind the merger, which makes one patch of `merged`."""
         ((counts, longest), _) = call.apart[_PICTURES]
         shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
         return cls(counts // shared, longest // shared)
@@ -131,8 +130,7 @@ class VisionStage(PartedStage):
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "merged patches" for what stands behind the merger's norm, where one row stands for several
-        patches."""
+        """Return "merged patches" behind the merger's norm, where one row stands for several patches."""
         norm = module in self.blocks[index].modules_of(self.norm or nn.LayerNorm)
         return "merged patches" if index == len(self.blocks) - 1 and not norm else "patches"
 
@@ -252,10 +250,10 @@ class VisionLanguage(Decoder):
         return {stored_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
 
     def canonical(self, stored: str) -> str | None:
-        """Return the canonical name of a stored one; for a while the library wrote files with the names of its
-        classes."""
+        """Return the canonical name of a stored one."""
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
+        # For a while the library wrote files with the names of its classes.
         return stored_name(self.facts, stored)
 
     def tokens(self, inputs: Batch) -> int:
@@ -317,8 +315,7 @@ class VisionLanguage(Decoder):
         return None
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """Return a configuration that transformers 4 reads, too, as of any decoder, for the part of the language
-        model."""
+        """Return a configuration that transformers 4 reads, too, with the language model's part as of any decoder."""
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
             return super().portable(config, model)
