@@ -89,8 +89,7 @@ def _measure(parts: Parts) -> dict[str, Tensor]:
 
 
 def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | None]:
-    """Return the distance of m or p, and of r, of the sample in `row` from a second computation, relative to its
-    drift."""
+    """Return the distance of m or p, and of r, in `row` from a second computation, relative to the drift there."""
     only = slice(row, row + 1)
     scale = parts.e[only].norm(dim=1)
     apart = torch.maximum((parts.m[only] - again.m).norm(dim=1), (parts.p[only] - again.p).norm(dim=1))

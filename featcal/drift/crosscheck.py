@@ -58,8 +58,7 @@ class SecondRun:
         """The model's block as it is stored, shared by all tasks, and in float64."""
 
     def states(self, crossing: Crossing) -> SecondStates:
-        """Return the states that the first run should have found for this sample; call it for every task's first batch,
-        layer after layer.
+        """Return a sample's states as the first run should have found them; to be called layer after layer.
 
         Tensors of one layer are in memory twice more in float64: the expert's and the model's.
         """
@@ -89,8 +88,7 @@ class SecondRun:
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
     def _run_block(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
-        """Return the states around the block or, if asked for, around each of its sublayers, and move both streams
-        behind it."""
+        """Return the states around the block or around each of its sublayers, and move both streams behind it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
         # Converted once for all tasks: the model's block is the same for each.
@@ -135,8 +133,7 @@ class SecondRun:
 
 
 def _pick_sample(batch: Batch) -> tuple[int, Batch]:
-    """Return the row of the sample with the most padding, and its inputs in float64 with other tokens under the
-    padding."""
+    """Return the row of the sample with most padding, and its inputs in float64, with other tokens as padding."""
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     row = 0 if mask is None else int(mask.sum(1).argmin())
     one = {name: t[row : row + 1].double() if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}

@@ -1,5 +1,4 @@
-"""Count from shapes how much of a measurement fits into memory at once, within a limit or what the machine can
-spare."""
+"""Count from shapes how much of a measurement fits into memory at once, within a limit or the machine's free memory."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Room:
 
     @classmethod
     def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> Room:
-        """Return what fits: without a limit everything, but with attribution only what half of the machine's free
-        memory takes."""
+        """Return what fits: without a limit everything, or with attribution what half of the free memory takes."""
         limit = run.store.budget
         if limit is None and not attribution:
             return cls()
@@ -96,8 +94,8 @@ def measuring_store(adapter: Adapter, model: Weights, limit: int) -> ActivationS
 
 
 def _tensor_bytes(model: Weights) -> Callable[[str], int]:
-    """Return a function from a tensor's name to its bytes: the expert's and the model's, each as stored, in float32 and
-    in float64 for the second run."""
+    """Return a tensor's bytes as a function of its name: the expert's and the model's, stored, in float32 and in
+    float64."""
 
     def size(name: str) -> int:
         info = model.info[name]

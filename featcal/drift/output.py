@@ -65,8 +65,7 @@ class OutputDrift:
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
-        """Say whether the largest score change is below half the margin, so that the decision cannot have changed (Eq.
-        44)."""
+        """Say whether no score changed by half the margin, so that the decision cannot have changed (Eq. 44)."""
         return (self.model_scores - self.expert_scores).abs().amax(1) < self.margin / 2
 
     @property
@@ -119,7 +118,7 @@ def output_drift(
 def mean_loss_gradient(
     before: Float[Tensor, "n c"], after: Float[Tensor, "n c"], labels: Int[Tensor, " n"], nodes: int
 ) -> Float[Tensor, "n c"]:
-    """Return the path average of the cross-entropy gradient, softmax(z) - onehot, between two score vectors (Prop.
+    """Return the cross-entropy gradient softmax(z) - onehot, averaged on the path between two score vectors (Prop.
     7)."""
     mean = -torch.nn.functional.one_hot(labels, before.shape[1]).to(before.dtype)
     for t, weight in gauss_legendre(nodes):

@@ -71,8 +71,7 @@ class Contributions:
         self.replayed = [reached, *inner, on_expert, own]
 
     def book(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return <c_l, e_L>, ||c_l|| and <u_{l-1} - u_l, e_L>, each `[layers, batch]`, and quality `[layers - 1,
-        batch]`."""
+        """Return <c_l, e_L>, ||c_l||, <u_{l-1} - u_l, e_L>, each `[layers, batch]`; quality `[layers - 1, batch]`."""
         drift = self.replayed[0] - self.replayed[-1]
         pairs = zip(self.replayed[:-1], self.replayed[1:], strict=True)
         return (
@@ -126,8 +125,7 @@ def propagate(
 def _path_average(
     layer: Layer, expert: Tensor, drift: Tensor, tangents: Float[Tensor, "parts *state"], nodes: int
 ) -> Float[Tensor, "parts *after"]:
-    """Return the Jacobian-vector products of all tangents, averaged over the segment from `expert` to `expert +
-    drift`."""
+    """Return the Jacobian-vector products of all tangents, averaged from `expert` to `expert + drift`."""
     total = torch.zeros(())
     with _differentiating, plain_attention():  # fused attention has no forward-mode derivative
         for t, weight in gauss_legendre(nodes):

@@ -119,7 +119,7 @@ def measure_sources(
             not the paper's, whose objectives these are.
     """
     if config.recipe != PAPER:
-        raise InputError(f"feature sources are of the recipe '{PAPER}': '{config.recipe}' has other objectives")
+        raise InputError(f"feature sources need the recipe '{PAPER}': '{config.recipe}' has other objectives")
     family = ensure_family(family, precision=config.precision)
     config = resolve_parts(config, family.adapter, family.suite.tasks)
     passes = select_tasks(config, passes)
@@ -172,8 +172,7 @@ def _sources(
     own: Mapping[str, Tensor],
     models: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> Iterator[tuple[dict[str, Mapping[str, Tensor]], Mapping[str, Tensor]]]:
-    """Yield the inputs of every linear map from every source, and the expert's outputs, batch by batch; all lanes move
-    on.
+    """Yield every source's inputs of all linear maps, and the expert's outputs, batch by batch; all lanes move on.
 
     Args:
         own: the expert's tensors of the block.
@@ -258,8 +257,7 @@ class _Book:
         self._task, self._square = {}, 0.0
 
     def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return (G, Y, k); k is the mean squared target, which differs between sources through alpha and does not
-        cancel."""
+        """Return (G, Y, k); k, the mean squared target, differs between sources through alpha."""
         alpha = self._config.alpha
         target = moments.replay_targets(weight, alpha) / moments.weight
         gram = moments.gram.full(weight.dtype) / moments.weight

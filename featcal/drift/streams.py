@@ -58,14 +58,12 @@ class Crossing:
         return self.before if self.skip else None
 
     def run_on_expert(self) -> Tensor:
-        """Return the model's layer on the expert's state, which separates mismatch from propagation, for one more
-        run."""
+        """Return the model's layer on the expert's state, which separates mismatch from propagation."""
         return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
 
 def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> Iterator[Crossing]:
-    """Yield every layer in forward order, for each of them every task, for each task every batch; to be used inside
-    `walking`.
+    """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
 
     Sublayers of a block come together, batch by batch.
 

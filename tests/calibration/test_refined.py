@@ -161,7 +161,7 @@ def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
 
 @pytest.mark.parametrize("recipe", ["refined", "informed"])
 def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) -> None:
-    with pytest.raises(InputError, match="feature sources are of the recipe 'paper'"):
+    with pytest.raises(InputError, match="feature sources need the recipe 'paper'"):
         Session(tiny).sources(config_for(tiny, recipe=recipe, samples=8))
 
 
