@@ -19,8 +19,7 @@ _AT_ONCE = 64  # decoded pictures in memory
 def prepare_pictured(
     examples: Sequence[TextExample], images: Sequence[Image], preparation: Preparation, max_length: int
 ) -> Prepared:
-    """Return the inputs of `prepare_causal` for the texts, with the token of a picture repeated once for every merged
-    patch.
+    """Return the inputs of `prepare_causal`, with a picture's token repeated once for every merged patch.
 
     The inputs also have `pixel_values` `[n, patches, values]`, zero behind a picture's own, and `image_grid_thw` `[n,
     3]`.

@@ -92,7 +92,7 @@ def _require_proportion(file: Path) -> None:
     except _UNREADABLE as error:
         raise InputError(f"{file} is not a readable .npz file ({error})") from error
     if unpacked > max(_SMALL, _PACKED * file.stat().st_size):
-        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it anew")
+        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it again")
 
 
 def imagefolder(folder: Path, label: str | None) -> Pool:

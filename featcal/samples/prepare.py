@@ -144,7 +144,7 @@ def prepare_seq2seq(
 
 
 def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Return texts as inputs of a decoder, by the tokenizer in `folder`: prompt, target and the end token if there is
+    """Return texts as inputs of a decoder, by the tokenizer in `folder`: prompt, target and an end token, if it has
     one.
 
     `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest; `completion_mask`
@@ -174,8 +174,7 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
 
 
 def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Return texts, or pairs of texts, as inputs of a classifier, by the tokenizer in `folder` as it encodes and cuts
-    them.
+    """Return texts, or pairs of them, as inputs of a classifier, encoded and cut by the tokenizer in `folder`.
 
     `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` if the tokenizer
     tells the texts of a pair. Of a pair the longer text loses its end.

@@ -178,8 +178,7 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
 
 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
-    """Return a picture from a cell of a table: `{"bytes", "path"}`, the bytes, or a file's name relative to
-    `folder`."""
+    """Return a picture from a cell: `{"bytes", "path"}`, the bytes, or a file's name relative to `folder`."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, bytes):

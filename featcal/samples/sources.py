@@ -204,8 +204,7 @@ def _draw_text(
 def _split_pairs(
     examples: list[TextExample], preparation: Preparation
 ) -> tuple[list[TextExample], list[TextExample] | None]:
-    """Return the first texts and the second ones, if the samples are pairs that are compared, else the samples and
-    None.
+    """Return first and second texts of pairs that are compared; for other samples all of them and None.
 
     Raises:
         InputError: such pairs for a model that has no embeddings.
@@ -323,7 +322,7 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
 
 def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.self_generated is not None:
-        raise InputError("text that the task's expert writes is there with its model alone")
+        raise InputError("text that the task's expert writes cannot be read without the expert's model")
     if source.embedded is not None:
         return _embedded_pool(source.embedded, source.split or split)
     if source.hub is not None:

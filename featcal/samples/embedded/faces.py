@@ -19,8 +19,7 @@ from featcal.samples.embedded.kit import (
 
 
 def _face(eyes: tuple[float, float], brow: float, bend: float, mouth: tuple[float, float], tilt: float) -> Drawing:
-    """Return a drawing of a face's lines: heights of both eyes, slope of the brows, bend, size and tilt of the
-    mouth."""
+    """Return the drawing of a face: heights of both eyes, slope of the brows, bend, size and tilt of the mouth."""
 
     def distance(u: Floats, v: Floats) -> Floats:
         half, gape = mouth
