@@ -30,8 +30,8 @@ def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
 
 
 def named_architecture(arch: str, label: str) -> dict[str, Any]:
-    """Return `model_cfg` of an architecture that open_clip knows by name; raise InputError, with a suggestion, if
-    not."""
+    """Return `model_cfg` of an architecture that open_clip names; raise InputError, with a suggestion, if it has
+    none."""
     import open_clip
 
     config: dict[str, Any] | None = open_clip.get_model_config(arch.replace("/", "-"))

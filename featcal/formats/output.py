@@ -244,7 +244,7 @@ class _BlockFiles(Mapping[str, Tensor]):
                 return tensor
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"cannot read the finished block {file}: {error}; another process has changed it"
+                f"cannot read the finished block {file}: {error}; it has been changed meanwhile"
             ) from error
 
     def __iter__(self) -> Iterator[str]:

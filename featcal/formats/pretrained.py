@@ -13,8 +13,7 @@ from featcal.system.errors import NumericalError
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the model (float32, eval mode) and transformers' loading report, without progress bars or advice on
-    stderr.
+    """Return the model (float32, eval mode) and transformers' loading report; nothing else goes to stderr.
 
     Tensors of another shape are in the report as `mismatched_keys`.
     """

@@ -132,8 +132,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Overlay(Over):
-    """A model with some tensors replaced by others of the same shape and dtype: calibrated ones, or ones kept in
-    memory."""
+    """A model with some tensors replaced by others of the same shape and dtype, such as calibrated or resident ones."""
 
     label: str
     under: Weights
