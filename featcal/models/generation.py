@@ -57,8 +57,7 @@ class Generator:
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
-        """Draw answers from the model's own distribution, at temperature 1 with nothing cut off, by torch's global
-        generator.
+        """Draw answers from the model's own distribution, at temperature 1 and uncut, by torch's global generator.
 
         Args:
             tokens: largest number of new ones.

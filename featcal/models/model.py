@@ -21,8 +21,7 @@ class Head(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Return the names of the classes in the order of the scores; None if scores are of tokens (answers are
-        text)."""
+        """Return the names of the classes in the order of the scores; None if scores are of tokens."""
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
         """Return psi(h)."""

@@ -113,7 +113,7 @@ class ClipVision(Adapter):
         choose_attention(self.model)
         embeddings = self.model.vision_model.embeddings
         positions = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
-        # Built on the meta device it has no values, and no checkpoint holds it.
+        # Built on the meta device it has no values, and files need not hold it.
         embeddings.register_buffer("position_ids", positions, persistent=False)
         check_buffers(self.model)
         self.stages = (VisionStage(self.model),)

@@ -33,8 +33,8 @@ class DecoderPart:
 class ExpertFacts:
     """The experts of a mixture: down(activation(gate(x)) * up(x)), with `act_fn` as activation.
 
-    The library's class holds their weights in `gate_up_proj` `[experts, 2 inner, width]` and `down_proj` `[experts,
-    width, inner]`.
+    The library holds their weights as `gate_up_proj` `[experts, 2 inner, width]` and `down_proj`
+    `[experts, width, inner]`.
     """
 
     module: str = "mlp.experts"

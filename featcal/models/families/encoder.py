@@ -79,8 +79,7 @@ class EncoderStage(PartedStage):
         return "class-token" if last and alone else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside a class token that counts
-        alone."""
+        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside a class token read alone."""
         attended = mask_to_weights(inputs.get("attention_mask"))
         return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
 

@@ -78,8 +78,7 @@ class Mixture(nn.Module):
     Every member is called in every forward, even with no token at all.
 
     Args:
-        library: the library's module, whose parameters have the shapes `[members, 2 inner, width]` and `[members,
-            width, inner]`.
+        library: the library's module, with parameters `[members, 2 inner, width]` and `[members, width, inner]`.
         names: of every member's maps in files: gate, up, down.
         chosen: number of members that a router chooses for every token.
     """

@@ -112,8 +112,7 @@ def register_decoder(facts: DecoderFacts) -> None:
 
 
 def register_encoder(facts: EncoderFacts) -> None:
-    """Make an encoder with a classification head known in this process by its `model_type`, replacing an earlier row of
-    that type. `featcal.testing.check_adapter` checks whether the facts are true.
+    """Make an encoder with a classification head known in this process by its `model_type`, in place of an earlier row.
 
     Raises:
         InputError: an adapter of featcal's own has this `model_type`.
@@ -207,8 +206,7 @@ _TELLING = (
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """Return, in at most one sentence, why an unknown architecture is not supported, as far as its configuration
-    shows."""
+    """Return, in at most one sentence, why an unknown architecture is not supported, as its configuration shows."""
     if config.get("model_type") in _TOLD_WHY:
         return [_TOLD_WHY[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]

@@ -228,8 +228,7 @@ def _replace_args(call: Call, replaced: Mapping[int, Any]) -> Call:
 
 
 def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
-    """Return every residual part by its name; attention hands on the position bias that it used, as in the whole
-    block."""
+    """Return every residual part by its name; attention hands on the position bias that it used, as a block does."""
 
     def part(position: int, name: str) -> Sublayer:
         def run(call: Call) -> Call:
