@@ -94,8 +94,7 @@ def measuring_store(adapter: Adapter, model: Weights, limit: int) -> ActivationS
 
 
 def _tensor_bytes(model: Weights) -> Callable[[str], int]:
-    """Return a tensor's bytes as a function of its name: the expert's and the model's, stored, in float32 and in
-    float64."""
+    """Return the bytes of a tensor by its name: the expert's and the model's, as stored, in float32 and in float64."""
 
     def size(name: str) -> int:
         info = model.info[name]

@@ -118,8 +118,7 @@ def output_drift(
 def mean_loss_gradient(
     before: Float[Tensor, "n c"], after: Float[Tensor, "n c"], labels: Int[Tensor, " n"], nodes: int
 ) -> Float[Tensor, "n c"]:
-    """Return the cross-entropy gradient softmax(z) - onehot, averaged on the path between two score vectors (Prop.
-    7)."""
+    """Return the cross-entropy gradient softmax(z) - onehot, averaged between two score vectors (Prop. 7)."""
     mean = -torch.nn.functional.one_hot(labels, before.shape[1]).to(before.dtype)
     for t, weight in gauss_legendre(nodes):
         mean = mean + weight * torch.softmax(before + t * (after - before), dim=1)

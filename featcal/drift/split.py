@@ -33,8 +33,8 @@ def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tenso
     """Return the parts of one batch's drift through one layer.
 
     Args:
-        after: the expert's state, the model's layer on the expert's state, and the model's own state, each `[batch,
-            tokens, width]`, or `[batch, k]` behind the last layer.
+        after: `[batch, tokens, width]`, or `[batch, k]` behind the last layer: the expert's state, the model's layer on
+            it, and the model's own state.
         before: the expert's and the model's state before the layer; None if it has no skip connection.
         class_token: take the first token alone.
     """
