@@ -144,8 +144,7 @@ def prepare_seq2seq(
 
 
 def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Return texts as inputs of a decoder, by the tokenizer in `folder`: prompt, target and an end token, if it has
-    one.
+    """Return texts as inputs of a decoder, by the tokenizer in `folder`: prompt, target and, if it has one, end token.
 
     `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest; `completion_mask`
     is 1 on the target's tokens, or equals `attention_mask` without a target. If both together are too long, the prompt

@@ -90,9 +90,8 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
         if isinstance(row[label], dict | list) or row[label] not in answers:
             known = ", ".join(map(repr, answers))
             raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
-        return TextExample(
-            fill(template, row), answers[row[label]]
-        )  # no pair: those belong to classifiers, which have no answers
+        # Without a pair: those belong to classifiers, which have no answers.
+        return TextExample(fill(template, row), answers[row[label]])
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
