@@ -72,8 +72,8 @@ def exactly(value: float) -> str:
 def printable(text: str, most: int | None = None) -> str:
     """Escape the characters of a text that a terminal would obey, and cut it after `most` characters.
 
-    >>> printable("red\x1b[31m")
-    'red\\x1b[31m'
+    >>> printable("red\\x1b[31m")
+    'red\\\\x1b[31m'
     """
     shown = _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
     return shown if most is None else shorten(shown, most)
