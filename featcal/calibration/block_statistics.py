@@ -16,8 +16,9 @@ from torch import nn
 
 from featcal.calibration.alike import require_alike
 from featcal.calibration.config import NUMBERS, CalibrationConfig, calibrated_maps
-from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
+from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
+from featcal.calibration.precision import FLOAT64_BELOW
 from featcal.calibration.prior import TaskVectors
 from featcal.calibration.routed_group import routed_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
@@ -28,7 +29,7 @@ from featcal.models.linear_maps import KINDS, widths
 from featcal.system.errors import InputError, NumericalError
 
 
-class BlockMoments:
+class BlockStatistics:
     """The statistics of every calibrated module of one block, from one snapshot of features.
 
     Args:
@@ -154,7 +155,7 @@ class BlockMoments:
             raise NumericalError(f"{', '.join(bad)}: features are not finite")
         self._task = None
 
-    def merge(self, other: BlockMoments) -> None:
+    def merge(self, other: BlockStatistics) -> None:
         """Take over what was counted of the same block elsewhere; `other` is empty afterwards.
 
         Either may have finished tasks of its own and a part of one that is not finished (`TaskRows.part_of`), which
@@ -180,7 +181,7 @@ class BlockMoments:
         self._task = other._task if self._task is None else self._task
         other._linears, other._norms, other._task = [], [], None
 
-    def with_config(self, config: CalibrationConfig) -> BlockMoments:
+    def with_config(self, config: CalibrationConfig) -> BlockStatistics:
         """The same finished statistics, to be solved with other options; the solve leaves these as they are.
 
         They are shared: nothing may be counted in, or merged into, either of the two.
@@ -191,7 +192,7 @@ class BlockMoments:
         return same
 
     @staticmethod
-    def combine(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
+    def combine(counted: Sequence[BlockStatistics], config: CalibrationConfig) -> BlockStatistics:
         """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
 
         Args:
@@ -206,7 +207,7 @@ class BlockMoments:
 
 def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
     """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
-    statistics `BlockMoments.combine` takes; products are formed in float64, as good for any lam."""
+    statistics `BlockStatistics.combine` takes; products are formed in float64, as good for any lam."""
     found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
     return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
@@ -218,11 +219,11 @@ class FirstBlock:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockMoments] | None = None
+        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockStatistics] | None = None
 
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
-    ) -> BlockMoments | None:
+    ) -> BlockStatistics | None:
         """The statistics, if the last run was of these very objects and counted alike."""
         if self._kept is None:
             return None
@@ -234,7 +235,7 @@ class FirstBlock:
         return None
 
     def keep(
-        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockStatistics
     ) -> None:
         """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
         self._kept = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.block_statistics import BlockMoments, FirstBlock
+from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
@@ -88,7 +88,7 @@ def measure_conditioning(
     adapter, found = family.adapter, list[Conditioning]()
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
-    def look(moments: BlockMoments) -> None:
+    def look(moments: BlockStatistics) -> None:
         linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.is_starved)
         found.extend(one for group in linears for one in conditioning_of(layers[moments.block.name], group, config))
 

@@ -18,14 +18,14 @@ from featcal.system.errors import InputError
 
 
 @dataclass
-class NormMoments:
+class NormTaskStatistics:
     """One task's weighted sums of z and z^2."""
 
     mean: Float[Tensor, " d"]
     square: Float[Tensor, " d"]
     weight: float = 0.0
 
-    def merge(self, other: NormMoments) -> None:
+    def merge(self, other: NormTaskStatistics) -> None:
         """Add the moments of other samples of the same task; InputError if shapes differ."""
         add_alike(self.mean, other.mean)
         add_alike(self.square, other.square)
@@ -82,7 +82,7 @@ class NormGroup:
 
     def _start(self) -> None:
         zeros = self._zeros
-        self._task = NormMoments(zeros(), zeros())
+        self._task = NormTaskStatistics(zeros(), zeros())
         self._sums = NormSums(zeros(), zeros(), zeros(), zeros())
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
@@ -95,7 +95,7 @@ class NormGroup:
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
-        task, self._task = self._task, NormMoments(self._zeros(), self._zeros())
+        task, self._task = self._task, NormTaskStatistics(self._zeros(), self._zeros())
         self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
 
     def finite(self) -> Bool[Tensor, ""]:
@@ -109,12 +109,20 @@ class NormGroup:
             InputError: another norm.
         """
         require_alike(str(self), self._account(), other._account())
-        self._task.merge(other._task)
+        self.merge_part(other._task)
         self._sums.merge(other._sums)
         other._start()
 
+    def merge_part(self, part: NormTaskStatistics) -> None:
+        """Take over other samples of the current task; InputError if shapes differ."""
+        self._task.merge(part)
+
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated scale and, of a LayerNorm, shift, in float64."""
+        """Solve the scale and, of a LayerNorm, the shift, in float64, by name inside the block.
+
+        Args:
+            merged, base: tensors of the block, by name inside it, that the anchor is made of.
+        """
         sums, name = self._sums, self.names[0]
         pairs = zip(self._affine(merged), self._affine(base), strict=True)
         gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
@@ -133,7 +141,7 @@ class NormGroup:
         return self._sums
 
     @property
-    def current(self) -> NormMoments:
+    def current(self) -> NormTaskStatistics:
         """What was counted of the task that is not finished."""
         return self._task
 

@@ -20,7 +20,8 @@ from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.calibrate import select_tasks
 from featcal.calibration.config import PAPER, CalibrationConfig, calibrated_blocks, calibrated_maps, resolve_parts
-from featcal.calibration.linear_group import LinearGroup, LinearMoments
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.linear_statistics import TaskStatistics
 from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
@@ -216,7 +217,7 @@ class _Book:
 
     def __init__(self, group: LinearGroup, config: CalibrationConfig) -> None:
         self.group, self._config = group, config
-        self._task: dict[str, LinearMoments] = {}
+        self._task: dict[str, TaskStatistics] = {}
         self._square = 0.0
         self._distance: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._sums: dict[tuple[str, str], list[Any]] = {}
@@ -256,7 +257,7 @@ class _Book:
                 self._sums[deployed, source] = [a + b for a, b in zip(sums, scaled, strict=True)] if sums else scaled
         self._task, self._square = {}, 0.0
 
-    def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _terms(self, moments: TaskStatistics, weight: Tensor) -> tuple[Tensor, Tensor, float]:
         """Return (G, Y, k); k, the mean squared target, differs between sources through alpha."""
         alpha = self._config.alpha
         target = moments.replay_targets(weight, alpha) / moments.weight

@@ -14,8 +14,8 @@ import torch
 from tiny_clip import BLOCKS, TASKS
 from torch import Tensor, nn
 
-from featcal.calibration.algorithm1 import InMemoryBlocks, calibrate_blocks
-from featcal.calibration.block_statistics import BlockMoments, FirstBlock
+from featcal.calibration.algorithm1 import ForwardOrder, InMemoryBlocks
+from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig
 from featcal.calibration.linear_group import LinearGroup
@@ -128,13 +128,13 @@ def test_huge_lam_gives_task_arithmetic_at_rho_times_its_scale(tiny64: Family) -
 def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eq. (45): forwarding the finished model gives every block the inputs that its moments were taken from."""
     used: list[Tensor] = []
-    see = BlockMoments.see
+    see = BlockStatistics.see
 
-    def seen(self: BlockMoments, inputs: Mapping[str, Tensor]) -> None:
+    def seen(self: BlockStatistics, inputs: Mapping[str, Tensor]) -> None:
         used.append(inputs["layer_norm1"].clone())
         see(self, inputs)
 
-    monkeypatch.setattr(BlockMoments, "see", seen)
+    monkeypatch.setattr(BlockStatistics, "see", seen)
     config = replace(CONFIG, batch_size=12)
     model = calibrate(tiny64, config).weights
     stage = tiny64.adapter.stages[0]
@@ -161,13 +161,13 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
 ) -> None:
     """Every other option gives the weights of a run of its own, and only lam and rho count one block less."""
     counted: list[int] = []
-    end_task = BlockMoments.end_task
+    end_task = BlockStatistics.end_task
 
-    def ended(self: BlockMoments, expert: Mapping[str, Tensor], *more: Any) -> None:
+    def ended(self: BlockStatistics, expert: Mapping[str, Tensor], *more: Any) -> None:
         counted[-1] += 1
         end_task(self, expert, *more)
 
-    monkeypatch.setattr(BlockMoments, "end_task", ended)
+    monkeypatch.setattr(BlockStatistics, "end_task", ended)
     passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
     all_blocks, tasks = BLOCKS * len(TASKS), len(TASKS)
     for change, walked in (
@@ -405,7 +405,7 @@ def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:
         alive.append(sum(one() is not None for one in pictures))
 
     try:
-        calibrate_blocks(tiny.run(look), passes, CONFIG, InMemoryBlocks())
+        ForwardOrder(tiny.run(look), passes, CONFIG, InMemoryBlocks()).calibrate()
     finally:
         gc.unfreeze()
     assert alive[-1] == 0

@@ -17,7 +17,7 @@ from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, ope
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for, expert_passes
 from featcal.calibration.config import CalibrationConfig as Config
-from featcal.calibration.refined_recipe import Part
+from featcal.calibration.residual_parts import Part
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
