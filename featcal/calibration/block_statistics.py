@@ -54,31 +54,31 @@ class BlockStatistics:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routers = routing(stage, index, self._fitted)
-        """What says which tokens count in a mixture."""
+        """Modules that say which tokens count in a mixture."""
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
-        """Modules whose inputs are counted, or say which tokens count in a mixture."""
+        """All modules whose inputs are needed: those that are counted, and the routers."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
         self._task: str | None = None
 
     @property
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
-        """What is solved one by one, in this order: linear maps that share a statistic, then norms."""
+        """Return what is solved one by one, in this order: linear maps that share a statistic, then norms."""
         return (*self._linears, *self._norms)
 
     @property
     def is_started(self) -> bool:
-        """Whether a batch was seen already."""
+        """Say whether a batch was seen already."""
         return bool(self.groups)
 
     @property
     def has_routers(self) -> bool:
-        """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
+        """Say whether maps of a mixture of experts are among the modules, each of which is given tokens of its own."""
         return bool(self.routers)
 
     @property
     def linears(self) -> tuple[LinearGroup, ...]:
-        """Of the groups those of linear maps."""
+        """Return the groups of linear maps."""
         return tuple(self._linears)
 
     def see(self, inputs: Named) -> None:
@@ -101,7 +101,7 @@ class BlockStatistics:
             self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
     def expert_modules(self, rows: TaskRows) -> tuple[list[str], list[str]]:
-        """Names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
+        """Return the names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
         asked = [group.expert_modules(rows.count(group.weighting)) for group in self._linears]
         inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
         return [*inputs], [*outputs]
@@ -141,7 +141,7 @@ class BlockStatistics:
             only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
-            InputError: as `LinearGroup.end_task`.
+            InputError: a part of the task's tokens was not counted, nor merged.
             NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
         """
         ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
@@ -182,7 +182,7 @@ class BlockStatistics:
         other._linears, other._norms, other._task = [], [], None
 
     def with_config(self, config: CalibrationConfig) -> BlockStatistics:
-        """The same finished statistics, to be solved with other options; the solve leaves these as they are.
+        """Return the same finished statistics, to be solved with other options; the solve leaves these as they are.
 
         They are shared: nothing may be counted in, or merged into, either of the two.
         """
@@ -224,7 +224,7 @@ class FirstBlock:
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
     ) -> BlockStatistics | None:
-        """The statistics, if the last run was of these very objects and counted alike."""
+        """Return the statistics if the last run was of these very objects and counted alike, else None."""
         if self._kept is None:
             return None
         of, passes, counted, moments = self._kept
@@ -251,26 +251,26 @@ def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
 
 
 def _counting_options(config: CalibrationConfig) -> dict[str, object]:
-    """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
+    """Return the options that decide what is counted, and in which dtype; what biases need is counted either way."""
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
     return {**options, "float64 products": config.lam < FLOAT64_BELOW}
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
-    """Linear maps of a block among `inputs` that share a statistic: the same captured input under the same token
-    weighting.
+    """Group the linear maps of a block among `inputs` that share a statistic: the same captured input under the same
+    token weighting.
 
     Maps with a bias and maps without are apart: their targets differ.
 
     Raises:
-        InputError: as `check_inputs`.
+        InputError: a map that is not given one row per token; names it.
     """
     check_inputs(stage, index, inputs)
     return _group_maps(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
 def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
-    """The `linear_groups` of a block before it was run, for estimates.
+    """Return what `linear_groups` will find in a block that was not run yet, for estimates.
 
     Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
     are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
@@ -280,7 +280,7 @@ def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
-    """Those that all tokens pass."""
+    """Return the likely groups of the maps that all tokens pass."""
     known = stage.sharing(index)
     if known is not None:
         return _group_maps(stage, index, {name: names for names in known for name in names})
@@ -294,7 +294,7 @@ def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
-    """Linear maps that are fed something, by what that is, how tokens are weighted, and whether they have biases."""
+    """Group linear maps by what they are fed, how tokens are weighted, and whether they have biases."""
     modules = stage.blocks[index].linears
     shared: dict[tuple[Hashable, str, bool], list[str]] = {}
     for name, module in modules.items():
@@ -305,8 +305,8 @@ def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[L
 
 
 def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
-    """Every counted map must be given one row per token, `[batch, tokens, width]`; a norm may be given one for every
-    head of a token, where the stage knows which axis the heads have.
+    """Check that every counted map is given one row per token, `[batch, tokens, width]`; a norm may be given one for
+    every head of a token, where the stage knows which axis the heads have.
 
     Raises:
         InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
@@ -322,6 +322,6 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
 
 
 def _calibrated_norms(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Module]:
-    """LayerNorms and scale-only norms of a block that the options ask for."""
+    """Return the LayerNorms and scale-only norms of a block that the options ask for, by name inside it."""
     shifted = block.layernorms if config.layernorms else {}
     return {**shifted, **(block.modules_of(stage.norm) if config.rmsnorms and stage.norm else {})}

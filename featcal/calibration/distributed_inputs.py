@@ -1,4 +1,4 @@
-"""What a run of several ranks reads and keeps: every expert by those that have its task, files by rank 0 alone."""
+"""Inputs and files of a run of several ranks: those that have a task read its expert, rank 0 alone keeps files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class LinearGroup:
         self._sums: LinearSums | None = None
 
     def costs(self, tokens: int) -> dict[str, int]:
-        """Multiplications that the target of a task with so many tokens takes, by route.
+        """Return how many multiplications the target of a task with so many tokens takes, by route.
 
         - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
         - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
@@ -58,31 +58,31 @@ class LinearGroup:
         return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
 
     def route(self, tokens: int) -> str:
-        """How the target of a task with so many tokens is formed: the way with the fewest multiplications."""
+        """Choose how the target of a task with so many tokens is formed: the way with the fewest multiplications."""
         costs = self.costs(tokens)
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
     def expected_tokens(self, tokens: int) -> int:
-        """How many of so many tokens of a task pass these maps, for estimates."""
+        """Estimate how many of so many tokens of a task pass these maps."""
         return tokens
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Modules whose inputs, and whose outputs, of the expert the target of a task with so many tokens is made
-        of."""
+        """Return the modules of the expert whose inputs, and those whose outputs, the target of a task with so many
+        tokens is made of."""
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
-        """The group's input, one row per token that counts."""
+        """Return the group's input, one row per token that counts."""
         return tokens.take(inputs[self.names[0]])
 
     def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
-        """W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
+        """Return W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
         own = [tokens.take(outputs[name]) for name in self.names]
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """What an expert gives these maps at the tokens that count, and the rows of these.
+        """Return what an expert gives these maps at the tokens that count, and the rows of these.
 
         Args:
             inputs: of the student's modules; a mixture needs what its router decides.
@@ -105,9 +105,14 @@ class LinearGroup:
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all.
+        """Count one batch of the current task: x_cal, and what the target is made of on the task's route.
 
         Args:
+            inputs: of the student's modules by name.
+            trace: the expert's inputs and outputs of the modules that `expert_modules` names.
+            expert: its tensors of the block.
+            tokens: which tokens of the batch count.
+            count: how many of the whole task count; they decide the route.
             weighed: the rows that `expert_inputs` gave with other weights; None for those that they have.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
@@ -116,11 +121,11 @@ class LinearGroup:
         route = self.route(count) if self._task is None else self._task.route
         dtype = self._products
         x = x.to(dtype)
-        if route == "inputs":
+        if route == "inputs":  # x_tgt (Eq. 10)
             r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
-        else:
+        else:  # W_i x_exp, of which `_form_target` makes W_i x_tgt
             r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
-        if route == "mixed" and alpha < 1:
+        if route == "mixed" and alpha < 1:  # W_i x_tgt
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
         self._count(x, r, weighed or tokens, route, count)
 
@@ -195,11 +200,12 @@ class LinearGroup:
 
     @property
     def _exact_products(self) -> torch.dtype:
-        """The dtype of products of weights: a prior is added once per task, and bfloat16 would show in its solution."""
+        """Return the dtype of products of weights: a prior is added once per task, and bfloat16 would show in what is
+        solved."""
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Raise as `end_task` does."""
+        """Check that all tokens of a task were counted, and that one of them counts."""
         if not current.statistics.weight > 0:
             raise NumericalError(f"{self}: no token of a task counts; see its samples")
         if current.counted != current.tokens:
@@ -209,11 +215,11 @@ class LinearGroup:
 
     @property
     def is_starved(self) -> bool:
-        """Whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
+        """Say whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
         return False
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Whether the sums over the finished tasks are finite, told by those of the smallest size; on their device."""
+        """Say whether the sums over the finished tasks are finite, by those of the smallest size, on their device."""
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge(self, other: LinearGroup) -> None:
@@ -318,7 +324,7 @@ class LinearGroup:
 
     @property
     def sums(self) -> LinearSums:
-        """The sums over all finished tasks, until they are solved.
+        """Return the sums over all finished tasks, until they are solved.
 
         Raises:
             NumericalError: there are none.
@@ -329,7 +335,7 @@ class LinearGroup:
 
     @property
     def current(self) -> CurrentTask:
-        """What was counted of the task that is not finished.
+        """Return what was counted of the task that is not finished.
 
         Raises:
             NumericalError: nothing was.
@@ -347,12 +353,12 @@ class LinearGroup:
         self._sums = LinearSums.combine([one.sums for one in others], shares)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The group's weights or biases, rows stacked; a row per output, however weights are stored."""
+        """Stack the rows of the group's weights or biases; a row per output, however weights are stored."""
         parts = [self._turn(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
-        """The inverse of `stack`, by name inside the block."""
+        """Take stacked rows apart again, by name inside the block."""
         parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
         return {f"{name}.{kind}": self._turn(name, kind, part) for name, part in parts}
 

@@ -43,7 +43,7 @@ class NormSums:
     tasks: int = 0
 
     def add(self, square: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> None:
-        """One task's moments of its normalised features, and its expert's scale and shift."""
+        """Add one task: moments of its normalised features, and its expert's scale and shift."""
         self.square += square
         self.mean += mean
         self.scale_target += square * scale + mean * shift
@@ -99,11 +99,13 @@ class NormGroup:
         self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Whether the sums over the finished tasks are finite; on their device."""
+        """Say whether the sums over the finished tasks are finite, on their device."""
         return torch.isfinite(self._sums.square.sum() + self._sums.mean.sum())
 
     def merge(self, other: NormGroup) -> None:
-        """Take over what another group of the same norm counted, as `LinearGroup.merge`; `other` gives it up.
+        """Take over what another group of the same norm counted: other tasks, or other samples of the current one.
+
+        `other` gives up its statistics.
 
         Raises:
             InputError: another norm.
@@ -137,12 +139,12 @@ class NormGroup:
 
     @property
     def sums(self) -> NormSums:
-        """The sums over all finished tasks."""
+        """Return the sums over all finished tasks."""
         return self._sums
 
     @property
     def current(self) -> NormTaskStatistics:
-        """What was counted of the task that is not finished."""
+        """Return what was counted of the task that is not finished."""
         return self._task
 
     def let_go(self) -> None:
@@ -150,7 +152,7 @@ class NormGroup:
         self._start()
 
     def _affine(self, tensors: Named) -> closed_form.Affine:
-        """Scale and shift, 0 where there is none, in float64."""
+        """Return scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double() + self._offset
         return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
 
@@ -165,8 +167,8 @@ class NormGroup:
 def normalised_sums(
     norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
-    """The weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its square;
-    z is float32 at least.
+    """Return the weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its
+    square; z is float32 at least.
 
     Args:
         features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
@@ -189,7 +191,7 @@ def _normalise(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
-    """Hold a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
+    """Check a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
     of others.
 
     z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.

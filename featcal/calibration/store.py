@@ -1,4 +1,4 @@
-"""From the statistics of a block to the tensors that are stored."""
+"""From the statistics of a block to the tensors that are stored: the solve of Algorithm 1, and the rounding after."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Watch = Callable[[BlockStatistics], None]
 
 @dataclass(frozen=True)
 class Solved:
-    """What was solved of a block."""
+    """What was solved of a block, as it is stored."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """By canonical name, in the dtype they are stored in."""
@@ -69,7 +69,7 @@ def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tens
 
 @contextmanager
 def prefix_errors(place: str) -> Iterator[None]:
-    """Put a place in front of what a NumericalError inside the `with` says."""
+    """Put a place, such as a block and a task, in front of what a NumericalError inside the `with` says."""
     try:
         yield
     except NumericalError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,12 @@ from weakref import ref
 
 import pytest
 import torch
+from command_line import Run
 from tiny_clip import BLOCKS, TASKS
 from torch import Tensor, nn
 
+import featcal
+from featcal.calibration import closed_form
 from featcal.calibration.algorithm1 import ForwardOrder, InMemoryBlocks
 from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
@@ -30,6 +35,9 @@ from featcal.session.api import measure_drift
 from featcal.system.errors import InputError, NumericalError
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
+
+
+PAGE = Path(featcal.__file__).parent.parent / "docs" / "architecture.md"
 
 
 def tower(family: Family, weights: Weights) -> dict[str, Tensor]:
@@ -60,6 +68,31 @@ def usual64(tiny64: Family) -> dict[str, Tensor]:
 
 def test_float32_features_stay_close_to_float64(usual: dict[str, Tensor], usual64: dict[str, Tensor]) -> None:
     assert_same(usual, {n: t.float() for n, t in usual64.items()}, 2e-5)
+
+
+def test_the_command_comes_to_the_equation_by_the_calls_of_the_architecture_page(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack of the first solve, from the command down, has these calls of featcal and no others; from where the
+    room is entered they are four."""
+    (path,) = re.findall(r"^From the command to Eq\. \(17\): (.*)\.$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    *steps, equation = (f"featcal.{step}" for step in re.findall(r"`([\w.]+)`", path))
+    stack: list[str] = []
+
+    def look(*_: object) -> Tensor:
+        frame = sys._getframe(1)
+        while (name := f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}") != steps[0]:
+            stack.insert(0, name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        raise KeyboardInterrupt  # what comes after is not asked for
+
+    monkeypatch.setattr(closed_form, "linear_weight", look)
+    assert run("calibrate", tiny_suite_file, "--samples", 2, "--out", tmp_path / "out")[0] == 130
+    assert equation == "featcal.calibration.closed_form.linear_weight"
+    assert [name for name in stack if name.startswith("featcal.")] == steps[1:]
+    assert steps[1] == "featcal.calibration.calibrate.calibrate_to_folder"
+    assert len(steps[1:]) == 4
 
 
 def test_only_linears_and_layernorms_of_blocks_change(tiny: Family, usual: dict[str, Tensor]) -> None:
