@@ -227,22 +227,22 @@ class FirstBlock:
         """Return the statistics if the last run was of these very objects and counted alike, else None."""
         if self._kept is None:
             return None
-        of, passes, counted, moments = self._kept
+        of, passes, counted, statistics = self._kept
         same = len(passes) == len(experts) and all(map(_refers, passes, experts.values()))
         if of is merged and same and counted == _counting_options(config):
-            return moments.with_config(config)
+            return statistics.with_config(config)
         self._kept = None  # of no use to this run, and it is about to need memory
         return None
 
     def keep(
-        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockStatistics
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, statistics: BlockStatistics
     ) -> None:
         """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
         self._kept = (
             merged,
             [ref(one) for one in experts.values()],
             _counting_options(config),
-            moments.with_config(config),
+            statistics.with_config(config),
         )
 
 
