@@ -89,9 +89,9 @@ def measure_conditioning(
     adapter, found = family.adapter, list[Conditioning]()
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
-    def look(moments: BlockStatistics) -> None:
-        linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.is_starved)
-        found.extend(one for group in linears for one in conditioning_of(layers[moments.block.name], group, config))
+    def look(statistics: BlockStatistics) -> None:
+        linears = (group for group in statistics.groups if isinstance(group, LinearGroup) and not group.is_starved)
+        found.extend(one for group in linears for one in conditioning_of(layers[statistics.block.name], group, config))
 
     calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)
     return found
