@@ -69,7 +69,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
                 with prefix_errors(block.name):
                     sums = _count(run, walk.experts, stage, index, rows, merged, experts)
                     solved, told = sums.solve(_double(run, block, run.base))
-                found |= (own := merged | to_stored(block, merged, [solved]))
+                found |= (own := merged | to_stored(block, merged, solved))
                 for kind, values in told.items():
                     account[kind] |= {block.stored_name(name): value for name, value in values.items()}
                 _move(run, walk, stage, block, own)

@@ -83,7 +83,7 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
             for block, own in zip(stage.blocks, scale_layers(changes), strict=True):
                 start = block.local(run.base.read(block.names))
                 solved = {name: start[name].double() + options.scale * change for name, change in own.items()}
-                found |= to_stored(block, under.read(block.names), [solved])
+                found |= to_stored(block, under.read(block.names), solved)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", under, found)
 

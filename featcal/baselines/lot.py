@@ -67,7 +67,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
                     sums.count(steps, {name: tensors[name].double() - base[name] for name in base}, rows[task])
                 with prefix_errors(block.name):
                     solved = {name: base[name] + options.scale * vector for name, vector in sums.solve().items()}
-                found |= to_stored(block, under.read(block.names), [solved])
+                found |= to_stored(block, under.read(block.names), solved)
         walk.finish()
     return Overlay(f"merged model ({options.kind})", under, found)
 

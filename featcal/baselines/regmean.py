@@ -66,7 +66,7 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
                 merged = average.read(block.names)
                 with prefix_errors(block.name):
                     found = sums.solve(block.local(run.compute.move(merged)))
-                found = merged | to_stored(block, merged, [found])
+                found = merged | to_stored(block, merged, found)
                 solved |= found
                 if streamed:
                     _move(run, walk, stage, block, found)

@@ -1,4 +1,4 @@
-"""What a calibration set out from: the final drift of the merged model, measured beside it on a few samples."""
+"""The final drift that a calibration began with: of the merged model, measured beside it on a few samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FinalDrift:
     calibrated: float
 
 
-class Outset:
+class BaselineDrift:
     """The merged model's own stream on the first samples of every task, walked while the blocks are calibrated.
 
     Args:
@@ -41,14 +41,14 @@ class Outset:
         }
 
     def enter(self, front: Entrance) -> None:
-        """First calls of a stage."""
+        """Make the first calls of a stage."""
         for lane in self._lanes.values():
             for _ in lane.enter(front):
                 pass
             lane.batches = [{n: t for n, t in batch.items() if n not in front.stage.spent} for batch in lane.batches]
 
-    def step(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
-        """Through a block of the merged model, `stored` its tensors by canonical name."""
+    def advance(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
+        """Take the merged model through a block; `stored` are its tensors by canonical name."""
         if not self._lanes:
             return
         tensors = block.local(self._run.compute.place(stored))
@@ -57,8 +57,12 @@ class Outset:
                 for _ in lane.walk(stage, block, tensors):
                     pass
 
-    def close(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
-        """Compare final features, by task; the lanes are behind the last block."""
+    def measure(self, experts: Mapping[str, Lane], calibrated: Mapping[str, Lane]) -> dict[str, FinalDrift]:
+        """Compare final features, by task, of the merged model and the calibrated one with those of the experts.
+
+        Args:
+            experts, calibrated: lanes by task, behind the last block.
+        """
         if not self._lanes:
             return {}
         adapter, place = self._run.adapter, self._run.compute.place
@@ -75,12 +79,12 @@ class Outset:
 
 
 def first_samples(batch: Batch) -> dict[str, Tensor]:
-    """The first `SAMPLES` of a batch, which keep nothing of the others alive."""
+    """Return the first `SAMPLES` of a batch, which keep nothing of the others alive."""
     return {name: tensor[:SAMPLES].clone() for name, tensor in batch.items()}
 
 
 def warnings_of(drift: Mapping[str, FinalDrift]) -> list[str]:
-    """One sentence per task whose final drift the calibration raised."""
+    """Return one sentence per task whose final drift the calibration raised."""
     return [
         f"task '{task}': calibration raised the final relative drift from {one.merged:.4g} to {one.calibrated:.4g} "
         f"({one.samples} of its calibration samples); try another lam or rho, or more samples"

@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from featcal.calibration.algorithm1 import count_block
-from featcal.calibration.block_statistics import BlockMoments, corners
+from featcal.calibration.anchor import read_merged_and_base
+from featcal.calibration.block_statistics import BlockStatistics, corners
 from featcal.calibration.config import fill_numbers
 from featcal.calibration.refined_recipe import Pieces
-from featcal.calibration.store import STUDENT, anchors, to_stored
-from featcal.calibration.token_rows import TaskRows, lane_rows
+from featcal.calibration.store import to_stored
+from featcal.calibration.streams import Streams
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, Stage, walking
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
-from featcal.models.walk import Walk
 from featcal.suite.calibration_options import NUMBERS, PAPER, CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
@@ -53,7 +52,8 @@ class BlockPreview:
     """By task: mean over samples of ||h_model - h_expert|| behind the block over the mean of ||h_expert||."""
 
     def relative_error(self, model: Weights) -> float:
-        """||preview - model|| / ||model|| over the tensors of the block: its error, if `model` is the exact run."""
+        """Return ||preview - model|| / ||model|| over the tensors of the block: the preview's error, if `model` is the
+        exact run."""
         theirs = model.read(self.tensors)
         gap = sum(float((own.double() - theirs[n].double()).square().sum()) for n, own in self.tensors.items())
         size = sum(float(tensor.double().square().sum()) for tensor in theirs.values())
@@ -71,7 +71,7 @@ class Preview:
     run: Run
     stage: Stage
     block: Block
-    moments: Sequence[Sequence[BlockMoments]]
+    statistics: Sequence[Sequence[BlockStatistics]]
     """Of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
     """What the statistics hold, where `featcal.session.cache.nbytes` sees it."""
@@ -80,7 +80,7 @@ class Preview:
     """By task: relative drift behind the block after the exact run."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
-        """The block with other numbers of its recipe, or other biases, by the closed form alone.
+        """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.
 
         Raises:
             InputError: another option differs; only an exact run can tell.
@@ -93,9 +93,12 @@ class Preview:
         run, block = self.run, self.block
         with walking(run.adapter):
             merged = run.merged.read(block.names)
-            own, base = anchors(run, block, merged)
-            groups = [group for one in self.moments for group in BlockMoments.combine(one, config).groups]
-            tensors = merged | to_stored(block, merged, [group.solve(own, base, config) for group in groups])
+            models = read_merged_and_base(run, block, merged)
+            solved: dict[str, Tensor] = {}
+            for counted in self.statistics:
+                for group in BlockStatistics.combine(counted, config).groups:
+                    solved |= group.solve(*models, config)
+            tensors = merged | to_stored(block, merged, solved)
             return BlockPreview(config, self.layer, tensors, _drift(run, self.stage, block, tensors, self.before))
 
 
@@ -123,33 +126,32 @@ def hold(
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
     with walking(adapter):
-        walk, stage, index = _walk_to(run, fitted, model, names[layer])
-        block = stage.blocks[index]
-        rows = lane_rows(stage, walk.lanes[STUDENT], fitted, config)
-        whole = [
-            BlockMoments(stage, index, one, config.blocks is None or layer in config.blocks) for one in corners(config)
-        ]
+        streams, stage, index = _walk_to(run, fitted, model, names[layer])
+        block, chosen = stage.blocks[index], config.blocks is None or layer in config.blocks
+        streams.find_rows(stage, config)
+        whole = [BlockStatistics(stage, index, one, chosen) for one in corners(config)]
         if not whole[0].modules:
             raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
         if config.recipe == PAPER:
-            count_block(run, walk, whole, run.merged.read(block.names), rows)
-            moments = [whole]
+            streams.count(whole, run.merged.read(block.names))
+            statistics = [whole]
         else:
-            moments = _count_pieces(run, walk, config, (stage, index), rows)
-        walk, _, _ = _walk_to(run, measured, model, names[layer])
-        before = {task: _collect_states(walk, task, stage, block, stored) for task, stored in walk.experts_at(block)}
+            statistics = _count_pieces(streams, config, stage, index)
+        streams, _, _ = _walk_to(run, measured, model, names[layer])
+        before = {
+            task: _collect_states(streams, task, stage, block, expert)
+            for task, expert in streams.walk.experts_at(block)
+        }
         reached = _drift(run, stage, block, model.read(block.names), before)
-    sums = [group.sums for every in moments for one in every for group in one.groups]
-    return Preview(config, layer, run, stage, block, moments, sums, before, reached)
+    sums = [group.sums for every in statistics for one in every for group in one.groups]
+    return Preview(config, layer, run, stage, block, statistics, sums, before, reached)
 
 
-def _count_pieces(
-    run: Run, walk: Walk, config: CalibrationConfig, place: tuple[Stage, int], rows: Mapping[str, TaskRows]
-) -> list[list[BlockMoments]]:
+def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, index: int) -> list[list[BlockStatistics]]:
     """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
-    found: list[BlockMoments] = []
+    found: list[BlockStatistics] = []
     also = corners(config)
-    Pieces(run, walk, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(*place, rows)
+    Pieces(streams, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(stage, index)
     every = 1 + len(also)
     return [found[start + 1 : start + every] for start in range(0, len(found), every)]
 
@@ -157,7 +159,7 @@ def _count_pieces(
 def _drift(
     run: Run, stage: Stage, block: Block, tensors: Mapping[str, Tensor], before: Mapping[str, Sequence[Before]]
 ) -> dict[str, float]:
-    """Relative drift by task behind a block that is made of `tensors`, on what stands in front of it."""
+    """Return the relative drift by task behind a block that is made of `tensors`, on what stands in front of it."""
     found = {}
     placed = block.local(run.compute.place(tensors))
     for task, batches in before.items():
@@ -170,24 +172,26 @@ def _drift(
     return found
 
 
-def _walk_to(run: Run, experts: Mapping[str, ExpertPass], model: Weights, block: str) -> tuple[Walk, Stage, int]:
-    """All lanes in front of a block, named by the prefix of its tensors, with its stage and index."""
-    walk = Walk(run, "walking to a block", experts, {STUDENT: model})
+def _walk_to(run: Run, passes: Mapping[str, ExpertPass], model: Weights, name: str) -> tuple[Streams, Stage, int]:
+    """Take both streams in front of a block, named by the prefix of its tensors; return them, its stage and index."""
+    streams = Streams(run, "walking to a block", passes, model)
     for stage in run.adapter.stages:
-        walk.enter(stage)
-        for index, here in walk.blocks(stage):
-            if here.name == block:
-                return walk, stage, index
-            tensors = here.local(run.compute.place(model.read(here.names)))
-            for task, stored in walk.experts_at(here):
-                for lane, own in ((walk.experts[task], stored), (walk.lanes[STUDENT][task], tensors)):
-                    for _ in lane.walk(stage, here, own):
+        streams.enter(stage)
+        for index, block in streams.walk.blocks(stage):
+            if block.name == name:
+                return streams, stage, index
+            student = block.local(run.compute.place(model.read(block.names)))
+            for task, expert in streams.walk.experts_at(block):
+                for lane, tensors in ((streams.experts[task], expert), (streams.student[task], student)):
+                    for _ in lane.walk(stage, block, tensors):
                         pass
-    raise AssertionError(block)
+    raise AssertionError(name)
 
 
-def _collect_states(walk: Walk, task: str, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> list[Before]:
-    """Every batch of a task: the student's call, and where the expert (its tensors are `stored`) goes from there."""
-    lane = walk.lanes[STUDENT][task]
-    steps = zip(lane.calls, walk.experts[task].walk(stage, block, stored), lane.batches, strict=True)
+def _collect_states(
+    streams: Streams, task: str, stage: Stage, block: Block, expert: Mapping[str, Tensor]
+) -> list[Before]:
+    """Return for every batch of a task the student's call, and where the expert goes from there."""
+    lane = streams.student[task]
+    steps = zip(lane.calls, streams.experts[task].walk(stage, block, expert), lane.batches, strict=True)
     return [Before(call, stage.state(step.after, batch), batch) for call, step, batch in steps]

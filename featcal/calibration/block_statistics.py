@@ -16,8 +16,9 @@ from torch import nn
 
 from featcal.calibration.alike import require_alike
 from featcal.calibration.config import calibrated_maps
-from featcal.calibration.linear_group import FLOAT64_BELOW, LinearGroup
+from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
+from featcal.calibration.precision import FLOAT64_BELOW
 from featcal.calibration.prior import TaskVectors
 from featcal.calibration.routed_group import routed_groups, routing
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
@@ -29,7 +30,7 @@ from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
 
-class BlockMoments:
+class BlockStatistics:
     """The statistics of every calibrated module of one block, from one snapshot of features.
 
     Args:
@@ -54,31 +55,31 @@ class BlockMoments:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routers = routing(stage, index, self._fitted)
-        """What says which tokens count in a mixture."""
+        """Modules that say which tokens count in a mixture."""
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routers}
-        """Modules whose inputs are counted, or say which tokens count in a mixture."""
+        """All modules whose inputs are needed: those that are counted, and the routers."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
         self._task: str | None = None
 
     @property
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
-        """What is solved one by one, in this order: linear maps that share a statistic, then norms."""
+        """Return what is solved one by one, in this order: linear maps that share a statistic, then norms."""
         return (*self._linears, *self._norms)
 
     @property
     def is_started(self) -> bool:
-        """Whether a batch was seen already."""
+        """Say whether a batch was seen already."""
         return bool(self.groups)
 
     @property
     def has_routers(self) -> bool:
-        """Whether maps of a mixture of experts are among them, each of which is given tokens of its own."""
+        """Say whether maps of a mixture of experts are among the modules, each of which is given tokens of its own."""
         return bool(self.routers)
 
     @property
     def linears(self) -> tuple[LinearGroup, ...]:
-        """Of the groups those of linear maps."""
+        """Return the groups of linear maps."""
         return tuple(self._linears)
 
     def see(self, inputs: Named) -> None:
@@ -101,7 +102,7 @@ class BlockMoments:
             self._norms.append(NormGroup(name, weighting, norm, device, self.stage.norm_offset))
 
     def expert_modules(self, rows: TaskRows) -> tuple[list[str], list[str]]:
-        """Names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
+        """Return the names of the modules whose inputs, and of those whose outputs, a task's targets are made of."""
         asked = [group.expert_modules(rows.count(group.weighting)) for group in self._linears]
         inputs, outputs = (dict.fromkeys(name for one in asked for name in one[kind]) for kind in (0, 1))
         return [*inputs], [*outputs]
@@ -141,7 +142,7 @@ class BlockMoments:
             only: places of the groups whose task ends here, where others end elsewhere.
 
         Raises:
-            InputError: as `LinearGroup.end_task`.
+            InputError: a part of the task's tokens was not counted, nor merged.
             NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
         """
         ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
@@ -155,7 +156,7 @@ class BlockMoments:
             raise NumericalError(f"{', '.join(bad)}: features are not finite")
         self._task = None
 
-    def merge(self, other: BlockMoments) -> None:
+    def merge(self, other: BlockStatistics) -> None:
         """Take over what was counted of the same block elsewhere; `other` is empty afterwards.
 
         Either may have finished tasks of its own and a part of one that is not finished (`TaskRows.part_of`), which
@@ -181,8 +182,8 @@ class BlockMoments:
         self._task = other._task if self._task is None else self._task
         other._linears, other._norms, other._task = [], [], None
 
-    def with_config(self, config: CalibrationConfig) -> BlockMoments:
-        """The same finished statistics, to be solved with other options; the solve leaves these as they are.
+    def with_config(self, config: CalibrationConfig) -> BlockStatistics:
+        """Return the same finished statistics, to be solved with other options; the solve leaves these as they are.
 
         They are shared: nothing may be counted in, or merged into, either of the two.
         """
@@ -192,7 +193,7 @@ class BlockMoments:
         return same
 
     @staticmethod
-    def combine(counted: Sequence[BlockMoments], config: CalibrationConfig) -> BlockMoments:
+    def combine(counted: Sequence[BlockStatistics], config: CalibrationConfig) -> BlockStatistics:
         """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
 
         Args:
@@ -207,7 +208,7 @@ class BlockMoments:
 
 def corners(config: CalibrationConfig) -> list[CalibrationConfig]:
     """Return the same options with alpha 0 and 1 and, where the recipe knows beta, with alpha and beta 1, whose
-    statistics `BlockMoments.combine` takes; products are formed in float64, as good for any lam."""
+    statistics `BlockStatistics.combine` takes; products are formed in float64, as good for any lam."""
     found = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)][: 3 if "beta" in NUMBERS[config.recipe] else 2]
     return [replace(config, lam=0.0, alpha=alpha, beta=beta) for alpha, beta in found]
 
@@ -219,30 +220,30 @@ class FirstBlock:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockMoments] | None = None
+        self._kept: tuple[Weights, list[ref[ExpertPass]], Mapping[str, object], BlockStatistics] | None = None
 
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
-    ) -> BlockMoments | None:
-        """The statistics, if the last run was of these very objects and counted alike."""
+    ) -> BlockStatistics | None:
+        """Return the statistics if the last run was of these very objects and counted alike, else None."""
         if self._kept is None:
             return None
-        of, passes, counted, moments = self._kept
+        of, passes, counted, statistics = self._kept
         same = len(passes) == len(experts) and all(map(_refers, passes, experts.values()))
         if of is merged and same and counted == _counting_options(config):
-            return moments.with_config(config)
+            return statistics.with_config(config)
         self._kept = None  # of no use to this run, and it is about to need memory
         return None
 
     def keep(
-        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, moments: BlockMoments
+        self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig, statistics: BlockStatistics
     ) -> None:
         """Hold the finished statistics of a run in place of those before, and not the passes themselves."""
         self._kept = (
             merged,
             [ref(one) for one in experts.values()],
             _counting_options(config),
-            moments.with_config(config),
+            statistics.with_config(config),
         )
 
 
@@ -251,26 +252,26 @@ def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
 
 
 def _counting_options(config: CalibrationConfig) -> dict[str, object]:
-    """What of the options decides what is counted, and in which dtype; what biases need is counted either way."""
+    """Return the options that decide what is counted, and in which dtype; what biases need is counted either way."""
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
     return {**options, "float64 products": config.lam < FLOAT64_BELOW}
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
-    """Linear maps of a block among `inputs` that share a statistic: the same captured input under the same token
-    weighting.
+    """Group the linear maps of a block among `inputs` that share a statistic: the same captured input under the same
+    token weighting.
 
     Maps with a bias and maps without are apart: their targets differ.
 
     Raises:
-        InputError: as `check_inputs`.
+        InputError: a map that is not given one row per token; names it.
     """
     check_inputs(stage, index, inputs)
     return _group_maps(stage, index, {name: id(given) for name, given in inputs.items()})
 
 
 def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
-    """The `linear_groups` of a block before it was run, for estimates.
+    """Return what `linear_groups` will find in a block that was not run yet, for estimates.
 
     Where the stage does not say which maps share theirs (`Stage.sharing`), those of one module with equally wide inputs
     are taken to; the last of four or more is then the output map of an attention, whose width is that of its queries.
@@ -280,7 +281,7 @@ def likely_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
-    """Those that all tokens pass."""
+    """Return the likely groups of the maps that all tokens pass."""
     known = stage.sharing(index)
     if known is not None:
         return _group_maps(stage, index, {name: names for names in known for name in names})
@@ -294,7 +295,7 @@ def _dense_groups(stage: Stage, index: int) -> list[LinearGroup]:
 
 
 def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[LinearGroup]:
-    """Linear maps that are fed something, by what that is, how tokens are weighted, and whether they have biases."""
+    """Group linear maps by what they are fed, how tokens are weighted, and whether they have biases."""
     modules = stage.blocks[index].linears
     shared: dict[tuple[Hashable, str, bool], list[str]] = {}
     for name, module in modules.items():
@@ -305,8 +306,8 @@ def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[L
 
 
 def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
-    """Every counted map must be given one row per token, `[batch, tokens, width]`; a norm may be given one for every
-    head of a token, where the stage knows which axis the heads have.
+    """Check that every counted map is given one row per token, `[batch, tokens, width]`; a norm may be given one for
+    every head of a token, where the stage knows which axis the heads have.
 
     Raises:
         InputError: a module that is given something else: its rows are not the tokens that the weights are made for.
@@ -322,6 +323,6 @@ def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
 
 
 def _calibrated_norms(stage: Stage, block: Block, config: CalibrationConfig) -> dict[str, nn.Module]:
-    """LayerNorms and scale-only norms of a block that the options ask for."""
+    """Return the LayerNorms and scale-only norms of a block that the options ask for, by name inside it."""
     shifted = block.layernorms if config.layernorms else {}
     return {**shifted, **(block.modules_of(stage.norm) if config.rmsnorms and stage.norm else {})}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcal.calibration.algorithm1 import Account, InMemoryBlocks, calibrate_blocks
+from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
 from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.config import config_of, resolve
@@ -126,7 +126,7 @@ def calibrate(
         experts: expert passes to use again, from `expert_passes` with the same samples and precision; those of tasks
             that the options leave out are not used.
         first: keeps the statistics of the first block for the next run with the same `experts`, as far as they hold.
-        watch: as `calibrate_blocks` has it.
+        watch: called with the finished statistics of every block, or piece, before it is solved.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -140,7 +140,7 @@ def calibrate(
     require_same_compute(passes, family.compute)
     loaded = time.perf_counter() - started
     run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
-    account = calibrate_blocks(run, passes, config, blocks, first if again else None, not again, watch)
+    account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
     seconds = {"total": time.perf_counter() - started, "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
     return CalibrationResult(family, config, Overlay("calibrated model", family.merged, blocks.tensors), record)
@@ -185,8 +185,8 @@ def calibrate_to_folder(
     loaded = time.perf_counter() - started
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
         blocks = folder if folder is not None and not ranks.several else SharedBlocks(ranks, folder)
-        account = calibrate_blocks(run, passes, config, blocks)
-        record = _record(family, config, drawn, account, run) | shares(ranks, run, passes, read)
+        account = ForwardOrder(run, passes, config, blocks).calibrate()
+        record = _record(family, config, drawn, account, run) | shares(run, passes, read)
         if folder is None:
             return {}
         if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featcal.calibration.block_statistics import BlockMoments, FirstBlock
+from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.config import resolve
 from featcal.calibration.linear_group import LinearGroup
@@ -23,7 +23,7 @@ from featcal.system.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Hold figures of the left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved
+    """Figures of the left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved
     together, or of one map with its prior, mu sum_i K_i more. Of an expert of a mixture that is starved there is none.
 
     Norms are not here: theirs are systems of two unknowns.
@@ -46,11 +46,11 @@ class Conditioning:
 
     @property
     def condition(self) -> float:
-        """Largest over smallest eigenvalue; at most 1 + N / lam for N tasks."""
+        """Return the largest eigenvalue over the smallest; at most 1 + N / lam for N tasks."""
         return self.largest / self.smallest if self.smallest > 0 else float("inf")
 
     def to_json(self) -> dict[str, Any]:
-        """Every number by its name; `condition` is None where it is infinite."""
+        """Return every number by its name; `condition` is None where it is infinite."""
         return {**asdict(self), "condition": self.condition if math.isfinite(self.condition) else None}
 
 
@@ -81,18 +81,19 @@ def measure_conditioning(
     first: FirstBlock | None = None,
     progress: Progress = silent,
 ) -> list[Conditioning]:
-    """Every system that a calibration solves, in forward order; takes a calibration and the decompositions.
+    """Measure every system that a calibration solves, in forward order; takes a calibration and the decompositions.
 
     Raises:
-        InputError, NumericalError: as `calibrate`.
+        InputError: the suite, its models or its samples are not usable.
+        NumericalError: the closed form has no trustworthy solution with these options.
     """
     adapter, found = family.adapter, list[Conditioning]()
     config = resolve(config, adapter, family.suite.tasks)
     layers = dict(zip((block.name for block in adapter.blocks()), adapter.block_layers(), strict=True))
 
-    def look(moments: BlockMoments) -> None:
-        linears = (group for group in moments.groups if isinstance(group, LinearGroup) and not group.is_starved)
-        found.extend(one for group in linears for one in conditioning_of(layers[moments.block.name], group, config))
+    def look(statistics: BlockStatistics) -> None:
+        linears = (group for group in statistics.groups if isinstance(group, LinearGroup) and not group.is_starved)
+        found.extend(one for group in linears for one in conditioning_of(layers[statistics.block.name], group, config))
 
     calibrate(family, config, experts=experts, first=first, watch=look, progress=progress)
     return found

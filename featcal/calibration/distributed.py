@@ -1,8 +1,8 @@
 """A block whose statistics several ranks count, each on its own tasks: who finishes, who owns, who solves.
 
-Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples; what is made of a whole task, its
+Sums over tasks are additive (Eqs. 17, 55 and 58), moments of a task over its samples. What is made of a whole task, its
 weight (Eq. 14) and its targets, is made once its moments are together. Every group of maps has an owner, which gets its
-sums, solves it, and sends what it solved to all. Alone, nothing of this happens.
+sums, solves it, and sends what it solved to all. In a process that is alone nothing of this happens.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from featcal.calibration.block_statistics import BlockMoments
+from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
 from featcal.calibration.prior import TaskVectors
-from featcal.calibration.rounding import rounding, sum_parts
-from featcal.calibration.store import Solved, anchors, merge_solutions, prefix_errors, round_to_stored
+from featcal.calibration.rounding import Rounding, sum_parts
 from featcal.calibration.token_rows import Named, TaskRows
-from featcal.models.adapter import Block
-from featcal.models.context import Run
 from featcal.system.distributed import Ranks, owners_of
 
 T = TypeVar("T")
@@ -30,64 +27,38 @@ Group = LinearGroup | NormGroup
 
 
 def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, TaskRows]:
-    """Which tokens count, with those of the whole task where this rank has a part of it."""
+    """Return which tokens count, with those of the whole task where this rank has a part of it."""
     if not ranks.several:
         return rows
     counts = ranks.all_gather({task: own.counts() for task, own in rows.items()})
     return {task: own.part_of(task, [one[task] for one in counts if task in one]) for task, own in rows.items()}
 
 
-def end_task(ranks: Ranks, moments: BlockMoments, expert: Named, vectors: TaskVectors | None = None) -> None:
-    """Fold a task into the sums, where its parts are counted by the ranks of a team: each of them ends some groups.
+def end_task(ranks: Ranks, statistics: BlockStatistics, expert: Named, vectors: TaskVectors | None = None) -> None:
+    """Fold a task into the sums. Where the ranks of a team count its parts, each of them ends some groups.
 
     Args:
+        expert: tensors of the expert's block by name inside it.
         vectors: what a prior is made of (`LinearGroup.add_prior`); None where there is none.
 
     Raises:
-        InputError, NumericalError: as `BlockMoments.end_task`.
+        InputError: tokens of the task were not counted.
+        NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
     """
-    team, groups = ranks.team, moments.groups
+    team, groups = ranks.team, statistics.groups
     if len(team) == 1:
-        moments.end_task(expert, vectors)
+        statistics.end_task(expert, vectors)
         return
-    owners = _owners(ranks, groups)
-    ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(owners)]
-    _collect(ranks, team, ends, [team] * len(groups), [(group.current, _make_adder(group)) for group in groups])
-    moments.end_task(expert, vectors, [place for place, rank in enumerate(ends) if rank == ranks.rank])
+    ends = [owner if owner in team else team[place % len(team)] for place, owner in enumerate(_owners(ranks, groups))]
+    _collect(ranks, team, ends, [team] * len(groups), [(group.current, group.merge_part) for group in groups])
+    statistics.end_task(expert, vectors, [place for place, rank in enumerate(ends) if rank == ranks.rank])
     for group, rank in zip(groups, ends, strict=True):
         if rank != ranks.rank:
             group.let_go()
 
 
-def _make_adder(group: Group) -> Callable[[Any], None]:
-    """Takes over another rank's part of the current task."""
-
-    def add(theirs: Any) -> None:
-        if isinstance(group, LinearGroup):
-            group.current.merge(theirs, str(group))
-        else:
-            group.current.merge(theirs)
-
-    return add
-
-
-def solve(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
-    """The solutions of all groups of a block, as they are stored, and what that costs.
-
-    Args:
-        merged: its tensors by canonical name.
-
-    Raises:
-        NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
-    """
-    with run.seconds("solve"), prefix_errors(block.name):
-        return _solve_shared(run, block, merged, moments)
-
-
-def _solve_shared(run: Run, block: Block, merged: Named, moments: BlockMoments) -> Solved:
-    """As `solve`; what storing costs is measured by the owners, who alone have more digits than are stored. Parts of
-    one tensor may have several owners."""
-    ranks, groups, config = run.ranks, moments.groups, moments.config
+def collect_sums(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
+    """Bring the sums over all tasks to the owners of the groups; return the groups of this rank, which solves them."""
     owners = _owners(ranks, groups)
     if ranks.several:
         givers = [ranks.finishers(owner, place) for place, owner in enumerate(owners)]
@@ -96,26 +67,35 @@ def _solve_shared(run: Run, block: Block, merged: Named, moments: BlockMoments) 
             for group, given in zip(groups, givers, strict=True)
         ]
         _collect(ranks, range(ranks.size), owners, givers, sums)
-    mine = [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
-    own, base = anchors(run, block, merged) if mine else ({}, {})
-    solved = merge_solutions(group.solve(own, base, config) for group in mine)
-    old = block.local(merged)
-    stored = round_to_stored(block, old, solved)
-    lost = rounding(old, solved, stored)
+    return [group for group, owner in zip(groups, owners, strict=True) if owner == ranks.rank]
+
+
+def share_solutions(
+    ranks: Ranks, groups: Sequence[Group], stored: dict[str, Tensor], lost: Rounding
+) -> tuple[dict[str, Tensor], Rounding]:
+    """Return what all ranks solved of a block, by name inside it, and what storing it costs.
+
+    Args:
+        groups: all of the block; they give up their statistics.
+        stored: what this rank solved, in the dtype it is stored in. Parts of one tensor may have several owners.
+        lost: measured by the owners, who alone have more digits than are stored.
+    """
     if not ranks.several:
-        return Solved(block.canonical(stored), lost)
+        return stored, lost
     for group in groups:
         group.let_go()
-    spread = [ranks.broadcast_tensors(stored if owner == ranks.rank else None, owner) for owner in sorted(set(owners))]
-    return Solved(block.canonical(merge_solutions(spread)), sum_parts(ranks.all_gather(lost)))
+    found: dict[str, Tensor] = {}
+    for owner in sorted(set(_owners(ranks, groups))):
+        found |= ranks.broadcast_tensors(stored if owner == ranks.rank else None, owner)
+    return found, sum_parts(ranks.all_gather(lost))
 
 
 def _nothing(theirs: Any) -> None:
-    """Nothing comes to who has no part of a group."""
+    """Take nothing, where no part of a group comes."""
 
 
 def _owners(ranks: Ranks, groups: Sequence[Group]) -> list[int]:
-    """Who solves what, by the multiplications of factor and substitution."""
+    """Return who solves what, shared out by the multiplications of factor and substitution."""
     costs = [g.inputs**2 * (g.inputs / 3 + 2 * g.outputs) if isinstance(g, LinearGroup) else 1.0 for g in groups]
     return owners_of(costs, ranks.size)
 
@@ -127,7 +107,8 @@ def _collect(
     givers: Sequence[Sequence[int]],
     items: Sequence[tuple[Any, Callable[[Any], None]]],
 ) -> None:
-    """`Ranks.collect` of statistics; `items` are what this rank has of a group and what takes another rank's."""
+    """Bring statistics together by `Ranks.collect`; `items` are what this rank has of a group and what takes another
+    rank's."""
 
     def add(place: int, tensors: list[Tensor]) -> None:
         statistics, take = items[place]
@@ -137,7 +118,8 @@ def _collect(
 
 
 def _tensors(statistics: Any) -> list[Tensor]:
-    """The numbers of a dataclass of statistics, those of its parts included, as tensors in the order of its fields."""
+    """Return the numbers of a dataclass of statistics, those of its parts included, as tensors in the order of its
+    fields."""
     found: list[Tensor] = []
     for one in fields(statistics):
         value = getattr(statistics, one.name)
@@ -153,7 +135,7 @@ def _tensors(statistics: Any) -> list[Tensor]:
 
 
 def _rebuild(like: T, tensors: Iterator[Tensor]) -> T:
-    """The inverse of `_tensors`."""
+    """Make statistics like others from the tensors that `_tensors` gave of them."""
     found: dict[str, Any] = {}
     for one in fields(like):  # type: ignore[arg-type]
         value = getattr(like, one.name)

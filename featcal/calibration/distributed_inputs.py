@@ -1,4 +1,4 @@
-"""What a run of several ranks reads and keeps: every expert by those that have its task, files by rank 0 alone."""
+"""Inputs and files of a run of several ranks: those that have a task read its expert, rank 0 alone keeps files."""
 
 from __future__ import annotations
 
@@ -51,23 +51,24 @@ class SharedBlocks:
         self._ranks, self._folder = ranks, folder
 
     def read_finished(self, block: Block) -> dict[str, Tensor] | None:
-        """As the folder has it."""
+        """Return the tensors of a block that the folder has from an interrupted run, on every rank; None if it has
+        none."""
         found = None if self._folder is None else self._folder.read_finished(block)
         return self._ranks.broadcast_tensors(found, 0) if self._ranks.broadcast_object(found is not None, 0) else None
 
     def facts(self, block: Block) -> Rounding:
-        """As the folder has them."""
+        """Return what the folder has of a finished block beside its tensors, on every rank."""
         return self._ranks.broadcast_object(None if self._folder is None else self._folder.facts(block), 0) or {}
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
-        """As the folder does it."""
+        """Write a solved block to the folder."""
         if self._folder is not None:
             self._folder.put(block, tensors, facts)
 
 
 def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
-    """The family with models that count what is read of them, and their counts by label; as it is where this process is
-    alone."""
+    """Return the family with models that count what is read of them, and these counts in bytes by label; the family as
+    it is where this process is alone."""
     read: dict[str, int] = {}
     if not ranks.several:
         return family, read
@@ -80,14 +81,15 @@ def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
 
 
 def distribute_run(run: Run, ranks: Ranks) -> Run:
-    """The run as one of several ranks."""
+    """Make a run that of one of several ranks."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
     return replace(run, ranks=ranks, merged=InTurn(run.merged, ranks) if computed else run.merged)
 
 
-def shares(ranks: Ranks, run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
-    """What a record says of every rank: tasks, samples, bytes that it read of every model and exchanged until all
-    blocks were solved, seconds by stage, memory; nothing of a process that is alone."""
+def shares(run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a record says of every rank: tasks, samples, bytes that it read of every model and exchanged until
+    all blocks were solved, seconds by stage, memory; nothing of a process that is alone."""
+    ranks = run.ranks
     if not ranks.several:
         return {}
     own = {

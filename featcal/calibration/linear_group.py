@@ -1,19 +1,18 @@
-"""Statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
+"""Linear maps that share their input: counted (Eq. 13), their tasks weighed (Eq. 14), and solved (Eqs. 17 and 55)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
-from featcal.calibration.alike import add_alike, require_alike
+from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
-from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.linear_statistics import CurrentTask, LinearSums, TaskStatistics
+from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.prior import Prior, TaskVectors, spanning_rows
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.calibration.weighed_tokens import Acting
@@ -22,161 +21,6 @@ from featcal.models.lane import Step
 from featcal.models.linear_maps import LinearMap, orient_weight, widths
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
-
-FLOAT64_BELOW = 1e-3
-"""Ridge strength below which products are formed in float64."""
-
-
-@dataclass
-class LinearMoments:
-    """One task's moments: x are deployed inputs, r whatever rows the right-hand side is made of."""
-
-    weight: float
-    """Sum of the token weights."""
-    gram: Gram
-    """Sum of x x^T."""
-    cross: Float[Tensor, "r d"]
-    """Sum of r x^T."""
-    mean: Float[Tensor, " d"]
-    """Sum of x."""
-    row_mean: Float[Tensor, " r"]
-    """Sum of r."""
-
-    @classmethod
-    def zeros(cls, rows: int, inputs: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
-        zero = partial(torch.zeros, dtype=dtype, device=device)
-        return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
-
-    def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
-        """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the moments."""
-        self.weight += tokens.total
-        self.mean += tokens.sum(x)
-        self.row_mean += tokens.sum(r)
-        if tokens.weights is not None:
-            root = tokens.weights.sqrt().to(x.dtype)[:, None]
-            x, r = x * root, r * root
-        self.gram.add_rows(x)
-        add_product(self.cross, r, x)
-
-    def merge(self, other: LinearMoments) -> None:
-        """Add the moments of other samples of the same task; InputError if shapes or dtypes differ."""
-        self.gram.merge(other.gram)
-        for mine, theirs in ((self.cross, other.cross), (self.mean, other.mean), (self.row_mean, other.row_mean)):
-            add_alike(mine, theirs)
-        self.weight += other.weight
-
-    def replay_targets(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
-        """Sum of W_i (alpha x_exp + (1 - alpha) x) x^T where r are the expert's outputs W_i x_exp (Eqs. 10 and 13)."""
-        dtype = self.cross.dtype
-        if alpha == 1:
-            return self.cross
-        return torch.addmm(self.cross, weight.to(dtype), self.gram.full(dtype), beta=alpha, alpha=1 - alpha)
-
-
-@dataclass
-class LinearSums:
-    """Sums over tasks of Eqs. (17) and (55), each task weighted by its omega."""
-
-    omega: Float[Tensor, ""]
-    gram: Gram
-    target: Float[Tensor, "m d"]
-    mean: Float[Tensor, " d"]
-    target_mean: Float[Tensor, " m"]
-    tokens: int = 0
-    """Tokens that count, of all tasks."""
-    tasks: int = 0
-    """Tasks that were added."""
-    share: float = 0.0
-    """Sum of their shares (`CurrentTask.share`)."""
-    priors: list[Prior] = field(default_factory=list)
-    """Of every map apart, in the order of the group; empty without a prior."""
-
-    @property
-    def scale(self) -> float:
-        """What the ridge is to be multiplied with, so that it stands against N tasks whatever their shares sum to: 1 of
-        maps that all tokens pass, and of those that none came to, whose prior stands alone."""
-        return self.share / self.tasks if self.share else 1.0
-
-    @classmethod
-    def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
-        """Empty sums for targets like this one, in the dtype of the solve; means are summed in float64."""
-        zero = partial(torch.zeros, dtype=torch.float64, device=target.device)
-        m, d = target.shape
-        return cls(zero(()), Gram.zeros(d, target.device, dtype), target.new_zeros(m, d, dtype=dtype), zero(d), zero(m))
-
-    def add(self, omega: Float[Tensor, ""], task: LinearMoments, target: Tensor, target_mean: Tensor) -> None:
-        """One task: its sums become means and count omega times."""
-        factor = omega / task.weight
-        self.omega += omega
-        self.gram.add(task.gram, factor)
-        self.target.addcmul_(target.to(self.target.dtype), factor.to(self.target.dtype))
-        self.mean.addcmul_(task.mean.double(), factor)
-        self.target_mean.addcmul_(target_mean.double(), factor)
-
-    def merge(self, other: LinearSums) -> None:
-        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
-        self.gram.merge(other.gram)
-        add_alike(self.omega, other.omega)
-        add_alike(self.target, other.target)
-        add_alike(self.mean, other.mean)
-        add_alike(self.target_mean, other.target_mean)
-        self.tokens += other.tokens
-        self.tasks += other.tasks
-        self.share += other.share
-        require_alike("sums", {"priors": len(self.priors)}, {"priors": len(other.priors)})
-        for mine, theirs in zip(self.priors, other.priors, strict=True):
-            mine.merge(theirs)
-
-    def left_matrix(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
-        """Return the left matrix of the map at `place` with its prior, without the ridge, as `Gram.lower` has it."""
-        whole = self.gram.lower(dtype)
-        return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
-
-    @staticmethod
-    def combine(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
-        """Return the first of sums over the same tokens, with so much of the targets of each."""
-        target, mean = (
-            torch.stack([share * part for share, part in zip(shares, parts, strict=True)]).sum(0)
-            for parts in ([one.target for one in sums], [one.target_mean for one in sums])
-        )
-        return replace(sums[0], target=target, target_mean=mean)
-
-
-@dataclass
-class CurrentTask:
-    """A task that is being counted."""
-
-    moments: LinearMoments
-    route: str
-    """See `LinearGroup.route`."""
-    tokens: int
-    """Tokens of the whole task that count; they decide the route."""
-    counted: int = 0
-    """Of these, tokens that are in the moments."""
-    mass: float = 0.0
-    """Sum of the weights that the same tokens have in all experts of a mixture together, whose maps these are one's."""
-
-    @property
-    def share(self) -> float:
-        """How much the task counts: by how much of it comes here; 1 where all of it does."""
-        return self.moments.weight / self.mass if self.mass else 1.0
-
-    def merge(self, other: CurrentTask, names: str) -> None:
-        """Add other samples of the same task.
-
-        Raises:
-            InputError: it is not the same, or samples are in both; says of which maps (`names`).
-        """
-        mine, theirs = ({"tokens of the task": one.tokens, "routes": one.route} for one in (self, other))
-        require_alike(names, mine, theirs)
-        if self.counted + other.counted > self.tokens:
-            raise InputError(
-                f"{names}: {self.counted} and {other.counted} tokens are not parts of a task of {self.tokens}; what is "
-                "split needs `TaskRows.part_of` with the tokens of the whole task"
-            )
-        self.moments.merge(other.moments)
-        self.counted += other.counted
-        self.mass += other.mass
 
 
 class LinearGroup:
@@ -204,7 +48,7 @@ class LinearGroup:
         self._sums: LinearSums | None = None
 
     def costs(self, tokens: int) -> dict[str, int]:
-        """Multiplications that the target of a task with so many tokens takes, by route.
+        """Return how many multiplications the target of a task with so many tokens takes, by route.
 
         - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
         - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
@@ -214,31 +58,31 @@ class LinearGroup:
         return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
 
     def route(self, tokens: int) -> str:
-        """How the target of a task with so many tokens is formed: the way with the fewest multiplications."""
+        """Choose how the target of a task with so many tokens is formed: the way with the fewest multiplications."""
         costs = self.costs(tokens)
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
 
     def expected_tokens(self, tokens: int) -> int:
-        """How many of so many tokens of a task pass these maps, for estimates."""
+        """Estimate how many of so many tokens of a task pass these maps."""
         return tokens
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Modules whose inputs, and whose outputs, of the expert the target of a task with so many tokens is made
-        of."""
+        """Return the modules of the expert whose inputs, and those whose outputs, the target of a task with so many
+        tokens is made of."""
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
-        """The group's input, one row per token that counts."""
+        """Return the group's input, one row per token that counts."""
         return tokens.take(inputs[self.names[0]])
 
     def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
-        """W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
+        """Return W_i x_exp: the expert's own outputs less their biases; `expert` holds its tensors of the block."""
         own = [tokens.take(outputs[name]) for name in self.names]
         stacked = own[0] if len(own) == 1 else torch.cat(own, dim=1)
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """What an expert gives these maps at the tokens that count, and the rows of these.
+        """Return what an expert gives these maps at the tokens that count, and the rows of these.
 
         Args:
             inputs: of the student's modules; a mixture needs what its router decides.
@@ -261,9 +105,14 @@ class LinearGroup:
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task, of whose tokens `count` count in all.
+        """Count one batch of the current task: x_cal, and what the target is made of on the task's route.
 
         Args:
+            inputs: of the student's modules by name.
+            trace: the expert's inputs and outputs of the modules that `expert_modules` names.
+            expert: its tensors of the block.
+            tokens: which tokens of the batch count.
+            count: how many of the whole task count; they decide the route.
             weighed: the rows that `expert_inputs` gave with other weights; None for those that they have.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
@@ -272,11 +121,11 @@ class LinearGroup:
         route = self.route(count) if self._task is None else self._task.route
         dtype = self._products
         x = x.to(dtype)
-        if route == "inputs":
+        if route == "inputs":  # x_tgt (Eq. 10)
             r = torch.lerp(x, self.features(trace.inputs, tokens).to(dtype), alpha)
-        else:
+        else:  # W_i x_exp, of which `_form_target` makes W_i x_tgt
             r = self.expert_outputs(trace.outputs, expert, tokens).to(dtype)
-        if route == "mixed" and alpha < 1:
+        if route == "mixed" and alpha < 1:  # W_i x_tgt
             r = torch.addmm(r, x, self.stack(expert, "weight", dtype).mT, beta=alpha, alpha=1 - alpha)
         self._count(x, r, weighed or tokens, route, count)
 
@@ -286,14 +135,17 @@ class LinearGroup:
         """Add rows to the current task, which begins with the first of them."""
         if self._task is None:
             self._task = CurrentTask(self.new_task(r.shape[1], x.device, sum_dtype(x.dtype)), route, count)
-        self._task.moments.update(x, r, tokens)
+        self._task.statistics.update(x, r, tokens)
         self._task.counted += tokens.count
 
-    def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> LinearMoments:
-        return LinearMoments.zeros(rows, self.inputs, device, dtype)
+    def new_task(self, rows: int, device: torch.device, dtype: torch.dtype) -> TaskStatistics:
+        return TaskStatistics.zeros(rows, self.inputs, device, dtype)
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
-        """Fold the current task into the sums: targets by Eq. (10), weight by Eq. (14), which is of the whole task.
+        """Fold the current task into the sums, weighed by omega_i (Eq. 14), which is of the whole task.
+
+        Args:
+            expert: tensors of the expert's block by name inside it.
 
         Raises:
             InputError: a part of the task's tokens was not counted, nor merged.
@@ -301,26 +153,34 @@ class LinearGroup:
         """
         current, self._task = self.current, None
         self._require_whole(current)
-        task, alpha, dtype = current.moments, config.alpha, current.moments.cross.dtype
-        weight = self.stack(expert, "weight", self._products)
-        if current.route == "mixed":
-            target, target_mean = task.cross, task.row_mean
-        elif current.route == "inputs":
-            target = (weight @ task.cross.to(weight.dtype)).to(dtype)
-            target_mean = weight.to(dtype) @ task.row_mean
-        else:
-            target = task.replay_targets(weight, alpha)
-            target_mean = alpha * task.row_mean + (1 - alpha) * (weight.to(dtype) @ task.mean)
-        if self._biased:
-            target_mean = target_mean + task.weight * self.stack(expert, "bias")
+        target, target_mean = self._form_target(current, expert, config.alpha)
         if self._sums is None:
             self._sums = LinearSums.zeros(target, solve_dtype(self._products))
         if current.counted:
+            task = current.statistics
             omega = closed_form.task_weight(task.gram.norm() / task.weight, config.eps)
             self._sums.add(current.share * omega, task, target, target_mean)
             self._sums.tokens += current.counted
         self._sums.share += current.share
         self._sums.tasks += 1
+
+    def _form_target(
+        self, current: CurrentTask, expert: Named, alpha: float
+    ) -> tuple[Float[Tensor, "m d"], Float[Tensor, " m"]]:
+        """Return n W_i C_i and n (W_i mu_i^tgt + b_i) of a task that was counted on its route (Eqs. 10 and 13)."""
+        task, weight = current.statistics, self.stack(expert, "weight", self._products)
+        dtype = task.cross.dtype
+        if current.route == "mixed":
+            target, target_mean = task.cross, task.r_sum
+        elif current.route == "inputs":
+            target = (weight @ task.cross.to(weight.dtype)).to(dtype)
+            target_mean = weight.to(dtype) @ task.r_sum
+        else:
+            target = task.replay_targets(weight, alpha)
+            target_mean = alpha * task.r_sum + (1 - alpha) * (weight.to(dtype) @ task.x_sum)
+        if self._biased:
+            target_mean = target_mean + task.weight * self.stack(expert, "bias")
+        return target, target_mean
 
     def add_prior(self, vectors: TaskVectors) -> None:
         """Count the vectors of a task, once it is ended, in the prior of every map (the recipe "informed").
@@ -340,12 +200,13 @@ class LinearGroup:
 
     @property
     def _exact_products(self) -> torch.dtype:
-        """The dtype of products of weights: a prior is added once per task, and bfloat16 would show in its solution."""
+        """Return the dtype of products of weights: a prior is added once per task, and bfloat16 would show in what is
+        solved."""
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Raise as `end_task` does."""
-        if not current.moments.weight > 0:
+        """Check that all tokens of a task were counted, and that one of them counts."""
+        if not current.statistics.weight > 0:
             raise NumericalError(f"{self}: no token of a task counts; see its samples")
         if current.counted != current.tokens:
             raise InputError(
@@ -354,11 +215,11 @@ class LinearGroup:
 
     @property
     def is_starved(self) -> bool:
-        """Whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
+        """Say whether the finished tasks have too few tokens to solve anything; the maps then stay as merged."""
         return False
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Whether the sums over the finished tasks are finite, told by those of the smallest size; on their device."""
+        """Say whether the sums over the finished tasks are finite, by those of the smallest size, on their device."""
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge(self, other: LinearGroup) -> None:
@@ -380,12 +241,16 @@ class LinearGroup:
         if self._task is None or task is None:
             self._task = self._task or task
         else:
-            self._task.merge(task, str(self))
+            self.merge_part(task)
         if self._sums is None or sums is None:
             self._sums = self._sums or sums
         else:
             self._sums.merge(sums)
         other._task = other._sums = None
+
+    def merge_part(self, part: CurrentTask) -> None:
+        """Take over other samples of the current task; InputError if they are not of the same task."""
+        self.current.merge(part, str(self))
 
     def _account(self) -> dict[str, object]:
         return {
@@ -400,11 +265,32 @@ class LinearGroup:
         return ", ".join(self.names)
 
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated weights and, where asked for, biases; this group gives up its sums."""
+        """Solve the weights of all maps and, where asked for, their biases; this group gives up its sums.
+
+        Args:
+            merged, base: tensors of the block, by name inside it, that the anchor is made of.
+
+        Returns:
+            W* `[m, d]` and b* `[m]` of every map in the precision of the solve, by name inside the block.
+
+        Raises:
+            NumericalError: features are not finite, or the system cannot be solved; names the maps.
+        """
         sums, self._sums = self.sums, None
         if not (all_finite(sums.gram.norm()) and all_finite(sums.target)):
             raise NumericalError(f"{self}: features are not finite")
-        weight = self._solve_weight(sums, merged, base, config)
+        dtype = solve_dtype(self._products)
+        start = self.stack(base, "weight", dtype)
+        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
+        try:
+            if sums.priors:
+                weight = self._solve_with_priors(sums, anchor, start, config)
+            else:  # all maps at once: they share the left matrix, and their rows do not see each other
+                lam, eps = sums.scale * config.lam, sums.scale * config.eps
+                weight = closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
+        except SolveError as error:
+            unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
+            raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
         solved = self.split(weight, "weight")
         if self._biased and config.biases:
             anchor = closed_form.anchor(self.stack(merged, "bias"), self.stack(base, "bias"), config.rho)
@@ -412,26 +298,20 @@ class LinearGroup:
             solved |= self.split(bias, "bias")
         return solved
 
-    def _solve_weight(self, sums: LinearSums, merged: Named, base: Named, config: CalibrationConfig) -> Tensor:
-        """Solve Eq. (17) for all rows at once, or map by map where each has a prior of its own."""
-        dtype = solve_dtype(self._products)
-        start = self.stack(base, "weight", dtype)
-        anchor = closed_form.anchor(self.stack(merged, "weight", dtype), start, config.rho)
+    def _solve_with_priors(
+        self, sums: LinearSums, anchor: Float[Tensor, "m d"], base: Float[Tensor, "m d"], config: CalibrationConfig
+    ) -> Float[Tensor, "m d"]:
+        """Solve Eq. (17) map by map, each with a prior of its own on both sides (`calibration.prior`), whose W_0 is
+        `base`."""
         lam, eps, mu = (sums.scale * one for one in (config.lam, config.eps, config.mu))
-        try:
-            if not sums.priors:
-                return closed_form.linear_weight(sums.gram.lower(dtype), sums.target, anchor, lam, eps)
-            parts = []
-            targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, start))
-            for place, prior in enumerate(sums.priors):
-                pull = prior.target(starts[place].to(self._exact_products), config.rho)
-                target = torch.add(targets[place], pull, alpha=mu)
-                left = sums.left_matrix(place, dtype, mu)
-                parts.append(closed_form.linear_weight(left, target, anchors[place], lam, eps))
-            return torch.cat(parts)
-        except SolveError as error:
-            unit = "" if sums.scale == 1 else f" (lam, eps and mu are {sums.scale:.3g} times the options here)"
-            raise NumericalError(f"{self}: {error}{unit}; raise lam or use more samples") from error
+        targets, anchors, starts = (torch.split(one, self._rows) for one in (sums.target, anchor, base))
+        found = []
+        for place, prior in enumerate(sums.priors):
+            pull = prior.target(starts[place].to(self._exact_products), config.rho)
+            target = torch.add(targets[place], pull, alpha=mu)
+            left = sums.left_matrix(place, anchor.dtype, mu)
+            found.append(closed_form.linear_weight(left, target, anchors[place], lam, eps))
+        return torch.cat(found)
 
     def systems(self, config: CalibrationConfig) -> Iterator[tuple[str, Float[Tensor, "d d"]]]:
         """Yield the left matrix of every system that is solved, without its ridge, as `Gram.lower` has it in float64,
@@ -444,7 +324,7 @@ class LinearGroup:
 
     @property
     def sums(self) -> LinearSums:
-        """The sums over all finished tasks, until they are solved.
+        """Return the sums over all finished tasks, until they are solved.
 
         Raises:
             NumericalError: there are none.
@@ -455,7 +335,7 @@ class LinearGroup:
 
     @property
     def current(self) -> CurrentTask:
-        """What was counted of the task that is not finished.
+        """Return what was counted of the task that is not finished.
 
         Raises:
             NumericalError: nothing was.
@@ -473,40 +353,14 @@ class LinearGroup:
         self._sums = LinearSums.combine([one.sums for one in others], shares)
 
     def stack(self, tensors: Named, kind: str, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The group's weights or biases, rows stacked; a row per output, however weights are stored."""
+        """Stack the rows of the group's weights or biases; a row per output, however weights are stored."""
         parts = [self._turn(name, kind, tensors[f"{name}.{kind}"].to(dtype)) for name in self.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def split(self, stacked: Tensor, kind: str) -> dict[str, Tensor]:
-        """The inverse of `stack`, by name inside the block."""
+        """Take stacked rows apart again, by name inside the block."""
         parts = zip(self.names, torch.split(stacked, self._rows), strict=True)
         return {f"{name}.{kind}": self._turn(name, kind, part) for name, part in parts}
 
     def _turn(self, name: str, kind: str, tensor: Tensor) -> Tensor:
         return orient_weight(self._modules[name], tensor).contiguous() if kind == "weight" else tensor
-
-
-def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
-    """The dtype in which products are formed.
-
-    Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
-    below `FLOAT64_BELOW` exact features are therefore multiplied in float64, and fast ones in float32.
-    """
-    careful = config.lam < FLOAT64_BELOW
-    if features is torch.bfloat16:
-        return torch.float32 if careful else torch.bfloat16
-    return torch.float64 if careful else features
-
-
-def solve_dtype(products: torch.dtype) -> torch.dtype:
-    """The dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products, whose
-    own rounding is far above float32's.
-
-    They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
-    """
-    return torch.float32 if products is torch.bfloat16 else torch.float64
-
-
-def sum_dtype(products: torch.dtype) -> torch.dtype:
-    """The dtype in which products are summed over the tokens of a task."""
-    return torch.promote_types(products, torch.float32)

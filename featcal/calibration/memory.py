@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from featcal.calibration.block_statistics import likely_groups
-from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
+from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Stage
 from featcal.suite.calibration_options import CalibrationConfig

@@ -18,14 +18,14 @@ from featcal.system.errors import InputError
 
 
 @dataclass
-class NormMoments:
+class NormTaskStatistics:
     """One task's weighted sums of z and z^2."""
 
     mean: Float[Tensor, " d"]
     square: Float[Tensor, " d"]
     weight: float = 0.0
 
-    def merge(self, other: NormMoments) -> None:
+    def merge(self, other: NormTaskStatistics) -> None:
         """Add the moments of other samples of the same task; InputError if shapes differ."""
         add_alike(self.mean, other.mean)
         add_alike(self.square, other.square)
@@ -43,7 +43,7 @@ class NormSums:
     tasks: int = 0
 
     def add(self, square: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> None:
-        """One task's moments of its normalised features, and its expert's scale and shift."""
+        """Add one task: moments of its normalised features, and its expert's scale and shift."""
         self.square += square
         self.mean += mean
         self.scale_target += square * scale + mean * shift
@@ -82,7 +82,7 @@ class NormGroup:
 
     def _start(self) -> None:
         zeros = self._zeros
-        self._task = NormMoments(zeros(), zeros())
+        self._task = NormTaskStatistics(zeros(), zeros())
         self._sums = NormSums(zeros(), zeros(), zeros(), zeros())
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
@@ -95,26 +95,36 @@ class NormGroup:
 
     def end_task(self, expert: Named, config: CalibrationConfig) -> None:
         """Fold the current task into the sums."""
-        task, self._task = self._task, NormMoments(self._zeros(), self._zeros())
+        task, self._task = self._task, NormTaskStatistics(self._zeros(), self._zeros())
         self._sums.add(task.square / task.weight, task.mean / task.weight, *self._affine(expert))
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Whether the sums over the finished tasks are finite; on their device."""
+        """Say whether the sums over the finished tasks are finite, on their device."""
         return torch.isfinite(self._sums.square.sum() + self._sums.mean.sum())
 
     def merge(self, other: NormGroup) -> None:
-        """Take over what another group of the same norm counted, as `LinearGroup.merge`; `other` gives it up.
+        """Take over what another group of the same norm counted: other tasks, or other samples of the current one.
+
+        `other` gives up its statistics.
 
         Raises:
             InputError: another norm.
         """
         require_alike(str(self), self._account(), other._account())
-        self._task.merge(other._task)
+        self.merge_part(other._task)
         self._sums.merge(other._sums)
         other._start()
 
+    def merge_part(self, part: NormTaskStatistics) -> None:
+        """Take over other samples of the current task; InputError if shapes differ."""
+        self._task.merge(part)
+
     def solve(self, merged: Named, base: Named, config: CalibrationConfig) -> dict[str, Tensor]:
-        """Calibrated scale and, of a LayerNorm, shift, in float64."""
+        """Solve the scale and, of a LayerNorm, the shift, in float64, by name inside the block.
+
+        Args:
+            merged, base: tensors of the block, by name inside it, that the anchor is made of.
+        """
         sums, name = self._sums, self.names[0]
         pairs = zip(self._affine(merged), self._affine(base), strict=True)
         gamma, beta = (closed_form.anchor(*pair, config.rho) for pair in pairs)
@@ -129,12 +139,12 @@ class NormGroup:
 
     @property
     def sums(self) -> NormSums:
-        """The sums over all finished tasks."""
+        """Return the sums over all finished tasks."""
         return self._sums
 
     @property
-    def current(self) -> NormMoments:
-        """What was counted of the task that is not finished."""
+    def current(self) -> NormTaskStatistics:
+        """Return what was counted of the task that is not finished."""
         return self._task
 
     def let_go(self) -> None:
@@ -142,7 +152,7 @@ class NormGroup:
         self._start()
 
     def _affine(self, tensors: Named) -> closed_form.Affine:
-        """Scale and shift, 0 where there is none, in float64."""
+        """Return scale and shift, 0 where there is none, in float64."""
         scale = tensors[f"{self.names[0]}.weight"].double() + self._offset
         return scale, tensors[f"{self.names[0]}.bias"].double() if self._shifted else torch.zeros_like(scale)
 
@@ -157,8 +167,8 @@ class NormGroup:
 def normalised_sums(
     norm: nn.Module, features: Tensor, tokens: TokenRows, offset: float
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
-    """The weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its square;
-    z is float32 at least.
+    """Return the weighted sums over tokens of z, what a norm makes of its inputs before scale and shift, and of its
+    square; z is float32 at least.
 
     Args:
         features: `[batch, tokens, d]`, or `[batch, tokens, heads, d]` of a norm over each head's part, of which a token
@@ -181,7 +191,7 @@ def _normalise(norm: nn.Module, features: Float[Tensor, "n d"], offset: float) -
 
 
 def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
-    """Hold a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
+    """Check a module of the library against what is solved for: weight * z + bias of a LayerNorm, (offset + weight) * z
     of others.
 
     z is x less its mean over its standard deviation, or x over its root mean square where there is no shift.

@@ -18,7 +18,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from featcal.calibration.linear_group import CurrentTask, LinearGroup, product_dtype
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.linear_statistics import CurrentTask
+from featcal.calibration.precision import product_dtype
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.adapter import Stage
 from featcal.models.families.mixture import SHARES, TOKENS, Member, Mixture, routed_tokens

@@ -1,75 +1,93 @@
-"""From the statistics of a block to the tensors that are stored."""
+"""From the statistics of a block to the tensors that are stored: the solve of Algorithm 1, and the rounding after."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from featcal.calibration.block_statistics import BlockMoments
-from featcal.calibration.rounding import Rounding, dtype_name, sum_parts
+from featcal.calibration.anchor import read_merged_and_base
+from featcal.calibration.block_statistics import BlockStatistics
+from featcal.calibration.distributed import collect_sums, share_solutions
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.norm_groups import NormGroup
+from featcal.calibration.rounding import Rounding, dtype_name, rounding, sum_parts
 from featcal.calibration.token_rows import Named
 from featcal.models.adapter import Block
 from featcal.models.context import Run
 from featcal.system.errors import NumericalError
 
-Watch = Callable[[BlockMoments], None]
-"""Sees finished statistics before they are solved; what it keeps of them it takes by `BlockMoments.with_config`."""
-STUDENT = "student"
-"""The model under calibration, as its lanes are called."""
+Watch = Callable[[BlockStatistics], None]
+"""Sees finished statistics before they are solved; what it keeps of them it takes by `BlockStatistics.with_config`."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What was solved of a block."""
+    """What was solved of a block, as it is stored."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """By canonical name, in the dtype they are stored in."""
     rounding: Rounding = field(default_factory=dict)
 
     def __or__(self, other: Solved) -> Solved:
-        """With other tensors of the same block."""
+        """Add other tensors of the same block."""
         return Solved(self.tensors | other.tensors, sum_parts([self.rounding, other.rounding]))
 
 
-def watch_nothing(moments: BlockMoments) -> None:
-    """Looks at nothing."""
+def watch_nothing(statistics: BlockStatistics) -> None:
+    """Look at nothing."""
 
 
-def anchors(run: Run, block: Block, merged: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A block of the merged model and of the base by name inside it, on the compute device: what solves start from.
+def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tensor]) -> Solved:
+    """Solve all that was counted of a block (Algorithm 1, lines 9 to 15), in the dtype it is stored in.
+
+    Several ranks solve some groups each.
 
     Args:
-        merged: by canonical name.
+        statistics: of finished tasks; they give up their sums.
+        merged: tensors of the merged model's block by canonical name.
+
+    Raises:
+        NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
     """
-    own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
-    return own, base
+    block, solved = statistics.block, dict[str, Tensor]()
+    with run.seconds("solve"), prefix_errors(block.name):
+        owned: list[LinearGroup | NormGroup] = collect_sums(run.ranks, statistics.groups)
+        models = read_merged_and_base(run, block, merged) if owned else ({}, {})
+        for group in owned:  # W* and b* of linear maps that share their input, or scale and shift of a norm
+            solved |= group.solve(*models, statistics.config)
+        old = block.local(merged)
+        stored = round_to_stored(block, old, solved)
+        lost = rounding(old, solved, stored)
+        stored, lost = share_solutions(run.ranks, statistics.groups, stored, lost)
+        return Solved(block.canonical(stored), lost)
 
 
 @contextmanager
 def prefix_errors(place: str) -> Iterator[None]:
-    """Inside the `with`, a NumericalError says where: `place` stands in front of it."""
+    """Put a place, such as a block and a task, in front of what a NumericalError inside the `with` says."""
     try:
         yield
     except NumericalError as error:
         raise NumericalError(f"{place}: {error}") from error
 
 
-def to_stored(block: Block, old: Mapping[str, Tensor], solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Solutions, by name inside the block, under canonical names in the dtype and place of the tensors they replace.
+def to_stored(block: Block, old: Mapping[str, Tensor], solved: Named) -> dict[str, Tensor]:
+    """Return solutions, by name inside the block, under canonical names in the dtype and place of the tensors that they
+    replace.
 
     Raises:
         NumericalError: one does not fit its dtype.
     """
-    return block.canonical(round_to_stored(block, block.local(old), merge_solutions(solved)))
+    return block.canonical(round_to_stored(block, block.local(old), solved))
 
 
 def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor]:
-    """Solutions in the dtype and place of the tensors they replace, both by name inside the block.
+    """Return solutions in the dtype and place of the tensors that they replace, both by name inside the block.
 
     Raises:
         NumericalError: one does not fit its dtype.
@@ -81,13 +99,8 @@ def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor
     return stored
 
 
-def merge_solutions(solved: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Solutions of several groups of a block."""
-    return {name: tensor for one in solved for name, tensor in one.items()}
-
-
 def _misfit(solution: Tensor, dtype: torch.dtype) -> str:
-    """Why a solution is not finite in a dtype, and what to do."""
+    """Say why a solution is not finite in a dtype, and what to do."""
     largest, limit, kind = float(solution.abs().max()), torch.finfo(dtype).max, dtype_name(dtype)
     if not math.isfinite(largest):
         return "the solution is not finite; calibrate with a larger lam"

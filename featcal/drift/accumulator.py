@@ -1,4 +1,4 @@
-"""Collects what a measurement finds of one task, batch by batch."""
+"""Collect what a measurement finds of one task, batch by batch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from featcal.system.errors import NumericalError
 
 @dataclass
 class Record:
-    """One task's layers; its samples may come in several walks, one after the other."""
+    """The layers of one task, whose samples may come in several walks, one after the other."""
 
     attribution: bool
     numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
     residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    """By layer, for the sample that was run a second time."""
+    """Residuals by layer, of the sample that was run a second time."""
     final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _carried: dict[int, Contributions] = field(default_factory=dict)
     _booked: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def add(self, crossing: Crossing, parts: Parts, on_expert: Tensor, tangents: int | None) -> None:
-        """One batch through one layer. The very first layer has no drift before it: all of its drift is mismatch.
+        """Add one batch that went through one layer; in the very first layer all drift is mismatch.
 
         Args:
             on_expert: the model's layer on the expert's state.
-            tangents: derivatives that are taken side by side; None for all.
+            tangents: number of derivatives taken side by side; None for all.
         """
         self.numbers.setdefault(crossing.layer, []).append(_measure(parts))
         position, (expert, model) = crossing.position, crossing.after
@@ -50,7 +50,7 @@ class Record:
                 self._booked.append(tuple(part.double().cpu() for part in self._carried.pop(position).book()))
 
     def check(self, crossing: Crossing, parts: Parts, second: SecondStates, class_token: bool) -> None:
-        """Hold a layer of the first batch against a second computation of one of its samples.
+        """Compare a layer of the first batch with a second computation of one of its samples.
 
         Args:
             class_token: parts are of the first token alone.
@@ -73,7 +73,7 @@ class Record:
 
 
 def _measure(parts: Parts) -> dict[str, Tensor]:
-    """The numbers of one layer, one per sample."""
+    """Return the numbers of one layer, one per sample."""
     drift, mismatch, propagation = parts.e.norm(dim=1), parts.m.norm(dim=1), parts.p.norm(dim=1)
     numbers = {
         "drift": drift,
@@ -89,7 +89,7 @@ def _measure(parts: Parts) -> dict[str, Tensor]:
 
 
 def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | None]:
-    """How far m or p, and r, of the sample in `row` are from a second computation, relative to its drift."""
+    """Return the distance of m or p, and of r, in `row` from a second computation, relative to the drift there."""
     only = slice(row, row + 1)
     scale = parts.e[only].norm(dim=1)
     apart = torch.maximum((parts.m[only] - again.m).norm(dim=1), (parts.p[only] - again.p).norm(dim=1))
@@ -99,12 +99,12 @@ def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | N
 
 
 def concat_batches(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Batches below each other, on the CPU."""
+    """Return batches one below the other, on the CPU."""
     return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
 
 
 def final_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The expert's and the model's final features; NumericalError if they are not finite."""
+    """Return the expert's and the model's final features; raise NumericalError if they are not finite."""
     features = concat_batches(batches)
     if not all(bool(torch.isfinite(one).all()) for one in features):
         raise NumericalError(f"task '{task}': final features are not finite")
@@ -112,11 +112,12 @@ def final_features(task: str, batches: Iterable[tuple[Tensor, ...]]) -> tuple[Te
 
 
 def _cosine(left: Tensor, right: Tensor, norms: Tensor) -> Tensor:
-    """Per row; `norms` are the products of theirs."""
+    """Return the cosine per row; `norms` are the products of the rows' norms."""
+    # Where a norm vanishes the product does, too: the cosine is 0 there and not NaN.
     cosine: Tensor = (left * right).sum(1) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
     return cosine
 
 
 def _relative(rest: Tensor, scale: Tensor) -> Tensor:
-    """`rest` over `scale` on the CPU: 0 where nothing is left, finite where there is no scale."""
+    """Return `rest` over `scale` on the CPU: 0 if nothing is left, finite even without a scale."""
     return (rest / scale.clamp_min(TINY)).cpu()

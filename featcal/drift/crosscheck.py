@@ -1,7 +1,7 @@
-"""One sample of every task a second time, computed another way: what the numbers of the first run are held against.
+"""Compute one sample of every task a second time and in another way, to check the numbers of the first run.
 
 e = m + p holds for any three tensors, so it says nothing about how they came to be. A wrong state, a wrong mask,
-dropout left on or a stream that was not carried on shows only where the layers are run again by other means.
+dropout left on or a stream that was not carried on shows only if the layers are run again by other means.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from featcal.models.model import map_features
 
 @dataclass(frozen=True)
 class SecondStates:
-    """One sample's states around one layer in float64, `[1, tokens, width]`, or `[1, k]` after the last layer."""
+    """The states of one sample around one layer in float64, `[1, tokens, width]`, or `[1, k]` after the last layer."""
 
     row: int
     """Position of the sample in the first batch."""
     before: tuple[Tensor, Tensor] | None
-    """The expert's and the model's; None in the first layer."""
+    """The expert's and the model's states before the layer; None in the first one."""
     expert: Tensor
     on_expert: Tensor
     """The model's layer on the expert's state; in the first layer, which takes no state, the model's own."""
@@ -37,13 +37,13 @@ class SecondStates:
 
 
 class SecondRun:
-    """Takes one sample of every task through expert and model, layer by layer beside the first run.
+    """A second run of one sample of every task through expert and model, layer by layer beside the first run.
 
-    The sample is alone in its batch, so that masks and positions are captured anew; what lies under its padding is
-    something else; tensors, states and calls are float64; both models start from the inputs and walk on their own.
+    The sample is alone in its batch, so that masks and positions are captured anew; other tokens lie under its padding;
+    tensors, states and calls are float64; both models start from the inputs and walk on their own.
 
     Args:
-        sublayers: attention and MLP of every block are layers of their own.
+        sublayers: whether attention and MLP of every block are layers of their own.
     """
 
     def __init__(self, run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> None:
@@ -55,10 +55,10 @@ class SecondRun:
         self._calls: dict[str, tuple[Call, Call]] = {}
         self._waiting: dict[str, list[SecondStates]] = {}
         self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
-        """The model's block as it is stored, the same for every task, and in float64."""
+        """The model's block as it is stored, shared by all tasks, and in float64."""
 
     def states(self, crossing: Crossing) -> SecondStates:
-        """What the first run should have found for this sample; asked of every task's first batch, layer after layer.
+        """Return a sample's states as the first run should have found them; to be called layer after layer.
 
         Tensors of one layer are in memory twice more in float64: the expert's and the model's.
         """
@@ -88,9 +88,10 @@ class SecondRun:
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
     def _run_block(self, task: str, stage: Stage, block: Block, place: Place) -> list[SecondStates]:
-        """The block as one layer or, where asked for, its sublayers one by one; both streams then stand behind it."""
+        """Return the states around the block or around each of its sublayers, and move both streams behind it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
+        # Converted once for all tasks: the model's block is the same for each.
         if self._model[0] is not read:
             self._model = read, self._compute.place(read)
         own, theirs = self._compute.place(stored), self._model[1]
@@ -123,7 +124,7 @@ class SecondRun:
         return SecondStates(row, before, *reached)
 
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors in front of a stage in float64; of embeddings, rows are taken as they are: float32 holds them."""
+        """Return the tensors in front of a stage in float64, except rows of embeddings, which float32 holds exactly."""
         looked_up = {name: tensor for name, tensor in tensors.items() if name in self._adapter.vocabulary}
         rest = {name: tensor for name, tensor in tensors.items() if name not in looked_up}
         as_read = {n: t.to(self._compute.device, torch.promote_types(t.dtype, torch.float32))
@@ -132,19 +133,20 @@ class SecondRun:
 
 
 def _pick_sample(batch: Batch) -> tuple[int, Batch]:
-    """The sample with the most padding: its row, and its inputs in float64 with another token under the padding."""
+    """Return the row of the sample with most padding, and its inputs in float64, with other tokens as padding."""
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     row = 0 if mask is None else int(mask.sum(1).argmin())
     one = {name: t[row : row + 1].double() if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}
     if mask is not None and ids is not None:
+        # Whatever lies under padding must not change a feature; a mask that lets it through shows here.
         one["input_ids"] = torch.where(one["attention_mask"] == 0, one["input_ids"][:, :1], one["input_ids"])
     return row, one
 
 
 def _to_float64(call: Call) -> Call:
-    """The call with every floating tensor in float64: states, additive masks, positions."""
+    """Return the call with every floating tensor in float64: states, additive masks, positions."""
 
-    doubled: dict[int, Tensor] = {}  # what blocks share is still one tensor
+    doubled: dict[int, Tensor] = {}  # tensors that blocks share stay one object
 
     def double(leaf: object) -> object:
         if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):

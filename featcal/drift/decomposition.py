@@ -1,4 +1,4 @@
-"""Propositions 1, 2 and 4: the drift of a model from its experts, layer by layer."""
+"""Measure the drift of a model from its experts, layer by layer (Props. 1, 2 and 4)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def decompose(
     sublayers: bool = False,
     attribution: bool = False,
 ) -> dict[str, TaskDrift]:
-    """The drift of a model from experts whose passes are at hand, taken apart layer by layer (Prop. 1).
+    """Return the drift of a model from experts whose passes are at hand, taken apart layer by layer (Prop. 1).
 
-    Each layer runs three times per task: the expert on its own features, the model on its own, and the model
-    on the expert's, which is what separates mismatch from propagation. One sample per task does so a second time,
-    in float64 and by other means (`SecondRun`): the residuals say how far the two computations are apart.
+    Each layer runs three times per task: the expert on its own features, the model on its own, and the model on the
+    expert's, which separates mismatch from propagation. One sample per task does so a second time, in float64 and by
+    other means (`SecondRun`): the residuals measure the distance of the two computations.
     """
     records = {task: Record(attribution) for task in experts}
     layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
@@ -44,14 +44,18 @@ def decompose(
                 first = class_token and run.adapter.class_token_at(crossing.place.stage)
                 parts = take_apart((expert, on_expert, reached), crossing.incoming, first)
                 record.add(crossing, parts, on_expert, room.tangents)
+                # Samples may be walked through in parts: each part has a first batch, one of them is checked.
                 if crossing.position == 0 and crossing.layer not in record.residuals:
                     record.check(crossing, parts, second.states(crossing), first)
     return {task: record.result(task, experts[task].indices) for task, record in records.items()}
 
 
 def follow(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
-    """How far the features drift, and the final ones, not why: the numbers of `decompose` over all tokens and whole
-    blocks, without its run of the model on the expert's features."""
+    """Return the drift of all layers and the final features without taking the drift apart.
+
+    The numbers are those of `decompose` over all tokens and whole blocks, without its run of the model on the expert's
+    features.
+    """
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}
     with walking(run.adapter):

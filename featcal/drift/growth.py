@@ -1,4 +1,4 @@
-"""Propositions 4 and 5 and Corollary 1: where drift is certified to grow along residual layers."""
+"""Certify where drift grows along residual layers (Props. 4 and 5, Corollary 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Growth:
     """One residual layer, given the drift that comes in; one number per sample."""
 
     gamma: Float[Tensor, " n"]
-    """||p|| / ||e_before|| - 1: how much the layer itself stretches the incoming drift (Eq. 34)."""
+    """||p|| / ||e_before|| - 1, by which the layer itself stretches the incoming drift (Eq. 34)."""
     eta: Float[Tensor, " n"]
     """||m|| / ||e_before||: the new mismatch on the same scale (Eq. 35)."""
     ratio: Float[Tensor, " n"]
@@ -22,12 +22,13 @@ class Growth:
 
     @property
     def bound(self) -> Float[Tensor, " n"]:
-        """1 + gamma - eta, a lower bound of the ratio for any layer (reverse triangle inequality, Eq. 36)."""
+        """Return 1 + gamma - eta, a lower bound of the ratio for any layer (reverse triangle inequality, Eq. 36)."""
         return 1 + self.gamma - self.eta
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
-        """Growth is certain: gamma > 0 and eta < gamma (Prop. 5; equality would only give no shrinking)."""
+        """Say whether growth is certain: gamma > 0 and eta < gamma (Prop. 5)."""
+        # Strictly less, unlike Eq. 35 as printed: with equality the drift is only certain not to shrink.
         return (self.gamma > 0) & (self.eta < self.gamma)
 
 
@@ -37,7 +38,7 @@ def growth(
     mismatch: Float[Tensor, " n"],
     propagation: Float[Tensor, " n"],
 ) -> Growth:
-    """Growth through one layer from norms: incoming drift, drift, local mismatch and propagation.
+    """Return the growth through one layer from norms: incoming drift, drift, local mismatch and propagation.
 
     Samples without incoming drift have no ratio: all three numbers are NaN there, and nothing is certified.
     """
@@ -46,9 +47,9 @@ def growth(
 
 
 def certified_run(layers: list[Growth]) -> Float[Tensor, " n"]:
-    """Corollary 1: product of 1 + gamma - eta over the longest certified run that ends at the last layer.
+    """Return the product of 1 + gamma - eta over the longest certified run that ends at the last layer (Corollary 1).
 
-    It never exceeds the growth of the drift over that run; 1 where the last layer is not certified.
+    It never exceeds the growth of the drift over that run; it is 1 if the last layer is not certified.
     """
     product = torch.ones_like(layers[-1].gamma)
     running = torch.ones_like(product, dtype=torch.bool)

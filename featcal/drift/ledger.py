@@ -1,4 +1,4 @@
-"""What a drift measurement holds, and the public documents made of it."""
+"""The results of a drift measurement, and the public documents made of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureDrift:
-    """How far one layer's features have drifted on one task; one number per sample, norms over the whole token
-    state."""
+    """The drift of one layer's features on one task; one number per sample, norms over the whole token state."""
 
     layer: str
     drift: Float[Tensor, " n"]
@@ -31,13 +30,13 @@ class FeatureDrift:
 
     @property
     def relative_drift(self) -> float:
-        """Mean drift over the mean norm of the expert feature."""
+        """Return the mean drift over the mean norm of the expert feature."""
         return float(self.drift.mean() / self.expert_norm.mean())
 
 
 @dataclass(frozen=True)
 class LayerDrift(FeatureDrift):
-    """One layer's drift, taken apart."""
+    """The drift of one layer, taken apart."""
 
     mismatch: Float[Tensor, " n"]
     """||m||, m = f_model(h_expert before) - h_expert (Eq. 3)."""
@@ -47,12 +46,12 @@ class LayerDrift(FeatureDrift):
     """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
     residual: Float[Tensor, " k"]
     """max(||m - m'||, ||p - p'||) / ||e|| for the samples that were run a second time: m' and p' computed in float64
-    and by other means (`SecondRun`). Rounding, or the parts of Prop. 1 are not what they are called."""
+    and by other means (`SecondRun`). More than rounding means that the parts are not those of Prop. 1."""
     response: Float[Tensor, " n"] | None
-    """Cosine of r = p - e_before and e_before: how the residual branch answers the drift that comes in. Below 0
-    it compensates, above 0 it amplifies (Prop. 4). None where the layer has no skip connection."""
+    """Cosine of r = p - e_before and e_before: below 0 the residual branch compensates the incoming drift, above 0 it
+    amplifies it (Prop. 4). None if the layer has no skip connection."""
     skip_residual: Float[Tensor, " k"] | None
-    """||r - r'|| / ||e|| for the same samples (Eq. 29); None where there is no skip connection."""
+    """||r - r'|| / ||e|| for the same samples (Eq. 29); None if the layer has no skip connection."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,27 @@ class Attribution:
     norm: Float[Tensor, "layers n"]
     """||c_l||."""
     telescoped: Float[Tensor, "layers n"]
-    """The same book kept another way: u_{l-1} - u_l along the final drift, u_l the model's later layers on the
-    expert's state after layer l. Needs no quadrature; equal to Prop. 2 for linear layers."""
+    """Another allocation of the final drift: u_{l-1} - u_l along it, with u_l the output of the model's later layers
+    on the expert's state after layer l. It needs no quadrature and equals Prop. 2 for linear layers."""
     quality: Float[Tensor, "steps n"]
-    """||r|| / ||p|| of every layer after the first: what the quadrature missed before the secant correction."""
+    """||r|| / ||p|| of every layer after the first: the quadrature's error before the secant correction."""
     final_square: Float[Tensor, " n"]
     """||e_L||^2."""
 
     @property
     def shares(self) -> Float[Tensor, " layers"]:
-        """Signed share of every layer in the final drift, samples weighted by ||e_L||^2; sums to 1."""
+        """Return the signed share of every layer in the final drift, samples weighted by ||e_L||^2; they sum to 1."""
         return self.inner.sum(1) / self.final_square.sum()
 
     @property
     def telescoped_shares(self) -> Float[Tensor, " layers"]:
-        """Shares of the telescoping allocation; sums to 1."""
+        """Return the shares of the telescoping allocation; they sum to 1."""
         return self.telescoped.sum(1) / self.final_square.sum()
 
 
 @dataclass(frozen=True)
 class TaskFeatures:
-    """One task's layers in forward order and its final features."""
+    """The layers of one task in forward order and its final features."""
 
     task: str
     layers: tuple[FeatureDrift, ...]
@@ -96,12 +95,12 @@ class TaskFeatures:
 
     @property
     def cosine(self) -> Float[Tensor, " n"]:
-        """Cosine of the final features to the expert's, per sample."""
+        """Return the cosine of the final features to the expert's, per sample."""
         return torch.nn.functional.cosine_similarity(self.expert_features, self.model_features)
 
     def sample_rows(self) -> list[dict[str, Any]]:
-        """One row per sample: index, drift of the last layer, and cosine and distance of the final features, each
-        divided by its norm, to the expert's."""
+        """Return one row per sample: index, drift of the last layer, and cosine and distance of the final features,
+        each divided by its norm, to the expert's."""
         expert, model = (
             torch.nn.functional.normalize(one.double(), dim=1) for one in (self.expert_features, self.model_features)
         )
@@ -112,7 +111,7 @@ class TaskFeatures:
 
 @dataclass(frozen=True)
 class TaskDrift(TaskFeatures):
-    """One task's features with their drift taken apart."""
+    """The features of one task with their drift taken apart."""
 
     layers: tuple[LayerDrift, ...]
     attribution: Attribution | None = None
@@ -120,11 +119,11 @@ class TaskDrift(TaskFeatures):
 
     @property
     def identity_residual(self) -> float:
-        """Largest residual of Prop. 1 over layers and the samples that were computed a second time."""
+        """Return the largest residual of Prop. 1 over layers and the samples that were computed a second time."""
         return max(float(layer.residual.max()) for layer in self.layers)
 
     def growth(self) -> dict[str, Growth]:
-        """Growth through every layer with a skip connection (Prop. 5), in forward order."""
+        """Return the growth through every layer with a skip connection (Prop. 5), in forward order."""
         pairs = zip(self.layers[:-1], self.layers[1:], strict=True)
         return {
             layer.layer: growth(before.drift, layer.drift, layer.mismatch, layer.propagation)
@@ -133,18 +132,15 @@ class TaskDrift(TaskFeatures):
         }
 
     def last_run(self) -> list[Growth]:
-        """Growth through the residual layers that end the chain of blocks, in forward order: in an encoder-decoder
-        those of the decoder, since what leads over to it has no skip connection."""
+        """Return the growth through the residual layers that end the chain of blocks, in forward order."""
         grown = self.growth()
+        # In an encoder-decoder only those of the decoder: what leads over to it has no skip connection.
         tail = list(takewhile(lambda layer: layer.layer in grown, reversed(self.layers[:-1])))
         return [grown[layer.layer] for layer in reversed(tail)]
 
     def margins(self) -> list[dict[str, Any]]:
-        """One row per sample: index, the expert's margin mu, the model's own, largest score change, certified, agrees,
-        correct (Eq. 44).
-
-        Empty where scores were not measured.
-        """
+        """Return one row per sample: index, the expert's margin mu, the model's own, largest score change, certified,
+        agrees, correct (Eq. 44); no rows if scores were not measured."""
         if self.output is None:
             return []
         change = (self.output.model_scores - self.output.expert_scores).abs().amax(1)
@@ -160,7 +156,7 @@ class TaskDrift(TaskFeatures):
         return [dict(zip(("index", *columns), row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """The task's part of the public document; norms are means over samples."""
+        """Return the task's part of the public document; norms are means over samples."""
         grown = self.growth()
         booked = self.attribution
         shared = booked is not None and bool(booked.final_square.sum() > 0)  # without drift there is nothing to share
@@ -200,7 +196,7 @@ class Features:
 
     @property
     def macro_cosine(self) -> float:
-        """Mean over tasks of the mean cosine of final features."""
+        """Return the mean over tasks of the mean cosine of final features."""
         return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
 
 
@@ -211,12 +207,12 @@ class DriftLedger(Features):
     tasks: Mapping[str, TaskDrift]
 
     def to_json(self) -> dict[str, Any]:
-        """The public document of `featcal drift --json`."""
+        """Return the public document of `featcal drift --json`."""
         tasks = {name: task.to_json() for name, task in self.tasks.items()}
         return {"suite": self.suite, "model": self.model, "split": self.split, "tasks": tasks}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per task and layer with every number of the document."""
+        """Return one row per task and layer with every number of the document."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -225,7 +221,7 @@ class DriftLedger(Features):
 
 
 def layer_json(layer: LayerDrift) -> dict[str, Any]:
-    """Means over samples of one layer's numbers."""
+    """Return the means over samples of one layer's numbers."""
     return {
         "layer": layer.layer,
         "drift": float(layer.drift.mean()),
@@ -238,7 +234,7 @@ def layer_json(layer: LayerDrift) -> dict[str, Any]:
 
 
 def _growth_json(layer: LayerDrift, grown: Growth) -> dict[str, Any]:
-    """Means over the samples that have incoming drift; null where none has."""
+    """Return means over the samples that have incoming drift; null if none has."""
     assert layer.response is not None
     drifting = grown.gamma.isfinite()
     columns = {

@@ -1,4 +1,4 @@
-"""How much of a measurement is in memory at once: counted from shapes, within a limit or what the machine can spare."""
+"""Count from shapes how much of a measurement fits into memory at once, within a limit or the machine's free memory."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, available_bytes, rss_bytes
 
 _HEAD = 64
-"""Channels of an attention head, where scores are counted."""
+"""Channels of an attention head, assumed to count scores."""
 _SHARES = 4
-"""Of the bytes that are free a quarter holds token states, a quarter one forward pass, half what is carried."""
+"""Shares of the free bytes: one of four for token states, one for a forward pass, two for carried contributions."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What fits; None is no limit."""
+    """The numbers of samples and derivatives that fit into memory; None means no limit."""
 
     batch: int | None = None
-    """Samples of one forward pass."""
+    """Number of samples in one forward pass."""
     together: int | None = None
-    """Samples whose contributions are carried through the layers together."""
+    """Number of samples whose contributions are carried through the layers together."""
     tangents: int | None = None
-    """Derivatives taken side by side."""
+    """Number of derivatives taken side by side."""
 
     @classmethod
     def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> Room:
-        """What a run has room for: without a limit everything, and with attribution as much as half of the memory
-        that the machine can spare takes."""
+        """Return what fits: without a limit everything, or with attribution what half of the free memory takes."""
         limit = run.store.budget
         if limit is None and not attribution:
             return cls()
         free = (_SHARES - 1) * limit if limit is not None else (available_bytes() or 2**33) // 2
         batches = [batch for one in experts.values() for batch in one.batches]
         state, work = (max(size(run.adapter, batch) for batch in batches) for size in (_state_bytes, _work_bytes))
+        # Attribution carries the contributions of all layers so far along with the states, and the telescoping ones
+        # beside them.
         carried = 2 * (layers + 1) * state if attribution else 0
         largest, samples = max(map(_count, batches)), sum(map(_count, batches))
         if limit is None and samples * carried + largest * layers * 2 * work < free:
@@ -57,7 +58,7 @@ class Room:
         return cls(batch, together, int(max(1, third // (batch * passing))))
 
     def parts(self, experts: Mapping[str, ExpertPass]) -> Iterator[dict[str, ExpertPass]]:
-        """The samples in parts that are walked one after the other, in order; each has at most `together` of them."""
+        """Yield the samples in parts to walk one after the other, in order, each of at most `together` samples."""
         if self.batch is None:
             yield dict(experts)
             return
@@ -75,10 +76,10 @@ class Room:
 
 
 def measuring_store(adapter: Adapter, model: Weights, limit: int) -> ActivationStore:
-    """Where token states of a measurement lie, so that the whole process stays within `limit` bytes.
+    """Return the store of a measurement's token states that keeps the whole process within `limit` bytes.
 
     Raises:
-        InputError: the limit is below what one block of expert and model needs; says how much that is.
+        InputError: the limit is below what one block of expert and model needs; the message says how much that is.
     """
     names = [block.names for block in adapter.blocks()] + [stage.outer for stage in adapter.stages]
     working = max(sum(map(_tensor_bytes(model), some)) for some in names)
@@ -93,7 +94,7 @@ def measuring_store(adapter: Adapter, model: Weights, limit: int) -> ActivationS
 
 
 def _tensor_bytes(model: Weights) -> Callable[[str], int]:
-    """Of one tensor: the expert's and the model's, each as stored, in float32 and in float64 for the second run."""
+    """Return the bytes of a tensor by its name: the expert's and the model's, as stored, in float32 and in float64."""
 
     def size(name: str) -> int:
         info = model.info[name]
@@ -107,9 +108,11 @@ def _count(batch: Batch) -> int:
 
 
 def _cut(one: ExpertPass, size: int) -> Iterator[Batch]:
-    """Batches of at most `size`; a pass that is walked once is given up for them."""
+    """Yield batches of at most `size` samples."""
     batches = one.batches if one.kept is None else list(one.batches)
     while batches:
+        # A pass that is walked once is emptied on the way, so that its inputs leave memory; clones, since a slice would
+        # keep its whole batch.
         batch = batches.pop(0)
         for start in range(0, _count(batch), size):
             yield {name: tensor[start : start + size].clone() for name, tensor in batch.items()}
@@ -120,12 +123,13 @@ def _tokens(adapter: Adapter, batch: Batch) -> float:
 
 
 def _state_bytes(adapter: Adapter, batch: Batch) -> int:
-    """Of one sample between two blocks, in float32."""
+    """Return the bytes of one sample between two blocks, in float32."""
     return int(4 * _tokens(adapter, batch) * _width(adapter))
 
 
 def _work_bytes(adapter: Adapter, batch: Batch) -> int:
-    """Of one sample in the largest block, in float32: inputs and outputs of its linear maps, and attention scores."""
+    """Return the bytes of one sample in the largest block, in float32: inputs and outputs of its linear maps, and
+    attention scores."""
     tokens = _tokens(adapter, batch)
     features = max(block.features for block in adapter.blocks())
     scores = 4 * tokens * max(1, _width(adapter) // _HEAD)
@@ -133,6 +137,6 @@ def _work_bytes(adapter: Adapter, batch: Batch) -> int:
 
 
 def _width(adapter: Adapter) -> int:
-    """Channels of a token state: the most common input width of linear maps."""
+    """Return the channels of a token state: the most common input width of linear maps."""
     found = Counter(widths(module)[0] for block in adapter.blocks() for module in block.linears.values())
     return found.most_common(1)[0][0]

@@ -1,6 +1,6 @@
-"""From feature drift to scores, losses and decisions: Propositions 3, 6 and 7, Corollary 2 and Eq. (44).
+"""Relate feature drift to scores, losses and decisions (Props. 3, 6 and 7, Corollary 2, Eq. 44).
 
-Pure functions of final features and heads, whichever a head is. Everything is computed in float64.
+All are pure functions of final features and heads of any kind, computed in float64.
 """
 
 from __future__ import annotations
@@ -38,49 +38,49 @@ class OutputDrift:
 
     @property
     def score_drift(self) -> Float[Tensor, " n"]:
-        """||dz||, Eq. (6)."""
+        """Return ||dz|| (Eq. 6)."""
         drift: Tensor = (self.model_scores - self.expert_scores).norm(dim=1)
         return drift
 
     @property
     def bound(self) -> Float[Tensor, " n"]:
-        """Right side of Eq. (7)."""
+        """Return the right side of Eq. (7)."""
         return self.lipschitz * self.feature_drift + self.head_mismatch
 
     @property
     def tightness(self) -> Float[Tensor, " n"]:
-        """||dz|| over its bound, in [0, 1]; 1 where both vanish."""
+        """Return ||dz|| over its bound, in [0, 1]; 1 if both vanish."""
         ones = torch.ones_like(self.bound)
         return torch.where(self.bound > 0, self.score_drift / self.bound, ones)
 
     @property
     def margin(self) -> Float[Tensor, " n"]:
-        """mu, the expert's lead of its first over its second class."""
+        """Return mu, the lead of the expert's first class over its second."""
         return lead(self.expert_scores)
 
     @property
     def model_margin(self) -> Float[Tensor, " n"]:
-        """The model's own lead of its first over its second class."""
+        """Return the lead of the model's own first class over its second."""
         return lead(self.model_scores)
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
-        """Eq. (44): the largest score change is below half the margin, so the decision cannot have changed."""
+        """Say whether no score changed by half the margin, so that the decision cannot have changed (Eq. 44)."""
         return (self.model_scores - self.expert_scores).abs().amax(1) < self.margin / 2
 
     @property
     def agrees(self) -> Bool[Tensor, " n"]:
-        """The model decides as the expert does."""
+        """Say whether the model decides like the expert."""
         return self.model_scores.argmax(1) == self.expert_scores.argmax(1)
 
     @property
     def correct(self) -> Bool[Tensor, " n"]:
-        """The model decides as the label says."""
+        """Say whether the model decides like the label."""
         return self.model_scores.argmax(1) == self.labels
 
 
 def lead(scores: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """The margin of a decision: how far its score is above the next one, mu of Eq. (44)."""
+    """Return the margin of a decision, mu of Eq. (44): its score less that of the runner-up."""
     first, second = scores.topk(2, dim=1).values.unbind(1)
     return first - second
 
@@ -93,12 +93,13 @@ def output_drift(
     labels: Int[Tensor, " n"],
     nodes: int = LOSS_NODES,
 ) -> OutputDrift:
-    """Scores of both final features, each through its own head.
+    """Return the drift of scores, losses and decisions between two final features, each through its own head.
 
     Args:
-        expert, model: final features, before any normalisation that a head does.
+        expert, model: final features, before any normalisation by a head.
         labels: the right class or token of every sample.
     """
+    # In float64: CLIP's scores are a hundred times its cosines, and losses are small differences of them.
     expert, model = expert.double(), model.double()
     before, after = expert_head.scores(expert), model_head.scores(model)
     gradient = mean_loss_gradient(before, after, labels, nodes)
@@ -117,7 +118,7 @@ def output_drift(
 def mean_loss_gradient(
     before: Float[Tensor, "n c"], after: Float[Tensor, "n c"], labels: Int[Tensor, " n"], nodes: int
 ) -> Float[Tensor, "n c"]:
-    """Path average of the cross-entropy gradient, softmax(z) - onehot, between two score vectors (Prop. 7)."""
+    """Return the cross-entropy gradient softmax(z) - onehot, averaged between two score vectors (Prop. 7)."""
     mean = -torch.nn.functional.one_hot(labels, before.shape[1]).to(before.dtype)
     for t, weight in gauss_legendre(nodes):
         mean = mean + weight * torch.softmax(before + t * (after - before), dim=1)
@@ -125,6 +126,6 @@ def mean_loss_gradient(
 
 
 def gauss_legendre(nodes: int) -> list[tuple[float, float]]:
-    """(node, weight) pairs on [0, 1]; the weights sum to 1."""
+    """Return (node, weight) pairs on [0, 1]; the weights sum to 1."""
     x, w = np.polynomial.legendre.leggauss(nodes)
     return [(float(t), float(v)) for t, v in zip((x + 1) / 2, w / 2, strict=True)]

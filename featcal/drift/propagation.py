@@ -1,8 +1,8 @@
-"""Proposition 2, measured: what every layer's local mismatch contributes to the final drift.
+"""Measure what every layer's local mismatch contributes to the final drift (Prop. 2).
 
-Contributions are carried through the layers together with the states. At layer k the path-averaged operator
-A_k of Eq. (19) is applied to all of them: Gauss-Legendre nodes, Jacobian-vector products, and a rank-one
-secant correction, so that A_k e_{k-1} = p_k holds exactly and the contributions add up to the drift.
+Contributions are carried through the layers together with the states. At layer k the path-averaged operator A_k of Eq.
+(19) is applied to all of them: Gauss-Legendre nodes, Jacobian-vector products, and a rank-one secant correction, so
+that A_k e_{k-1} = p_k holds exactly and the contributions add up to the drift.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featcal.drift.output import gauss_legendre
 from featcal.models.attention import plain_attention
 
 Layer = Callable[[Tensor], Tensor]
-"""One layer of the model on a batch of states, everything else about the call held fixed."""
+"""One layer of the model on a batch of states, with the rest of its call held fixed."""
 
 NODES = 2
 """Quadrature nodes. The secant correction closes the sum for any number, more make the split finer: on clip-mini
@@ -36,13 +36,13 @@ class Contributions:
     propagated: list[Tensor]
     """c_l pushed to the current layer, `[batch, ...]` each (Eq. 5)."""
     replayed: list[Tensor]
-    """u_l: the model's layers since l on the expert's state after layer l; u_0 is the model's own state."""
+    """u_l: output of the model's layers since l on the expert's state after layer l; u_0 is the model's own state."""
     quality: list[Float[Tensor, " batch"]] = field(default_factory=list)
     """||r_k|| / ||p_k|| of every layer after the first."""
 
     @classmethod
     def first(cls, expert: Tensor, model: Tensor) -> Contributions:
-        """After the first layer all drift is its own mismatch."""
+        """Return the contributions after the first layer, where all drift is its own mismatch."""
         return cls([model - expert], [model, expert])
 
     def step(
@@ -57,7 +57,7 @@ class Contributions:
         Args:
             before: expert's and model's states before the layer.
             after: expert's state after it, the model's layer on the expert's state, the model's own state.
-            tangents: derivatives that are taken side by side; None for all.
+            tangents: number of derivatives taken side by side; None for all.
         """
         expert, model = before
         own, on_expert, reached = after
@@ -71,7 +71,7 @@ class Contributions:
         self.replayed = [reached, *inner, on_expert, own]
 
     def book(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """<c_l, e_L>, ||c_l|| and <u_{l-1} - u_l, e_L>, each `[layers, batch]`; quality `[layers - 1, batch]`."""
+        """Return <c_l, e_L>, ||c_l||, <u_{l-1} - u_l, e_L>, each `[layers, batch]`; quality `[layers - 1, batch]`."""
         drift = self.replayed[0] - self.replayed[-1]
         pairs = zip(self.replayed[:-1], self.replayed[1:], strict=True)
         return (
@@ -99,7 +99,7 @@ def propagate(
         drift: e_{k-1}, to which the contributions sum.
         propagation: p_k = layer(h + e) - layer(h).
         contributions: c_l before the layer.
-        together: how many derivatives are taken side by side; None for all.
+        together: number of derivatives taken side by side; None for all.
 
     Returns:
         The contributions after the layer, which sum to `propagation`, and ||r|| / ||p|| per sample.
@@ -110,6 +110,8 @@ def propagate(
     for some in (moving[start : start + most] for start in range(0, len(moving), most)):
         tangents = torch.stack([contributions[i] for i in some])
         averaged[some] = _path_average(layer, expert, drift, tangents, nodes)
+    # By linearity the sum is Q e, so the rest is what the quadrature missed. The correction below hands it to the
+    # contributions by their inner products with e, which makes the sum exact for any number of nodes.
     missed = propagation - averaged.sum(0)
     square = drift.flatten(1).square().sum(1).clamp_min(TINY)
     corrected = [
@@ -123,10 +125,11 @@ def propagate(
 def _path_average(
     layer: Layer, expert: Tensor, drift: Tensor, tangents: Float[Tensor, "parts *state"], nodes: int
 ) -> Float[Tensor, "parts *after"]:
-    """Jacobian-vector products of all tangents, averaged over the segment from `expert` to `expert + drift`."""
+    """Return the Jacobian-vector products of all tangents, averaged from `expert` to `expert + drift`."""
     total = torch.zeros(())
     with _differentiating, plain_attention():  # fused attention has no forward-mode derivative
         for t, weight in gauss_legendre(nodes):
+            # The derivative at a node is linear, so one linearisation serves all tangents.
             along = partial(_derivative, layer, expert + t * drift)
             total = total + weight * vmap(along)(tangents)
     return total
@@ -138,7 +141,7 @@ def _derivative(layer: Layer, point: Tensor, tangent: Tensor) -> Tensor:
 
 
 _differentiating = threading.Lock()
-"""torch's levels of forward-mode derivatives belong to the whole process: a second thread would end the first one's."""
+"""Held during derivatives: torch's levels of forward mode belong to the process, so another thread would end ours."""
 
 
 def _inner(left: Tensor, right: Tensor) -> Float[Tensor, " batch"]:

@@ -1,8 +1,8 @@
-"""Proposition 8, measured: what fitting a module on another feature source than the deployed one costs.
+"""Measure what it costs to fit a module on another feature source than the deployed one (Prop. 8).
 
-For each calibrated linear map the local objective is J(W) = sum_i omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2
-with omega fixed to the deployed source. A source that is not what the finished model exposes gives another
-minimiser; the excess is what that minimiser loses under the deployed objective.
+For each calibrated linear map the local objective is J(W) = sum_i omega_i mean ||W u - y||^2 + lam ||W - W_anc||^2 with
+omega fixed to the deployed source. A source that is not what the finished model exposes gives another minimiser; the
+excess is what that minimiser loses under the deployed objective.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 from featcal.calibration import closed_form
 from featcal.calibration.block_statistics import linear_groups
 from featcal.calibration.calibrate import select_tasks
-from featcal.calibration.config import calibrated_blocks, calibrated_maps, resolve
-from featcal.calibration.linear_group import LinearGroup, LinearMoments
+from featcal.calibration.config import calibrated_blocks, calibrated_maps
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.linear_statistics import TaskStatistics
 from featcal.calibration.token_rows import TokenRows, lane_rows
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 
 DEPLOYED = "prefix"
 SOURCES = (DEPLOYED, "stale", "merged", "expert")
-"""prefix: what Algorithm 1 uses. stale: the block before is not calibrated yet. merged: no block is. expert: the
-expert's own features."""
+"""Sources of features. prefix: what Algorithm 1 uses. stale: the block before is not calibrated yet. merged: no block
+is. expert: the expert's own features."""
 INSIDE = "snapshot"
-"""The block's snapshot against the inputs that its own calibrated modules expose, which the paper leaves out."""
+"""Source that compares the block's snapshot with the inputs that its own calibrated modules expose, which the paper
+leaves out."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class SourceExcess:
     excess: float
     """J_dep(W_src) - J_dep(W_dep) >= 0 (left side of Eq. 48)."""
     excess_norm: float
-    """The same as ||(W_src - W_dep) H^(1/2)||_F^2, H the deployed left matrix."""
+    """The excess computed as ||(W_src - W_dep) H^(1/2)||_F^2, H the deployed left matrix."""
     middle: float
     """[J_dep - J_src](W_src) + [J_src - J_dep](W_dep), an upper bound of the excess."""
     supremum: float
@@ -68,7 +70,7 @@ class SourceExcess:
 
 @dataclass(frozen=True)
 class Objective:
-    """J(W) = tr(W G W^T) - 2 tr(W Y^T) + k + lam ||W - W_anc||^2, sums over tasks taken."""
+    """The objective J(W) = tr(W G W^T) - 2 tr(W Y^T) + k + lam ||W - W_anc||^2, with sums over tasks taken."""
 
     gram: Float[Tensor, "d d"]
     target: Float[Tensor, "m d"]
@@ -85,7 +87,7 @@ class Objective:
 
 
 def compare(deployed: Objective, source: Objective) -> dict[str, float]:
-    """Both forms of the excess, and the bounds of Eq. (48)."""
+    """Return both forms of the excess, and the bounds of Eq. (48)."""
     right, other = deployed.minimiser(), source.minimiser()
     eye = torch.eye(len(deployed.gram), dtype=deployed.gram.dtype, device=deployed.gram.device)
     apart = other - right
@@ -109,17 +111,17 @@ def measure_sources(
     passes: Mapping[str, ExpertPass],
     progress: Progress = silent,
 ) -> list[SourceExcess]:
-    """Excess of every source for every group of linear maps that is calibrated, blocks in forward order.
+    """Return the excess of every source for every group of linear maps that is calibrated, blocks in forward order.
 
     Args:
-        calibrated: what Algorithm 1 gave with `config` on the samples of `passes`, in whose precision is measured.
+        calibrated: the result of Algorithm 1 with `config` on the samples of `passes`, in whose precision is measured.
 
     Raises:
         InputError: the passes were made on another device or in another precision than `config` has, or its recipe is
             not the paper's, whose objectives these are.
     """
     if config.recipe != PAPER:
-        raise InputError(f"feature sources are of the recipe '{PAPER}': '{config.recipe}' has other objectives")
+        raise InputError(f"feature sources need the recipe '{PAPER}': '{config.recipe}' has other objectives")
     family = ensure_family(family, precision=config.precision)
     config = resolve(config, family.adapter, family.suite.tasks)
     passes = select_tasks(config, passes)
@@ -151,16 +153,16 @@ def measure_sources(
 def _books(
     stage: Stage, index: int, given: Mapping[str, Tensor], config: CalibrationConfig, chosen: Collection[str]
 ) -> list[_Book]:
-    """One for every group of linear maps of a block that is calibrated, from their inputs; none where no map is, and
-    none of the experts of a mixture: every source sends them other tokens."""
+    """Return one book for every calibrated group of linear maps of a block, given their inputs."""
     block = stage.blocks[index]
     fitted = calibrated_maps(stage, block, config) if block.name in chosen else {}
+    # Without a mixture's experts: every source sends them other tokens.
     passed = {name: given[name] for name in fitted if name in block.linears}
     return [_Book(group, config) for group in linear_groups(stage, index, passed)]
 
 
 def _block_of(run: Run, block: Block, model: Weights) -> dict[str, Tensor]:
-    """A model's tensors of a block as the forward takes them, by name inside the block."""
+    """Return a model's tensors of a block as the forward takes them, by name inside the block."""
     return block.local(run.compute.place(model.read(block.names)))
 
 
@@ -172,7 +174,7 @@ def _sources(
     own: Mapping[str, Tensor],
     models: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> Iterator[tuple[dict[str, Mapping[str, Tensor]], Mapping[str, Tensor]]]:
-    """Inputs of every linear map from every source, and the expert's outputs, batch by batch; all lanes move on.
+    """Yield every source's inputs of all linear maps, and the expert's outputs, batch by batch; all lanes move on.
 
     Args:
         own: the expert's tensors of the block.
@@ -190,6 +192,7 @@ def _sources(
         strict=True,
     )
     for position, (expert, deployed, before, unchanged, inside) in enumerate(steps):
+        # The uncalibrated block on calibrated inputs: behind it the stream is stale by exactly one block.
         stale.calls.put(position, deployed.after)
         yield (
             {
@@ -204,18 +207,18 @@ def _sources(
 
 
 def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:
-    """One row per block, group and source."""
+    """Return one row per block, group and source."""
     import pandas as pd
 
     return pd.DataFrame([asdict(one) for one in found])
 
 
 class _Book:
-    """Moments of one group from every source, summed over tasks."""
+    """The moments of one group from every source, summed over tasks."""
 
     def __init__(self, group: LinearGroup, config: CalibrationConfig) -> None:
         self.group, self._config = group, config
-        self._task: dict[str, LinearMoments] = {}
+        self._task: dict[str, TaskStatistics] = {}
         self._square = 0.0
         self._distance: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._sums: dict[tuple[str, str], list[Any]] = {}
@@ -229,6 +232,7 @@ class _Book:
     ) -> None:
         group = self.group
         expert = group.expert_outputs(outputs, own, tokens).double()
+        # The excess is a small difference of large objectives, which float32 would not resolve.
         features = {source: group.features(inputs, tokens).double() for source, inputs in seen.items()}
         weight = group.stack(own, "weight")
         for source, rows in features.items():
@@ -254,8 +258,8 @@ class _Book:
                 self._sums[deployed, source] = [a + b for a, b in zip(sums, scaled, strict=True)] if sums else scaled
         self._task, self._square = {}, 0.0
 
-    def _terms(self, moments: LinearMoments, weight: Tensor) -> tuple[Tensor, Tensor, float]:
-        """(G, Y, k): k is the mean squared target, which differs between sources through alpha."""
+    def _terms(self, moments: TaskStatistics, weight: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return (G, Y, k); k, the mean squared target, differs between sources through alpha."""
         alpha = self._config.alpha
         target = moments.replay_targets(weight, alpha) / moments.weight
         gram = moments.gram.full(weight.dtype) / moments.weight
@@ -264,7 +268,7 @@ class _Book:
         return gram, target, alpha**2 * self._square / moments.weight + mixed + replayed
 
     def close(self, block: Block, merged: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Iterator[SourceExcess]:
-        """The excess of every source once all tasks are in."""
+        """Yield the excess of every source once all tasks are in."""
         stack, names = self.group.stack, ", ".join(self.group.names)
         anchor = closed_form.anchor(stack(merged, "weight"), stack(base, "weight"), self._config.rho)
         pairs = [(source, DEPLOYED, source) for source in SOURCES] + [(INSIDE, INSIDE, DEPLOYED)]

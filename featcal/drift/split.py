@@ -1,4 +1,4 @@
-"""Proposition 1: drift through one layer, taken apart into local mismatch and propagation."""
+"""Take the drift through one layer apart into local mismatch and propagation (Prop. 1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Parts:
-    """e = m + p of one layer (Eqs. 2 and 3), one row of float64 per sample."""
+    """The parts e = m + p of one layer (Eqs. 2 and 3), one row of float64 per sample."""
 
     expert: Float[Tensor, "n d"]
     """The expert's feature."""
@@ -21,21 +21,21 @@ class Parts:
     p: Float[Tensor, "n d"]
     """Propagation: the model's feature, less its layer on the expert's state."""
     incoming: Float[Tensor, "n d"] | None
-    """e before the layer; None where the layer has no skip connection."""
+    """e before the layer; None if the layer has no skip connection."""
 
     @property
     def r(self) -> Float[Tensor, "n d"] | None:
-        """What the residual branch answers to the incoming drift (Eq. 28)."""
+        """Return the residual branch's answer to the incoming drift (Eq. 28)."""
         return None if self.incoming is None else self.p - self.incoming
 
 
 def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor] | None, class_token: bool) -> Parts:
-    """The parts of one batch's drift through one layer.
+    """Return the parts of one batch's drift through one layer.
 
     Args:
-        after: the expert's state, the model's layer on the expert's state, and the model's own state, each
-            `[batch, tokens, width]`, or `[batch, k]` behind the last layer.
-        before: the expert's and the model's state before the layer; None where it has no skip connection.
+        after: `[batch, tokens, width]`, or `[batch, k]` behind the last layer: the expert's state, the model's layer on
+            it, and the model's own state.
+        before: the expert's and the model's state before the layer; None if it has no skip connection.
         class_token: take the first token alone.
     """
     expert, on_expert, model = (_rows(state, class_token) for state in after)
@@ -45,4 +45,5 @@ def take_apart(after: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tenso
 
 def _rows(state: Tensor, class_token: bool) -> Tensor:
     chosen = state[:, :1] if class_token and state.ndim == 3 else state
+    # Drift is a small difference of large states: norms of float32 differences would lose its digits.
     return chosen.flatten(1).double()

@@ -1,4 +1,4 @@
-"""Expert and model side by side through every layer: embeddings, every block, final norm and projection."""
+"""Take expert and model side by side through every layer: embeddings, every block, final norm and projection."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from featcal.models.model import map_features
 from featcal.models.walk import Entering, Walk
 
 MODEL = "model"
-"""The model beside the experts, as its lanes are called."""
+"""Name of the lanes of the model beside the experts."""
 
 
 States = tuple[Tensor, Tensor]
-"""The expert's and the model's."""
+"""States of the expert and of the model."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a model a layer is."""
+    """The place of a layer in a model."""
 
     stage: Stage
     block: Block | None
-    """None in front of a stage and after the last one."""
+    """The layer's block; None in front of a stage and after the last one."""
     tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
     """The layer's tensors as they are stored, the expert's and the model's; of a block by names inside it."""
 
@@ -40,7 +40,7 @@ class Crossing:
 
     task: str
     position: int
-    """Of the batch among the task's."""
+    """Position of the batch among the task's."""
     layer: str
     run: Layer | None
     """The model's layer on any state before it; None for the first one, which starts from the sample."""
@@ -54,20 +54,21 @@ class Crossing:
 
     @property
     def incoming(self) -> tuple[Tensor, Tensor] | None:
-        """The states before a layer with a skip connection; None for others."""
+        """Return the states before a layer with a skip connection; None for others."""
         return self.before if self.skip else None
 
     def run_on_expert(self) -> Tensor:
-        """The model's layer on the expert's state: what separates mismatch from propagation, for one more run."""
+        """Return the model's layer on the expert's state, which separates mismatch from propagation."""
         return self.after[1] if self.run is None or self.before is None else self.run(self.before[0])
 
 
 def cross(run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False) -> Iterator[Crossing]:
-    """Every layer in forward order, for each of them every task, for each task every batch; sublayers of a block come
-    together, batch by batch. To be walked inside `walking`.
+    """Yield every batch of every task of every layer, in forward order of the layers; to be used inside `walking`.
+
+    Sublayers of a block come together, batch by batch.
 
     Args:
-        sublayers: attention and MLP of every block are layers of their own.
+        sublayers: whether attention and MLP of every block are layers of their own.
     """
     walk = Walk(run, "measuring drift", experts, {MODEL: model})
     names = iter(run.adapter.block_layers())
@@ -104,7 +105,7 @@ class _Both:
     place: Place
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Crossing:
-        """The block as one layer of the model, whose tensors are placed."""
+        """Return the crossing of the whole block by the model, whose tensors are placed."""
         stage, block, batch = self.place.stage, self._block, self.batch
 
         def layer(state: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class _Both:
         return self._crossing(self.layer, layer, self._states_before, after)
 
     def sublayers(self, theirs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Crossing]:
-        """Its residual parts, each a layer, with the expert's and the model's tensors."""
+        """Yield the crossings of the block's residual parts, with the expert's and the model's tensors."""
         stage, states = self.place.stage, self._states_before
         own = stage.sublayers(self._block, theirs)
         for name, part in stage.sublayers(self._block, tensors).items():
@@ -148,10 +149,10 @@ class _Both:
 
 
 def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
-    """A part of a block from state to state, with padding zeroed after it.
+    """Return a part of a block as a function from state to state, with padding zeroed after it.
 
     Args:
-        call: how the whole block is called.
+        call: of the whole block.
     """
 
     def layer(state: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ def _layer(part: Sublayer, stage: Stage, call: Call, batch: Batch) -> Layer:
 
 
 def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Entering) -> Crossing:
-    """The layer in front of a stage: embeddings, and for a later stage what leads over to it.
+    """Return the crossing in front of a stage: embeddings, and for a later stage what leads over to it.
 
     Args:
         one: the task's samples.
@@ -189,7 +190,7 @@ def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: Ente
 
 
 def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Walk) -> Iterator[Crossing]:
-    """The last layer: final norm, projection and the map of a model that has one for the task; no skip connection."""
+    """Yield the crossings of the last layer: final norm, projection and the model's map for the task, if it has one."""
     adapter, place_on = run.adapter, run.compute.place
     stage, read = adapter.stages[-1], model.read(adapter.closing)
     closing = place_on(read) | dict(run.head)
@@ -198,7 +199,7 @@ def _close(run: Run, model: Weights, experts: Mapping[str, ExpertPass], walk: Wa
         place, own = Place(stage, None, (stored, read)), place_on(stored) | dict(run.head)
         calls = zip(one.batches, walk.experts[task].calls, walk.lanes[MODEL][task].calls, strict=True)
         for position, (batch, expert_call, call) in enumerate(calls):
-
+            # Defaults bind the values of this turn of the loop: the layer may be run after the next one has begun.
             def layer(state: Tensor, task: str = task, call: Call = call, batch: Batch = batch) -> Tensor:
                 return map_features(model, task, adapter.final(closing, stage.with_state(call, state), batch))
 

@@ -1,4 +1,4 @@
-"""Where a model stands in parameter space: cosine of its task vector to each expert's (Fig. 2d of the paper)."""
+"""Locate a model in parameter space by the cosine of its task vector to each expert's (Fig. 2d of the paper)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from featcal.formats.weights import Weights
 
 
 def task_vector_cosines(family: Family, model: Weights) -> dict[str, float]:
-    """For each task the cosine between theta_model - theta_base and theta_expert - theta_base.
-
-    All tensors of the tower count. Read one at a time: memory does not grow with the size of the models.
-    0 where a task vector vanishes.
-    """
+    """Return for each task the cosine between theta_model - theta_base and theta_expert - theta_base over all tensors
+    of the tower; 0 if a task vector vanishes."""
     dots = dict.fromkeys(family.experts, 0.0)
     squares = dict.fromkeys(family.experts, 0.0)
     own_square = 0.0
+    # One tensor at a time: memory does not grow with the size of the models.
     for name in family.adapter.tower:
         base = family.base.read([name])[name].double()
         moved = model.read([name])[name].double() - base

@@ -1,4 +1,4 @@
-"""A checkpoint folder in the Hub's layout, read one tensor at a time from its safetensors files."""
+"""Read a checkpoint folder in the Hub's layout one tensor at a time from its safetensors files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featcal.system.sandbox import require_links_inside, require_no_hub
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MOST_DIMENSIONS = 8
-"""Of a tensor; weights have four at most."""
+"""Dimensions that a tensor may have; weights have at most four."""
 Header = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype code of every tensor of a file, by stored name."""
 _DTYPES = {
@@ -33,16 +33,16 @@ _DTYPES = {
 
 
 class Checkpoint:
-    """Tensors of one folder by canonical name. Nothing is read but headers until `read` is called.
+    """Tensors of one folder by canonical name; only headers are read until `read` is called.
 
     Args:
         folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`, and `config.json`.
-        label: what the model is called in messages.
-        canonical: file name of a tensor → canonical name; None leaves the tensor out.
+        label: name of the model in messages.
+        canonical: maps a tensor's stored name to its canonical name; None leaves the tensor out.
 
     Raises:
-        InputError: no safetensors, unreadable header, a shard that the index names but is not there, or two
-            tensors with one canonical name.
+        InputError: there are no safetensors, a header cannot be read, a shard that the index names is missing, or two
+            tensors have one canonical name.
     """
 
     def __init__(self, folder: Path, label: str, canonical: Callable[[str], str | None]) -> None:
@@ -51,7 +51,7 @@ class Checkpoint:
         self._places: dict[str, tuple[Path, str]] = {}
         self._info: dict[str, TensorInfo] = {}
         self.leftovers: dict[str, Path] = {}
-        """Stored names that mean no tensor of their own, and their files."""
+        """Stored names without a canonical name, and their files."""
         headers = _headers(folder, label)
         self.files = list(headers)
         for file, header in headers.items():
@@ -62,6 +62,7 @@ class Checkpoint:
                     continue
                 if name in self._places:
                     raise InputError(f"{label}: both '{self._places[name][1]}' and '{stored}' mean '{name}' ({file})")
+                # A damaged header may declare any number, on which libraries fail in words of their own.
                 if len(shape) > MOST_DIMENSIONS:
                     raise InputError(
                         f"{label}: tensor '{stored}' in {file} has {len(shape)} dimensions; is it damaged?"
@@ -75,11 +76,11 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Content of `config.json`."""
+        """Return the content of `config.json`."""
         return read_config(self.folder, self.label)
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Whether a tensor that was left out holds the very values of the tensor `name`."""
+        """Say whether a tensor that was left out equals the tensor `name` in every value."""
         with open_file(self.leftovers[stored], self.label) as handle:
             other: Tensor = handle.get_tensor(stored)
         return torch.equal(other, self.read([name])[name])
@@ -102,16 +103,20 @@ class Checkpoint:
 
 
 def resolve(ref: str, root: Path, label: str) -> Path:
-    """Local folder of a model reference: a folder relative to `root`, or a Hub id, perhaps with a folder inside it
-    and a revision (`owner/name/folder@revision`). A path whose first part is a folder here is never an id.
+    """Return the local folder of a model reference, fetched from the Hub if need be.
+
+    Args:
+        ref: a folder relative to `root`, or a Hub id with an optional folder inside it and revision
+            (`owner/name/folder@revision`).
 
     Raises:
-        InputError: neither a folder nor a model that the Hub (or its local cache) has.
+        InputError: neither a folder nor a model that the Hub or its local cache has.
     """
     folder = local_path(ref, root, label).resolve()
     if folder.is_dir():
         require_links_inside(folder, label)
         return folder
+    # A misspelt path below a folder that exists must not be looked up on the Hub, where strangers may own that name.
     inside_known_folder = (root / ref.split("/")[0]).is_dir()
     model = hub_model(ref)
     if inside_known_folder or model is None:
@@ -127,24 +132,24 @@ def resolve(ref: str, root: Path, label: str) -> Path:
 
 
 def stored_names(folder: Path, label: str) -> list[str]:
-    """Names of all tensors of a checkpoint folder as they are stored."""
+    """Return the stored names of all tensors in a checkpoint folder."""
     return [name for header in _headers(folder, label).values() for name in header]
 
 
 def dtype_of(code: str, what: str) -> torch.dtype:
-    """The dtype that a safetensors header calls `code`; InputError naming `what` if featcal does not read it."""
+    """Return the dtype of a safetensors code; raise InputError with `what` in front if featcal does not read it."""
     if code not in _DTYPES:
         raise InputError(f"{what} has dtype {code}, which featcal does not read")
     return _DTYPES[code]
 
 
 def code_of(dtype: torch.dtype) -> str:
-    """What a safetensors header calls a dtype that featcal reads."""
+    """Return the safetensors code of a dtype that featcal reads."""
     return next(code for code, known in _DTYPES.items() if known is dtype)
 
 
 def read_config(folder: Path, label: str) -> dict[str, Any]:
-    """Content of `config.json` of a checkpoint folder."""
+    """Return the content of `config.json` in a checkpoint folder."""
     file = folder / "config.json"
     missing = f"{label}: {folder} has no readable config.json; is it a checkpoint folder?"
     return read_json(file, f"{label}: {file}", missing)
@@ -170,9 +175,10 @@ def _weight_files(folder: Path, label: str) -> list[Path]:
 
 
 def shards(index: Any, what: str) -> list[str]:
-    """The files that an index of shards names, which lie beside it; InputError naming `what` if it is none."""
+    """Return the sorted file names of an index of shards; raise InputError, naming `what`, if it is not valid."""
     try:
         names = sorted(set(index["weight_map"].values()))
+        # An index may come from a stranger: its shards must not lead out of the folder.
         if not names or any(Path(name).name != name or len(name) > 255 for name in names):
             raise ValueError("it names files that lie beside it")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -181,13 +187,14 @@ def shards(index: Any, what: str) -> list[str]:
 
 
 def select_pickled(names: Iterable[str]) -> list[str]:
-    """Those of the file names that are pickled weights; states of a training run are none."""
+    """Return the file names that are pickled weights: those that begin with "pytorch_model" if any do, since the others
+    are then states of a training run."""
     found = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     return [name for name in found if name.startswith("pytorch_model")] or found
 
 
 def unpickling(folder: str | Path, pickles: Sequence[str]) -> str:
-    """The command that makes safetensors of pickled state dicts without running code of theirs."""
+    """Return a command that converts pickled state dicts to safetensors without running their code."""
     steps = [
         "import torch",
         "from safetensors.torch import save_file",
@@ -203,7 +210,7 @@ def unpickling(folder: str | Path, pickles: Sequence[str]) -> str:
 
 
 def _headers(folder: Path, label: str) -> dict[Path, Header]:
-    """The header of every weight file; InputError listing every file that cannot be read."""
+    """Return the header of every weight file; raise one InputError that lists every unreadable file."""
     headers: dict[Path, Header] = {}
     problems: list[str] = []
     for file in _weight_files(folder, label):
@@ -217,17 +224,21 @@ def _headers(folder: Path, label: str) -> dict[Path, Header]:
 
 
 def read_header(file: Path, label: str) -> Header:
-    """Shape and dtype code of every tensor of a file; InputError as `open_file`."""
+    """Return shape and dtype code of every tensor in a safetensors file.
+
+    Raises:
+        InputError: there is no such file, it is not a plain file, or it is not whole.
+    """
     with open_file(file, label) as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a mapping)
         return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def open_file(file: Path, label: str) -> Any:
-    """A safetensors file, to be used as a context; `label` names the model in errors.
+    """Open a safetensors file as a context manager; `label` names the model in messages.
 
     Raises:
-        InputError: no such file, not a plain one, or not whole.
+        InputError: there is no such file, it is not a plain file, or it is not whole.
     """
     require_plain(file, f"{label}: {file}")
     try:

@@ -1,4 +1,4 @@
-"""What written weight files hold, tensor by tensor."""
+"""Digest and look up tensors in written weight files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from featcal.formats.weights import raw_bytes
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of dtype, shape and bytes, in hexadecimal digits: two tensors have the same if and only if they are the
-    same bit for bit."""
+    """Return the SHA-256 of dtype, shape and bytes in hexadecimal digits, equal for bit-identical tensors alone."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 
 def tensor_digests(files: Iterable[Path]) -> dict[str, str]:
-    """Of every tensor in some safetensors files, by its stored name, in the order of names; one is in memory at a time.
-
-    They do not depend on how tensors are spread over files.
+    """Return stored name → digest of every tensor in some safetensors files, sorted by name; one tensor is in memory at
+    a time. The digests do not depend on how tensors are spread over files.
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: a file cannot be read.
     """
     found: dict[str, str] = {}
     for file in files:
@@ -36,10 +34,10 @@ def tensor_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def stored_tensor(files: Iterable[Path], name: str) -> Tensor:
-    """The tensor of this stored name in one of the files.
+    """Return the tensor of a stored name from the first file that has it.
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: a file cannot be read.
         KeyError: no file has it.
     """
     for file in files:

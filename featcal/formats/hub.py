@@ -1,4 +1,4 @@
-"""Models on the Hub: what an id names, how its files get here, and what the errors of the Hub's client mean."""
+"""Find and fetch models on the Hub, and explain the errors of its client."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-"""Of a model on the Hub, the files that are fetched."""
+"""Patterns of the files that are fetched of a model on the Hub."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
-"""Between slashes; no `.` and no `..`."""
+"""Pattern of what stands between two slashes, but `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
 
 
 class Unreachable(Exception):
-    """The Hub does not answer: nothing can be said of an id."""
+    """The Hub does not answer, so nothing can be said of an id."""
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the Hub: in a repository, which has exactly one slash in its name, or in a folder inside it."""
+    """A model on the Hub: a whole repository, or a folder inside it."""
 
     ref: str
-    """As it was given."""
+    """The reference as it was given."""
     repo: str
     """`OWNER/NAME`."""
     folder: str
-    """What stands behind the second slash; empty where the model is the whole repository."""
+    """Path behind the second slash; empty if the model is the whole repository."""
     revision: str | None
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """The files that are fetched, as the Hub's client takes patterns: of the model's folder and those below it,
-        weights of those below not, since they are other models."""
+        """Return the files to fetch, the model's folder and those below it, as arguments of the Hub's client."""
         return {
             "allow_patterns": [self.path(pattern) for pattern in HUB_FILES],
+            # Weights in folders below are other models.
             "ignore_patterns": [self.path("*/*.safetensors")],
         }
 
     def path(self, name: str) -> str:
-        """A file of the model as its repository calls it."""
+        """Return the name of one of the model's files in its repository."""
         return f"{self.folder}/{name}" if self.folder else name
 
     def select_files(self, files: Iterable[str]) -> list[str]:
-        """Of the repository's files those in the model's folder and below it, as they are called from there.
+        """Return those of the repository's files that lie in the model's folder, relative to it.
 
         >>> hub_model("owner/name/a").select_files(["a/config.json", "a/b/config.json", "ab/config.json"])
         ['config.json', 'b/config.json']
@@ -57,10 +57,10 @@ class HubModel:
         return [file.removeprefix(start) for file in files if file.startswith(start)]
 
     def other_folders(self, files: Iterable[str]) -> str:
-        """For messages: the folders of the repository that hold models, those inside this one first.
+        """Return words for a message that name the repository's other folders with models, those inside this one first.
 
         Args:
-            files: all of the repository.
+            files: all files of the repository.
         """
         found = {file.rpartition("/")[0] for file in files if file.endswith(".safetensors")} - {"", self.folder}
         nearest = sorted(found, key=lambda one: (not one.startswith(self.path("")), one))
@@ -70,7 +70,7 @@ class HubModel:
 
 
 def hub_model(ref: str) -> HubModel | None:
-    """What a reference `OWNER/NAME[/FOLDER][@REVISION]` names; None for a text of another form.
+    """Return the model that `OWNER/NAME[/FOLDER][@REVISION]` names; None for a text of another form.
 
     >>> hub_model("owner/name/sub/folder@v1").folder, hub_model("owner/name/../x")
     ('sub/folder', None)
@@ -80,8 +80,9 @@ def hub_model(ref: str) -> HubModel | None:
 
 
 def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
-    """The folder of a model in the Hub's cache, its files fetched where they may be; it is not there if the
-    repository has no such folder, and may lack files if the Hub was not asked.
+    """Return the folder of a model in the Hub's cache, after fetching missing files unless `local_files_only`.
+
+    The folder does not exist if the repository has none of its name, and may lack files if the Hub was not asked.
 
     Raises:
         OSError: every error of the Hub's client.
@@ -93,7 +94,7 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
 
 
 def fetch_model(model: HubModel) -> Path:
-    """The folder of a model in the Hub's cache, after its files were fetched.
+    """Fetch a model's files from the Hub and return its folder in the cache.
 
     Raises:
         InputError: neither the Hub nor the cache has it.
@@ -109,18 +110,18 @@ def fetch_model(model: HubModel) -> Path:
 
 
 def no_such_folder(model: HubModel, files: Iterable[str]) -> str:
-    """The message for a folder that a repository with these files does not have."""
+    """Return the message for a folder that a repository with these files does not have."""
     return f"'{model.repo}' on the Hub has no folder '{model.folder}'{model.other_folders(files)}"
 
 
 def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
-    """The Hub's answer to a question about a "model" or "data set".
+    """Return the Hub's answer to a question about a "model" or "data set".
 
     Args:
-        question: called with the client.
+        question: called with the Hub's client.
 
     Raises:
-        InputError: there is no such thing, or it cannot be read.
+        InputError: the Hub has no such model or data set, or it cannot be read.
         Unreachable: the Hub does not answer.
     """
     import huggingface_hub
@@ -150,7 +151,7 @@ def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
 
 
 def hub_problem(error: Exception, ref: str, kind: str = "model") -> str:
-    """What an error of the Hub's client means for `owner/name[/folder][@revision]`, and what to do."""
+    """Say what an error of the Hub's client means for `owner/name[/folder][@revision]`, and what to do."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     named, _, revision = ref.partition("@")

@@ -1,4 +1,4 @@
-"""From a model reference in a suite file to a model that can be opened: what every layout of files has in common."""
+"""Find the model behind a reference in a suite file, whatever layout its files have."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MOST_LAYERS, MOST_SIZE = 10_000, 1 << 26
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
-    """The folder of a model that other programs can load: no adapter on top, no file of weights alone.
+    """Return the folder of a model that other programs can load: no adapter on top, and not a file of weights alone.
 
     Raises:
-        InputError: nothing is there, or it must be written out first.
+        InputError: nothing is there, or the model must be written out first.
     """
     for prefix in PREFIXES[1:]:
         ref = ref.removeprefix(prefix)
@@ -42,8 +42,11 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
 
 
 def locate(ref: str, root: Path, label: str) -> Located:
-    """Find the model behind a reference: a folder relative to `root` or a Hub id, each with an optional
-    `+ADAPTER`, `open_clip:ARCH:FILE`, or the `local-dir:FOLDER` and `hf-hub:ID` of open_clip.
+    """Find the model behind a reference without reading more than headers.
+
+    Args:
+        ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`; or
+            open_clip's `local-dir:FOLDER` and `hf-hub:ID`.
 
     Raises:
         InputError: nothing is there, or its headers cannot be read.
@@ -55,6 +58,7 @@ def locate(ref: str, root: Path, label: str) -> Located:
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label)
     config = read_config(folder, label) | pooling_option(folder)
+    # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")
     names = stored_names(folder, label)
     lora = None if adapter is None else resolve(adapter, root, f"{label}, adapter")
@@ -67,12 +71,11 @@ def locate(ref: str, root: Path, label: str) -> Located:
 
 
 def _check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Let a configuration pass whose sizes a model can have, those of its towers included: a library would ask for
-    memory or time by other numbers.
+    """Check that all sizes in a configuration, those of its towers included, are ones that a model can have.
 
     Raises:
-        InputError: listing every size that is no whole number from 1 to `MOST_SIZE`, or `MOST_LAYERS` of layers;
-            `where` names the file.
+        InputError: lists every size that is not a whole number from 1 to `MOST_SIZE` (`MOST_LAYERS` for layers), with
+            `where` in front.
     """
     problems = [
         f"{where}: {name} is {shorten(repr(value), 40)}, {wanted}" for name, value, wanted in _wrong_sizes(config)
@@ -88,6 +91,7 @@ def _wrong_sizes(config: Mapping[str, Any], under: str = "") -> Iterator[tuple[s
         elif name in _LAYERS or name in _SIZES:
             most = MOST_LAYERS if name in _LAYERS else MOST_SIZE
             several = value if isinstance(value, list) and name in _OFTEN_LISTS else [value]
+            # `True` is an int in Python, and a bool is not a size.
             fine = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= most for one in several)
             if not fine and not (value is None and name in _OFTEN_NONE):
                 yield f"{under}{name}", value, f"a model has a whole number from 1 to {most}"

@@ -1,4 +1,4 @@
-"""A model whose files were found, whatever layout they have."""
+"""Describe a model whose files were found, whatever layout they have."""
 
 from __future__ import annotations
 
@@ -21,66 +21,66 @@ Layout = Literal["hf", "open_clip"]
 
 
 TEXT_CLASSES = "SEQ_CLS"
-"""What peft calls training for classes of texts."""
+"""peft's name for training on classes of texts."""
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` names a class of transformers with a classifier for texts."""
+    """Say whether a `config.json` names a class of transformers with a classifier for texts."""
     return str(next(iter(config.get("architectures") or ()), "")).endswith("ForSequenceClassification")
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """What makes model inputs of pictures."""
+    """The function that turns pictures into model inputs, and its origin."""
 
     prepare: Callable[[Sequence[NDArray[np.uint8]]], Tensor]
     """Pictures `[H, W, 3]` → `pixel_values` `[n, 3, H, W]` float32."""
     made_by: Mapping[str, str]
-    """Its function and backend, for the record of a run."""
+    """Name of the function and its backend, for the record of a run."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model of transformers' layout; nothing but headers was read."""
+    """A model of transformers' layout of which nothing but headers was read."""
 
     layout: ClassVar[Layout] = "hf"
     label: str
     folder: Path
-    """Where tokenizer, processor and other files lie."""
+    """Folder with tokenizer, processor and other files."""
     config: Mapping[str, Any]
-    """What `adapter_for` needs: content of `config.json`, or its like."""
+    """Content of `config.json`, or its like in another layout, as `adapter_for` needs it."""
     names: Sequence[str]
-    """Names of all tensors as they are stored."""
+    """Stored names of all tensors."""
     open: Callable[[Canonical, Mapping[str, str]], Stored]
-    """The model under canonical names, given the adapter's `canonical` and `aliases`."""
+    """Opens the model under canonical names, given the adapter's `canonical` and `aliases`."""
     trained_for: str = ""
-    """`task_type` of the LoRA on top, where there is one that says it."""
+    """`task_type` of the LoRA on top; empty without one, or if it does not say."""
 
     @property
     def classifies(self) -> bool:
-        """Whether its files say that it has a classifier for texts."""
+        """Say whether the files name a classifier for texts."""
         return self.trained_for == TEXT_CLASSES or is_classifier(self.config)
 
     @property
     def config_source(self) -> str:
-        """What says which architecture it is, for messages."""
+        """Return the place that says which architecture it is, for messages."""
         return str(self.folder / "config.json")
 
     def pictures(self) -> Pictures | None:
-        """What makes model inputs of pictures, where that is not the image processor in `folder`."""
+        """Return the picture preparation if it is not the image processor in `folder`, else None."""
         return None
 
     def notes(self) -> list[str]:
-        """What may be meant so but should be known: things that the files leave open."""
+        """Return notes about things that the files leave open and that the user should know."""
         return []
 
 
 @contextmanager
 def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
-    """Inside the `with`, a library makes a model of a description; where it cannot, the error says of which.
+    """Turn what a library raises inside the `with`, for a description that makes no model, into an InputError.
 
     Raises:
-        InputError: in place of whatever the library raises for values that make no model.
+        InputError: names `described_in`, the place of the description, and the reason.
     """
     try:
         yield
@@ -89,5 +89,5 @@ def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
         why = shorten(" ".join(str(error).split()), 200)
         raise InputError(
-            f"{label}: {described_in} describes no model that can be run ({why}); get the file of this model again"
+            f"{label}: {described_in} does not describe a model that can be run ({why}); get the file again"
         ) from error

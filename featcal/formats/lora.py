@@ -1,7 +1,7 @@
-"""LoRA experts: a base and a peft adapter folder, materialised tensor by tensor when they are read.
+"""Read LoRA experts: a base and a peft adapter folder, merged tensor by tensor when they are read.
 
-A LoRA adds `s · B A` to a weight W (Hu et al., LoRA, Sec. 4.1), with `s = alpha / r`, or `alpha / √r` when it is
-rank-stabilised (rsLoRA). What cannot be reproduced exactly from the files is refused, never approximated.
+A LoRA adds `s · B A` to a weight W (Hu et al., LoRA, Sec. 4.1), with `s = alpha / r`, or `alpha / √r` if it is
+rank-stabilised (rsLoRA). Anything that cannot be reproduced exactly from the files is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ from featcal.system.paths import local_path
 
 
 class LoraWeights:
-    """A base with a LoRA adapter, as `Weights`: only tensors that are asked for are read and computed.
+    """A base with a LoRA adapter, as `Weights`: only the tensors asked for are read and computed.
 
-    Tensors that the adapter changes come in float32 (float64 over a float64 base) and `info` says so: they are not
-    rounded to a half-precision base's dtype, as the model that peft's `merge_and_unload` leaves behind is. All other
-    tensors are the base's own. Covered, exactly: linear, convolution and embedding LoRA, rsLoRA, rank and alpha
-    patterns, trained biases (`bias`, `lora_bias`) and whole modules (`modules_to_save`), which the base may lack: the
-    classifier of a task.
+    Tensors that the adapter changes are float32 (float64 over a float64 base), as `info` says: unlike those of peft's
+    `merge_and_unload`, they are not rounded to the dtype of a half-precision base. All other tensors are the base's
+    own. Covered exactly: LoRA of linear maps, convolutions and embeddings, rsLoRA, rank and alpha patterns, trained
+    biases (`bias`, `lora_bias`) and whole modules (`modules_to_save`), which the base may lack, such as the classifier
+    of a task.
 
     Args:
         base: the model that the adapter was trained on.
         folder: holds `adapter_config.json` and `adapter_model.safetensors` as peft saves them.
-        label: what the model is called in messages.
-        canonical: name of a tensor in the adapted model → canonical name; None for one that has no place of its own.
-        aliases: other names of tensors that several modules share, and those tensors.
+        label: name of the model in messages.
+        canonical: maps a tensor's name in the adapted model to its canonical name; None for one without a place.
+        aliases: other names of tensors that several modules share → those tensors.
 
     Raises:
-        InputError: listing all that is wrong: a variant that is not reproduced exactly (DoRA, PiSSA, tied
-            embeddings, any option that is not known), tensors without a meaning here, of a wrong shape, or that change
-            something the base does not have.
+        InputError: lists every problem: a variant that is not reproduced exactly (DoRA, PiSSA, tied embeddings, any
+            unknown option), and tensors without a meaning, of a wrong shape, or that change something the base lacks.
     """
 
     def __init__(
@@ -54,33 +53,33 @@ class LoraWeights:
         if problems := plan.fill():
             raise InputError(*(f"{label}: {problem} ({self._file})" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes
-        """What the adapter changes, by canonical name."""
+        """The adapter's changes by canonical name."""
         self._added = plan.added
         header = read_header(self._file, label)
         dtypes = {name: dtype_of(header[key][1], f"{label}: tensor '{key}'") for name, key in plan.added.items()}
         self._added_info = {name: TensorInfo(header[key][0], dtypes[name]) for name, key in plan.added.items()}
 
     def transposed_names(self, names: Collection[str]) -> list[str]:
-        """Of these tensors, those to which the transposed product of two factors is added."""
+        """Return those of the names to whose tensors the transposed product of two factors is added."""
         return [name for name in names if name in self.changes and self.changes[name].transposed]
 
     @property
     def files(self) -> list[Path]:
-        """Every file that decides the tensors: the base's, the adapter's config and its weights."""
+        """Return every file that decides the tensors: the base's, the adapter's config and its weights."""
         return [*self._base.files, self.folder / CONFIG_FILE, self._file]
 
     @property
     def leftovers(self) -> Mapping[str, Path]:
-        """As in the base: the adapter changes no tensor that is repeated."""
+        """Return the base's leftovers: the adapter changes no repeated tensor."""
         return self._base.leftovers
 
     def repeats(self, stored: str, name: str) -> bool:
-        """As in the base."""
+        """Say whether a tensor that the base leaves out equals the tensor `name` in every value."""
         return self._base.repeats(stored, name)
 
     @property
     def declared_base(self) -> str | None:
-        """The base that the adapter's config names, `@revision` included; it may be a path on another machine."""
+        """Return the base and `@revision` that the adapter's config names; it may be a path on another machine."""
         name, revision = self.adapter.base_model_name_or_path, self.adapter.revision
         return f"{name}@{revision}" if name and revision else name or None
 
@@ -102,6 +101,7 @@ class LoraWeights:
         with open_file(self._file, self.label) as handle:
             for name, change in changed.items():
                 dtype = self.info[name].dtype
+                # To float32 before the product, not after: in half precision B A itself would be rounded.
                 own = {key: handle.get_tensor(key).to(dtype) for key in change.stored_names()}
                 tensors[name] = change.apply(tensors[name].to(dtype), own)
                 what = ", ".join(f"'{key}'" for key in own)
@@ -121,7 +121,7 @@ class LoraWeights:
         return found
 
     def _read_added(self, wanted: Iterable[str]) -> dict[str, Tensor]:
-        """Tensors that the base does not have, as the adapter file holds them."""
+        """Return the tensors that the base does not have, as the adapter file holds them."""
         own = {name: self._added[name] for name in wanted if name in self._added}
         if not own:
             return {}
@@ -133,10 +133,10 @@ class LoraWeights:
 
 
 def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
-    """`BASE+ADAPTER` → (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`; else (ref, None).
+    """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`, or (ref, None).
 
     Args:
-        root: where relative folders start; a reference that is a folder as it stands is not split.
+        root: folder that relative paths start from; a reference that is itself a folder is not split.
 
     Raises:
         InputError: more than one `+`, or nothing on one side of it.

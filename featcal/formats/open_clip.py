@@ -1,4 +1,4 @@
-"""Where open_clip models lie and how they are read: folders, single state dicts, preprocessing."""
+"""Find and read open_clip models: folders, single state dicts, preprocessing and tokenizers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from featcal.system.paths import local_path
 
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
 PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
-"""How references to open_clip models begin; the first means a file of weights alone."""
+"""Prefixes of references to open_clip models; the first means a file of weights alone."""
 WEIGHT_FILE = "open_clip_model.safetensors"
 _WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors")
 
 
 @dataclass(frozen=True)
 class OpenClipModel(Located):
-    """A model of open_clip's layout: its `config` has `model_cfg` and `preprocess_cfg`."""
+    """A model of open_clip's layout, whose `config` has `model_cfg` and `preprocess_cfg`."""
 
     layout: ClassVar[Layout] = "open_clip"
 
@@ -47,12 +47,12 @@ class OpenClipModel(Located):
         return f"architecture {self.config['arch']}" if "arch" in self.config else CONFIG_FILE
 
     def pictures(self) -> Pictures:
-        """open_clip's own evaluation transform."""
+        """Return open_clip's own evaluation transform."""
         made_by = {"pictures": "open_clip.transform.image_transform_v2", "backend": "pil"}
         return Pictures(open_clip_preprocess(self.config), made_by)
 
     def notes(self) -> list[str]:
-        """Where nothing in the files says which activation the weights were trained with."""
+        """Return a note if the files do not say which activation the weights were trained with."""
         note = activation_note(self)
         return [] if note is None else [note]
 
@@ -61,8 +61,8 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
     """Find an open_clip model.
 
     Args:
-        ref: `open_clip:ARCH:FILE` (a state dict of an architecture that open_clip names, or of the one that an
-            `open_clip_config.json` describes), `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; paths relative to `root`.
+        ref: `open_clip:ARCH:FILE` (a state dict of an architecture that open_clip names, or that an
+            `open_clip_config.json` describes), `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; paths are relative to `root`.
 
     Raises:
         InputError: nothing is there, it cannot be read, or its weights need another activation than it says.
@@ -89,7 +89,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
 
 
 def is_open_clip_folder(folder: Path) -> bool:
-    """Whether a folder is an open_clip model and not (also) one that transformers reads."""
+    """Say whether a folder is an open_clip model and not also one that transformers reads."""
     if not (folder / CONFIG_FILE).is_file():
         return False
     try:
@@ -99,10 +99,10 @@ def is_open_clip_folder(folder: Path) -> bool:
 
 
 def located_folder(folder: Path, label: str) -> Located:
-    """The open_clip model in a folder with `open_clip_config.json` and safetensors.
+    """Return the open_clip model in a folder with `open_clip_config.json` and safetensors.
 
     Raises:
-        InputError: one of them is missing or cannot be read; says how to convert pickled weights.
+        InputError: one of them is missing or cannot be read; the message says how to convert pickled weights.
     """
     config = read_open_clip_config(folder / CONFIG_FILE, label)
     for name in _WEIGHT_FILES:
@@ -127,10 +127,10 @@ def _locate(file: Path, config: Mapping[str, Any], label: str) -> OpenClipModel:
 
 
 def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArray[np.uint8]]], Tensor]:
-    """Pictures (uint8 `[H, W, 3]`) → `pixel_values` `[n, 3, H, W]` float32 by open_clip's own evaluation transform.
+    """Return open_clip's evaluation transform: pictures (uint8 `[H, W, 3]`) → `pixel_values` `[n, 3, H, W]` float32.
 
     Args:
-        config: of a located open_clip model; what `preprocess_cfg` leaves out is open_clip's default.
+        config: of a located open_clip model; open_clip's defaults fill what `preprocess_cfg` leaves out.
     """
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
@@ -146,7 +146,7 @@ def open_clip_preprocess(config: Mapping[str, Any]) -> Callable[[Sequence[NDArra
 
 
 def library_model(located: Located) -> Any:
-    """The whole model in open_clip's own class, float32 and in eval mode; every tensor comes from the file.
+    """Return the whole model in open_clip's own class, float32 and in eval mode, every tensor from the file.
 
     Raises:
         InputError: tensors are missing (an image tower alone has no text), or have other shapes.
@@ -159,6 +159,7 @@ def library_model(located: Located) -> Any:
     state = tensors.read(tensors.info)
     model = (CustomTextCLIP if "text.positional_embedding" in state else CLIP)(**model_cfg).eval()
     if "logit_scale" in state:
+        # Files hold the scale as a scalar or, with `nonscalar_logit_scale`, as a vector of one.
         state["logit_scale"] = state["logit_scale"].reshape(model.logit_scale.shape)
     try:
         model.load_state_dict(state, strict=True)
@@ -169,17 +170,17 @@ def library_model(located: Located) -> Any:
 
 
 def load_folder(folder: Path) -> Any:
-    """The model of a folder as open_clip's users load it, float32 and in eval mode."""
+    """Return the model of a folder as open_clip's users load it, float32 and in eval mode."""
     import open_clip
 
     return open_clip.create_model(f"{FOLDER_PREFIX}{folder}", precision="fp32").eval()
 
 
 def tokenizer(located: Located) -> Callable[[list[str]], Tensor]:
-    """open_clip's tokenizer of a model: texts → token ids `[n, context]`.
+    """Return open_clip's tokenizer of a model: texts → token ids `[n, context]`.
 
     Raises:
-        InputError: the model needs tokenizer files that are not there, or ids that its vocabulary does not have.
+        InputError: the model needs tokenizer files that are missing, or its vocabulary is smaller than the tokenizer's.
     """
     from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 

@@ -1,4 +1,4 @@
-"""What open_clip's configurations and names of tensors say, without a model of open_clip's."""
+"""Read open_clip's configurations and names of tensors without building a model of open_clip's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask",
 
 
 def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
-    """`model_cfg` and `preprocess_cfg` of an `open_clip_config.json`.
+    """Return `model_cfg` and `preprocess_cfg` of an `open_clip_config.json`.
 
     Raises:
-        InputError: unreadable, or no configuration of a CLIP with two towers.
+        InputError: the file cannot be read, or does not configure a CLIP with two towers.
     """
     content = read_json(file, f"{label}: {file}", f"{label}: {file} cannot be read; is it an open_clip model?")
     model_cfg = content.get("model_cfg")
@@ -30,7 +30,8 @@ def read_open_clip_config(file: Path, label: str) -> dict[str, Any]:
 
 
 def named_architecture(arch: str, label: str) -> dict[str, Any]:
-    """`model_cfg` of an architecture that open_clip knows by name; InputError with a suggestion for another name."""
+    """Return `model_cfg` of an architecture that open_clip names; raise InputError, with a suggestion, if it has
+    none."""
     import open_clip
 
     config: dict[str, Any] | None = open_clip.get_model_config(arch.replace("/", "-"))
@@ -41,7 +42,7 @@ def named_architecture(arch: str, label: str) -> dict[str, Any]:
 
 
 def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """mean, std, interpolation, resize_mode and fill_color, complete."""
+    """Return mean, std, interpolation, resize_mode and fill_color, with open_clip's defaults for missing ones."""
     from dataclasses import asdict
 
     from open_clip.transform import PreprocessCfg
@@ -52,12 +53,13 @@ def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weight_name(stored: str) -> str | None:
-    """The name itself; None for sizes and masks that old files keep beside the weights."""
+    """Return the name itself; None for sizes and masks that old files keep beside the weights."""
     return None if stored in _NOT_WEIGHTS else stored
 
 
 def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
-    """Whether a model uses QuickGELU; without the key open_clip builds GELU. InputError if it is no true or false."""
+    """Say whether a model uses QuickGELU; raise InputError if the setting is neither true nor false."""
+    # Without the key open_clip builds GELU.
     value = model_cfg.get("quick_gelu", False)
     if not isinstance(value, bool):
         raise InputError(f"model_cfg: quick_gelu is true or false, not {value!r}")
@@ -65,7 +67,7 @@ def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
 
 
 def check_plain(model_cfg: Mapping[str, Any]) -> None:
-    """Raise InputError listing what makes a model more than open_clip's plain vision transformer."""
+    """Raise InputError listing everything that makes a model more than open_clip's plain vision transformer."""
     vision, text = model_cfg["vision_cfg"], model_cfg["text_cfg"]
     width, head_width = vision.get("width", 768), vision.get("head_width", 64)
     found = {
@@ -74,7 +76,7 @@ def check_plain(model_cfg: Mapping[str, Any]) -> None:
         "attentional pooling (CoCa)": vision.get("attentional_pool") or model_cfg.get("multimodal_cfg"),
         f"pool_type '{vision.get('pool_type')}'": vision.get("pool_type", "tok") != "tok",
         "a text tower of transformers": text.get("hf_model_name"),
-        f"a width of {width} that is no multiple of head_width {head_width}": width % head_width,
+        f"a width of {width} that is not a multiple of head_width {head_width}": width % head_width,
     }
     problems = [f"open_clip model with {what}; featcal reads its plain vision transformer" for what, is_so in
                 found.items() if is_so]  # fmt: skip

@@ -1,5 +1,4 @@
-"""An output folder that is complete or not there: everything goes to `OUT.partial/model`, which is renamed at the
-end."""
+"""Write an output folder that is complete or absent: files go to `OUT.partial/model`, which is renamed at the end."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ from featcal.system.locks import try_lock
 from featcal.system.sandbox import require_inside
 
 STREAMED = 64 * 2**20
-"""Bytes of tensors that are in memory together where a file is streamed."""
+"""Bytes of tensors that are in memory together while a file is streamed."""
 _METADATA = {"format": "pt"}
-"""What other libraries ask of a safetensors file."""
+"""Metadata that other libraries require of a safetensors file."""
 Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
 
 
@@ -39,24 +38,24 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What their file is called."""
+        """Return the name of their file."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Their canonical names."""
+        """Return their canonical names."""
 
 
 class OutputFolder:
     """A model folder in the making: `with OutputFolder(out) as folder: … folder.commit()`.
 
-    The files are written to `model`, a folder within `OUT.partial`, which no library takes for a model; `commit`
-    renames it. Beside it lie the finished blocks of a calibration, each with its hash, from which a later run with
-    `resume` goes on; what an interrupted run left without finishing a block is cleared away. A block whose file is not
-    as it was written counts as unfinished.
+    Files are written to `model`, a folder within `OUT.partial`, which no library takes for a model; `commit` renames
+    it. Beside it lie the finished blocks of a calibration, each with its hash, from which a later run with `resume`
+    continues. A block whose file has changed counts as unfinished; an interrupted run without finished blocks leaves
+    nothing.
 
     Args:
         out: must not exist.
-        run: what identifies the run; a partial folder is continued by the same run only.
+        run: facts that identify the run; only the same run continues a partial folder.
 
     Raises:
         InputError: `out` exists, cannot be written, is being written by another process, or has a partial folder with
@@ -76,8 +75,9 @@ class OutputFolder:
             with ExitStack() as held:
                 self._check_absent()
                 self._hold(held)
-                self._check_absent()  # whoever wrote there has finished meanwhile
+                self._check_absent()  # another process may have finished before the lock was free
                 if self._has_finished_blocks():
+                    # Through JSON and back, so that tuples equal the lists that `run.json` holds.
                     self._check_continued(json.loads(json.dumps(run)), resume)
                 self._clear(self.model, *([] if self._has_finished_blocks() else [self._blocks, self._identity]))
                 self.model.mkdir()
@@ -91,7 +91,7 @@ class OutputFolder:
             raise InputError(f"cannot write to {place}: {error.strerror}; choose another --out") from error
 
     def _check_absent(self) -> None:
-        if os.path.lexists(self.out):  # a link too that leads nowhere: nothing can be renamed to it
+        if os.path.lexists(self.out):  # lexists: a broken link is in the way of the rename, too
             place = shorten(str(self.out), 200)
             raise InputError(f"{place} exists already; choose another --out or remove it (nothing is overwritten)")
 
@@ -102,13 +102,13 @@ class OutputFolder:
             try:
                 other = json.loads(writer.read_text(encoding="utf-8"))
                 who = f"process {other['process']} on {other['host']}"
-            except (OSError, ValueError):  # it has only begun, or is about to end
+            except (OSError, ValueError):  # the other process has just begun, or is about to end
                 who = "another process"
             raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another --out")
         put(writer, json.dumps({"process": os.getpid(), "host": platform.node()}))
 
     def _has_finished_blocks(self) -> bool:
-        """Whether a block was finished here."""
+        """Say whether a block was finished here."""
         return any(self._blocks.glob("*.json"))
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
@@ -117,10 +117,10 @@ class OutputFolder:
         try:
             before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
         except ValueError as error:
-            raise InputError(f"{self._identity} is damaged; remove {self.partial} to start anew") from error
+            raise InputError(f"{self._identity} is damaged; remove {self.partial} to start again") from error
         if before != run:
             raise InputError(
-                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start anew"
+                f"{self.partial} comes from a run with other inputs, options or versions; remove it to start again"
             )
 
     @staticmethod
@@ -132,35 +132,34 @@ class OutputFolder:
                 place.unlink(missing_ok=True)
 
     def read_finished(self, block: Named) -> dict[str, Tensor] | None:
-        """Tensors of a block that was finished; None if it was not, or is not as it was written.
-
-        They are copies: products of tensors that are mapped from disk can differ in the last bit from products of the
-        same numbers where the allocator puts them.
-        """
+        """Return the tensors of a finished block; None if it is unfinished, or its file has changed."""
         file, mark = self._file(block), self._mark(block)
         if mark is None or not file.is_file() or mark.get("sha256") != sha256(file):
             return None
+        # Copies: products of tensors mapped from disk can differ in the last bit from products of the same numbers
+        # where the allocator puts them.
         return {name: tensor.clone() for name, tensor in load_file(file).items()}
 
     def facts(self, block: Named) -> dict[str, Any]:
-        """What `put` was told of a finished block beside its tensors."""
+        """Return the facts that `put` was given with a finished block."""
         return dict((self._mark(block) or {}).get("facts", {}))
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
-        """All tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
+        """Return all tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
         return _BlockFiles({name: self._file(block) for block in blocks for name in block.names})
 
     def put(self, block: Named, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
         """Keep a finished block on disk.
 
         Args:
-            facts: small things as JSON has them that belong to it; none of them gets into the model.
+            facts: small JSON values that belong to it; none of them gets into the model.
 
         Raises:
             InputError: the disk refuses.
         """
         file = self._file(block)
         try:
+            # The mark goes first and comes back last: a crash in between leaves an unfinished block, never a wrong one.
             self._clear(self._mark_file(block))
             put(file, lambda place: save_tensors(tensors, place))
             put(self._mark_file(block), json.dumps({"sha256": sha256(file), "facts": dict(facts or {})}))
@@ -168,13 +167,13 @@ class OutputFolder:
             raise InputError(f"cannot write {file}: {error.strerror}") from error
 
     def forget(self) -> None:
-        """Let go of all finished blocks: what they were made of is not what it was."""
+        """Delete all finished blocks, because their inputs have changed."""
         self._clear(self._blocks)
 
     def adopt(self, block: Named, name: str) -> bool:
-        """Make a finished block the weight file `name` without a second copy; False if it was not finished.
+        """Make a finished block the weight file `name` without a second copy; return False if it is not finished.
 
-        The block stays where `resume` finds it: both names are the same file, or a copy where the disk has no links.
+        The block stays where `resume` finds it: both names are the same file, or a copy if the disk has no hard links.
         """
         file, target = self._file(block), self.model / name
         if not file.is_file():
@@ -193,11 +192,11 @@ class OutputFolder:
         return self._blocks / f"{block.name}.safetensors"
 
     def _mark_file(self, block: Named) -> Path:
-        """What says that a block is finished: its hash and its facts, written last."""
+        """Return the file that marks a block as finished: its hash and its facts, written last."""
         return self._file(block).with_suffix(".json")
 
     def _mark(self, block: Named) -> dict[str, Any] | None:
-        """What the mark of a block says; None where there is none, or not as it was written."""
+        """Return the content of a block's mark; None if it is missing or damaged."""
         try:
             mark = json.loads(self._mark_file(block).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -205,11 +204,12 @@ class OutputFolder:
         return mark if isinstance(mark, dict) and isinstance(mark.get("facts"), dict) else None
 
     def commit(self) -> None:
-        """Turn what was written into the output folder, whole.
+        """Rename what was written to the output folder.
 
         Raises:
-            InputError: something else has come to be there; what was written stays where it is.
+            InputError: something else is there by now; what was written stays where it is.
         """
+        # From here on the model is finished: a failed rename must not delete it.
         self._keep = True
         try:
             os.replace(self.model, self.out)
@@ -226,7 +226,7 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After a failure remove the partial folder, unless it holds finished blocks to resume from, or a model."""
+        """Remove the partial folder after a failure, unless it holds finished blocks or a finished model."""
         self._held.close()
         if kind is not None and self.partial.exists() and not (self._keep or self._has_finished_blocks()):
             shutil.rmtree(self.partial)
@@ -243,7 +243,9 @@ class _BlockFiles(Mapping[str, Tensor]):
                 tensor: Tensor = handle.get_tensor(name)
                 return tensor
         except (OSError, SafetensorError) as error:
-            raise InputError(f"cannot read the finished block {file}: {error}; somebody else has changed it") from error
+            raise InputError(
+                f"cannot read the finished block {file}: {error}; it has been changed meanwhile"
+            ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -253,12 +255,10 @@ class _BlockFiles(Mapping[str, Tensor]):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """One safetensors file with the metadata that other libraries ask for; InputError if the disk refuses.
-
-    It has the permissions of any new file, where safetensors gives it to its owner alone.
-    """
+    """Write a safetensors file with the metadata that other libraries require; raise InputError if the disk refuses."""
     try:
         file.touch()
+        # safetensors gives its files to their owner alone; they shall have the permissions of any new file.
         mode = file.stat().st_mode
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, _METADATA)
         file.chmod(mode)
@@ -267,18 +267,17 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> None:
-    """The same file as `save_tensors` writes, with `STREAMED` bytes of tensors in memory at a time, or one tensor.
-
-    A safetensors file is the length of a header, the header in JSON, and the tensors' bytes one after the other.
+    """Write a safetensors file like `save_tensors`, with at most `STREAMED` bytes of tensors, or one tensor, in memory.
 
     Args:
-        info: shape and dtype of everything that is written.
-        read: gives the tensors of some names.
+        info: shape and dtype of every tensor to write.
+        read: returns the tensors of some names.
 
     Raises:
         InputError: the disk refuses.
     """
-    names = sorted(info, key=lambda name: (-info[name].dtype.itemsize, name))  # every tensor is aligned to its dtype
+    # The widest dtypes first: every tensor is then aligned to its dtype, as other libraries expect of mapped files.
+    names = sorted(info, key=lambda name: (-info[name].dtype.itemsize, name))
     sizes = {name: torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in names}
     header: dict[str, Any] = {"__metadata__": _METADATA}
     start = 0
@@ -290,6 +289,8 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
     text += b" " * (-len(text) % 8)
     try:
         with file.open("wb") as out:
+            # The format: length of the header, header in JSON (padded to 8 bytes), bytes of the tensors one after the
+            # other.
             out.write(len(text).to_bytes(8, "little") + text)
             for group in group_by_size(sizes, STREAMED):
                 tensors = read(group)
@@ -300,7 +301,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
 
 
 def save_text(text: str, file: Path) -> None:
-    """A UTF-8 text file; InputError if the disk refuses."""
+    """Write a UTF-8 text file; raise InputError if the disk refuses."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the two files of a peft LoRA adapter mean: its config, and a place for every tensor it holds."""
+"""Interpret the two files of a peft LoRA adapter: read its config and find a place for every tensor."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BASE_KEPT = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Initialisations that leave the base as it is; the others train against a changed one."""
+"""Initialisations that leave the base unchanged; with the others the adapter was trained against a changed base."""
 _WITHOUT_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
     "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying",
     "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
 }  # fmt: skip
-"""Options that change nothing in what the file's tensors mean; any other one that is set is refused."""
+"""Options that do not change the meaning of the file's tensors; any other option that is set is refused."""
 
 
 Number = TypeVar("Number", int, float)
@@ -54,7 +54,7 @@ class AdapterConfig(BaseModel):
     use_rslora: bool = False
     lora_bias: bool = False
     fan_in_fan_out: bool = False
-    """Weights of linear maps are stored `[inputs, outputs]`, as GPT-2 has them."""
+    """Whether weights of linear maps are stored `[inputs, outputs]`, as in GPT-2."""
     init_lora_weights: bool | str = True
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
@@ -75,16 +75,16 @@ class AdapterConfig(BaseModel):
         return value
 
     def rank(self, module: str) -> int:
-        """r of a module: of the first pattern that matches, else the common one."""
+        """Return r of a module: that of the first pattern that matches, else the common one."""
         return _first_match(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """s = alpha / r, or alpha / √r for rsLoRA; both alpha and r may come from a pattern."""
+        """Return s = alpha / r, or alpha / √r for rsLoRA; both alpha and r may come from a pattern."""
         alpha, rank = _first_match(self.alpha_pattern, module, self.lora_alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Whether `target_modules` covers a module: a regex for its whole name, or names of which it ends in one."""
+        """Say whether `target_modules` covers a module: a regex for its whole name, or a list of endings."""
         if self.target_modules is None or self.target_modules == "all-linear":
             return True
         if isinstance(self.target_modules, str):
@@ -92,7 +92,7 @@ class AdapterConfig(BaseModel):
         return any(f".{module}".endswith(f".{name}") for name in self.target_modules)
 
     def unsupported_options(self) -> list[str]:
-        """Everything in the config that changes what the tensors mean in a way that is not reproduced here."""
+        """Return every option of the config that changes what tensors mean and that is not reproduced here."""
         options = {name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT}
         if self.init_lora_weights not in _BASE_KEPT:
             options["init_lora_weights"] = self.init_lora_weights
@@ -101,26 +101,27 @@ class AdapterConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Change:
-    """How the adapter changes one tensor; all names are those in the adapter file."""
+    """The change that an adapter makes to one tensor; all names are those in the adapter file."""
 
     value: str | None = None
-    """Tensor that takes the place of the base's."""
+    """Tensor that replaces the base's."""
     factors: tuple[str, ...] = ()
-    """Then A and B are added as `scale · B A`, or one tensor as `scale ·` itself."""
+    """Names of A and B, whose `scale · B A` is added, or of one tensor that is added `scale` times."""
     scale: float = 1.0
     transposed: bool = False
-    """Embeddings are stored `[rows, width]`, their product is `[width, rows]`; maps may be stored so too."""
+    """Whether the product is transposed before it is added: `[width, rows]` for an embedding `[rows, width]`, and for
+    linear maps stored `[inputs, outputs]`."""
 
     @property
     def is_product(self) -> bool:
-        """Whether B A is all that is added to the base's own tensor."""
+        """Say whether the change only adds B A to the base's own tensor."""
         return self.value is None and len(self.factors) == 2
 
     def stored_names(self) -> list[str]:
         return [*([] if self.value is None else [self.value]), *self.factors]
 
     def apply(self, start: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """`start`, the base's tensor, with the change made; all tensors in the dtype of the result."""
+        """Return `start`, the base's tensor, with the change made; all tensors have the dtype of the result."""
         if self.value is not None:
             start = tensors[self.value]
         if not self.factors:
@@ -131,14 +132,15 @@ class Change:
 
 
 def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
-    """`adapter_config.json` of a peft folder.
+    """Return the `adapter_config.json` of a peft folder.
 
     Raises:
-        InputError: no such file, invalid content, another method than LoRA, or an option that is not reproduced.
+        InputError: the file is missing or invalid, names another method than LoRA, or sets an option that is not
+            reproduced.
     """
     file = folder / CONFIG_FILE
     whole = "; it is a whole model, give it without '+'" if (folder / "config.json").is_file() else ""
-    missing = f"{label}: {folder} has no readable {CONFIG_FILE}, so it is no peft adapter{whole}"
+    missing = f"{label}: {folder} has no readable {CONFIG_FILE}, so it is not a peft adapter{whole}"
     content = read_json(file, f"{label}: {file}", missing)
     kind = content.get("peft_type")
     if kind != "LORA":
@@ -156,14 +158,14 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
 
 
 def task_type(folder: Path) -> str:
-    """What a peft folder was trained for, such as "SEQ_CLS"; empty where it does not say or cannot be read."""
+    """Return what a peft folder was trained for, such as "SEQ_CLS"; "" if it does not say or cannot be read."""
     with suppress(InputError):
         return str(read_json(folder / CONFIG_FILE).get("task_type") or "")
     return ""
 
 
 def weight_file(folder: Path, label: str) -> Path:
-    """The adapter's safetensors file; InputError if there is none, or only a pickle."""
+    """Return the adapter's safetensors file; raise InputError if there is none, or only a pickle."""
     if (folder / WEIGHT_FILE).is_file():
         return folder / WEIGHT_FILE
     pickled = (folder / "adapter_model.bin").is_file()
@@ -174,7 +176,7 @@ def weight_file(folder: Path, label: str) -> Path:
 
 @dataclass
 class Plan:
-    """Gives every tensor of an adapter file its place, or says why it has none."""
+    """A plan that gives every tensor of an adapter file its place, or says why it has none."""
 
     header: Mapping[str, tuple[tuple[int, ...], str]]
     config: AdapterConfig
@@ -184,14 +186,15 @@ class Plan:
     """Tensors of the base that several modules share, by canonical name."""
     changes: dict[str, Change] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
-    """Tensors that the base does not have, by canonical name, and their names in the adapter file."""
+    """Canonical names of tensors that the base does not have → their names in the adapter file."""
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def fill(self) -> list[str]:
-        """Fill `changes`; returns one problem for each kind of thing that is wrong."""
+        """Fill `changes` and `added`, and return one message for each kind of problem."""
         modules: dict[str, dict[str, str]] = defaultdict(dict)
         whole: list[str] = []
         for key, (_, code) in self.header.items():
+            # peft's state dicts carry the adapter's name, "default"; its saved files leave it out.
             plain = re.sub(r"\.default(?=\.weight$|\.bias$|$)", "", key)
             part = next((part for part in (*_LINEAR, *_EMBEDDING, _BIAS) if plain.endswith(f".{part}")), None)
             module = plain.removeprefix(_PREFIX).removesuffix(f".{part}")
@@ -210,10 +213,10 @@ class Plan:
         return [f"{kind}: {some(keys)}" for kind, keys in self.wrong.items()]
 
     def _replace(self, key: str, modules: Mapping[str, Mapping[str, str]]) -> None:
-        """A tensor stored whole: a bias, or part of a module in `modules_to_save`."""
+        """Place a tensor that is stored whole: a bias, or part of a module in `modules_to_save`."""
         own = key.removeprefix(_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
-        if (own != name) != (name.rpartition(".")[0] in modules):  # peft would leave such a one out in silence
+        if (own != name) != (name.rpartition(".")[0] in modules):  # peft would silently ignore it
             self.wrong[_UNKNOWN].append(key)
             return
         if self._is_added(name):
@@ -224,13 +227,13 @@ class Plan:
             self._claim(target, key, Change(value=key))
 
     def _is_added(self, name: str) -> bool:
-        """Whether a tensor belongs to a module that was trained whole and that the base does not have."""
+        """Say whether a tensor belongs to a module that was trained whole and that the base does not have."""
         saved = any(f".{module}." in f".{name}" for module in self.config.modules_to_save or ())
         target = self.canonical(name)
         return saved and target is not None and target not in self.base
 
     def _adapt(self, module: str, parts: Mapping[str, str]) -> None:
-        """The low-rank update of one module."""
+        """Place the low-rank update of one module."""
         pair = _EMBEDDING if _EMBEDDING[0] in parts else _LINEAR
         needed = {*pair, _BIAS} if self.config.lora_bias else {*pair}
         if parts.keys() != needed:
@@ -246,6 +249,7 @@ class Plan:
             weight = self.base[target].shape
             turned = pair is _EMBEDDING or (self.config.fan_in_fan_out and len(weight) == 2)
             shapes = _factor_shapes(weight, self.config.rank(module), turned)
+            # A list and not `and`: both shapes are checked, so that both problems are reported.
             if all([self._fits(first, shapes[0]), self._fits(second, shapes[1])]):
                 self._claim(target, first, Change(None, (first, second), scale, transposed=turned))
         bias = parts.get(_BIAS)
@@ -253,7 +257,7 @@ class Plan:
             self._claim(target, bias, Change(None, (bias,), scale))
 
     def _target(self, name: str, key: str) -> str | None:
-        """Canonical name of what `key` changes, or None if the base has no tensor of its own for it."""
+        """Return the canonical name of the tensor that `key` changes; None if the base has none of its own for it."""
         target = self.canonical(name)
         if target is None or target not in self.base:
             self.wrong["tensors for which the base has none (another model, or a head that is tied)"].append(key)
@@ -281,7 +285,8 @@ class Plan:
 
 
 def _factor_shapes(weight: tuple[int, ...], rank: int, turned: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of A and B for a weight `[out, in]`, `[out, in, h, w]`, or, turned, `[in, out]` and `[rows, width]`."""
+    """Return the shapes of A and B for a weight `[out, in]` or `[out, in, h, w]`, or, if `turned`, `[in, out]` or
+    `[rows, width]`."""
     rows, *columns = weight
     if turned:
         return (rank, rows), (*columns, rank)
@@ -289,7 +294,7 @@ def _factor_shapes(weight: tuple[int, ...], rank: int, turned: bool) -> tuple[tu
 
 
 def _first_match(patterns: Mapping[str, Number] | None, module: str, otherwise: Number) -> Number:
-    """The value of the first pattern that matches the end of a module's name from one of its dots on."""
+    """Return the value of the first pattern that matches a module's name, or its end after one of the dots."""
     matches = (value for pattern, value in (patterns or {}).items() if re.fullmatch(_match_end(pattern), module))
     return next(matches, otherwise)
 

@@ -1,4 +1,4 @@
-"""Load a whole model through transformers, the way its users will."""
+"""Load a whole model through transformers as its users do."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from featcal.system.errors import NumericalError
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """(model in float32 and eval mode, transformers' loading report), without progress bars and advice on stderr.
+    """Return the model (float32, eval mode) and transformers' loading report; nothing else goes to stderr.
 
     Tensors of another shape are in the report as `mismatched_keys`.
-
-    The report says what matters. The advice does not always hold: an untied head is advised against whatever
-    config.json says.
     """
     from transformers.utils import logging
 
     with _loading:
         shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
         logging.disable_progress_bar()
+        # The report says what matters; the advice may be wrong: an untied head is advised against whatever config.json
+        # says.
         logging.set_verbosity_error()
         try:
             with explain_model_errors("transformers", str(folder / "config.json")):
@@ -39,12 +38,12 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
 
 
 _loading = threading.Lock()
-"""While it loads, transformers replaces torch's initialisers for the whole process; of two loads at once, the one that
-ends last would put back what the other had put in their place."""
+"""Held while transformers loads: it replaces torch's initialisers for the whole process, and the later of two loads at
+once would put back the replacements of the other."""
 
 
 def load_complete(model_class: Any, folder: Path) -> Any:
-    """The model, of which every tensor came from the folder.
+    """Return the model, checking that every tensor came from the folder.
 
     Raises:
         NumericalError: a tensor would be re-initialised.

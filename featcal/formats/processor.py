@@ -1,4 +1,4 @@
-"""Settings of the image processor beside a model."""
+"""Read the settings of the image processor beside a model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from featcal.system.json_files import read_json
 _RESAMPLING = {"nearest": 0, "bilinear": 2, "bicubic": 3}
 _KNOWN = ", ".join(_RESAMPLING)
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""What timm takes where a folder does not say."""
+"""timm's defaults for a folder that does not say."""
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 
 
 def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The file that sets up the image processor of a folder, and its settings; None where there is none.
-
-    `CLIPProcessor` of version 5 puts them into `processor_config.json`, which is then read first.
+    """Return the file that sets up the image processor of a folder, and its settings; None without one.
 
     Raises:
-        InputError: a file that holds no settings.
+        InputError: a file holds no settings.
     """
     processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
+    # `CLIPProcessor` of transformers 5 puts the settings into this file, so it is read first.
     if processor.is_file():
         settings = read_json(processor).get("image_processor")
         if isinstance(settings, dict):
@@ -33,8 +32,9 @@ def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None
 
 
 def timm_settings(folder: Path) -> dict[str, Any] | None:
-    """What timm's `config.json` says of pictures, as settings of transformers' `CLIPImageProcessor`: the shorter side
-    resized to `input_size / crop_pct`, the middle cut out, mean and standard deviation; None for other folders.
+    """Return timm's `config.json` as settings of transformers' `CLIPImageProcessor`; None for other folders.
+
+    The shorter side is resized to `input_size / crop_pct` and the centre is cut out.
 
     Raises:
         InputError: pictures that are not square, or are resized or cut in another way.

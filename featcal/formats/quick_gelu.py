@@ -1,6 +1,6 @@
-"""QuickGELU or GELU: the weights do not say, and the wrong one gives wrong features without an error.
+"""Check whether open_clip weights need QuickGELU or GELU, since the wrong one gives wrong features without an error.
 
-What the files prove is refused; what they leave open is a note for the preflight report.
+A contradiction that the files prove is refused; what they leave open is a note in the preflight report.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from featcal.formats.open_clip_config import quick_gelu
 from featcal.system.errors import InputError
 
 _OPENAI_ONLY = "input_resolution"
-"""OpenAI's own state dicts, and no others, hold this number."""
+"""Name of a number that only OpenAI's own state dicts hold."""
 
 
 def check_activation(located: Located, source: str) -> None:
-    """Raise InputError where the files themselves prove that the weights need another activation."""
+    """Raise InputError if the files themselves prove that the weights need another activation."""
     says = quick_gelu(located.config["model_cfg"])
     why = None
     if _OPENAI_ONLY in located.names and not says:
@@ -37,23 +37,21 @@ def check_activation(located: Located, source: str) -> None:
 
 @lru_cache(maxsize=1)
 def _registered_weights() -> dict[str, bool]:
-    """Whether open_clip's pretrained weights use QuickGELU, by file name and Hub id.
-
-    OpenAI's own files are left out: they are TorchScript, and many people give their own files such names.
-    """
+    """Return whether open_clip's pretrained weights use QuickGELU, by file name and Hub id."""
     import open_clip
 
     known: dict[str, bool] = {}
     for model, tag in open_clip.list_pretrained():
         entry = open_clip.get_pretrained_cfg(model, tag)
         for place in (str(entry.get("url") or "").rsplit("/", 1)[-1], str(entry.get("hf_hub") or "").strip("/")):
+            # OpenAI's files are TorchScript, and many people give their own files such names.
             if place and tag != "openai":
                 known[place] = bool(entry.get("quick_gelu", False))
     return known
 
 
 def activation_note(located: Located) -> str | None:
-    """A warning where nothing in the files says which activation the weights were trained with; None elsewhere."""
+    """Return a warning if the files do not say which activation the weights were trained with; else None."""
     import open_clip
 
     model_cfg, arch = located.config["model_cfg"], located.config.get("arch")

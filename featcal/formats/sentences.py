@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a model of transformers, and beside it how its states become one embedding."""
+"""Read folders of sentence-transformers: a model of transformers, and options that pool its states to one embedding."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from featcal.system.json_files import read_json, read_json_rows
 
 MODULES_FILE = "modules.json"
 POOLING = "sentence_pooling"
-"""Option under which a configuration says how states are pooled: "mean", "first", or what else there is."""
+"""Option of a configuration that holds the kind of pooling: "mean", "first", or a description of another kind."""
 _WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize")
 _MODES = {"mean": "mean", "mean_tokens": "mean", "cls": "first", "cls_token": "first"}
 
 
 def module_folders(folder: Path) -> list[str]:
-    """Folders inside a folder of sentence-transformers that hold the options of its modules; none of other models."""
+    """Return the folders inside a sentence-transformers folder with options of its modules; none for other models."""
     listed = (_path(module) for module in _modules(folder))
     return [path for path in listed if path and (folder / path / "config.json").is_file()]
 
 
 def pooling_option(folder: Path) -> dict[str, str]:
-    """How a folder of sentence-transformers pools, as an option of its configuration; nothing of other models."""
+    """Return the pooling of a sentence-transformers folder as an option of its configuration; {} for other models."""
     modules = _modules(folder)
     if not modules:
         return {}
@@ -43,12 +43,12 @@ def _modules(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _path(module: Mapping[str, Any]) -> str:
-    """The folder of a module, right inside the model's."""
+    """Return the folder of a module, which lies directly inside the model's."""
     return Path(str(module.get("path", ""))).name
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
-    """What is switched on: flags of older folders, one name in newer ones."""
+    """Return the kinds of pooling that are switched on: flags in older folders, one name in newer ones."""
     if isinstance(config.get("pooling_mode"), str):
         return [config["pooling_mode"]]
     return [

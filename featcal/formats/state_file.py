@@ -1,4 +1,4 @@
-"""A state dict in one file, as open_clip and training scripts save it, mapped from disk and not run."""
+"""Read a state dict in one file, as open_clip and training scripts save it, mapped from disk without running code."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class StateFile:
     """A state dict in one file, mapped from disk: a tensor's values are read when they are used.
 
     Args:
-        file: `.safetensors`, or what `torch.save` wrote of a state dict.
-        label: what the model is called in messages.
-        canonical: stored name → canonical name; None leaves the tensor out.
+        file: `.safetensors`, or a state dict written by `torch.save`.
+        label: name of the model in messages.
+        canonical: maps a stored name to a canonical name; None leaves the tensor out.
 
     Raises:
-        InputError: unreadable, not a state dict, or two tensors with one canonical name.
+        InputError: the file cannot be read, is not a state dict, or has two tensors with one canonical name.
     """
 
     def __init__(self, file: Path, label: str, canonical: Canonical) -> None:
@@ -69,10 +69,10 @@ class StateFile:
 
 
 def state_dict(file: Path, label: str) -> dict[str, Tensor]:
-    """All tensors of a file by stored name, mapped and not read; training's wrappers and prefixes are taken off.
+    """Return all tensors of a file by stored name, mapped but not read, without training's wrappers and prefixes.
 
     Raises:
-        InputError: the file is damaged, no file, or holds pickled objects, which could run code.
+        InputError: the file is missing, damaged, or holds pickled objects, which could run code.
     """
     require_plain(file, f"{label}: {file}")
     content = _load_safetensors(file, label) if file.suffix == ".safetensors" else _load_torch(file, label)
@@ -94,13 +94,15 @@ def state_dict(file: Path, label: str) -> dict[str, Tensor]:
 
 
 def _require_values(tensors: Mapping[str, Tensor], file: Path, label: str) -> None:
-    """Let tensors pass whose values are all in the archive: mapped ones are taken from wherever the pickle points to.
+    """Check that the values of all tensors lie in the archive.
 
     Raises:
         InputError: a tensor is not dense, or no member of the archive is as long as its values.
     """
     odd = next((n for n, t in tensors.items() if t.layout != torch.strided or t.device.type == "meta"), None)
     with zipfile.ZipFile(file) as archive:
+        # torch maps values from wherever the pickle points to, in a damaged file beyond their own member of the
+        # archive.
         left = Counter(one.file_size for one in archive.infolist())
     values = (
         {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()} if odd is None else {}
@@ -141,8 +143,8 @@ def _load_torch(file: Path, label: str) -> Mapping[str, Any]:
         reason = "a TorchScript archive" if scripted else f"a {type(content).__name__}"
     if not isinstance(content, Mapping):
         raise InputError(
-            f"{label}: {file} is damaged or no plain state dict ({reason}). Fetch it again. A pickled module can run "
-            "code when it is loaded; where you trust it, load it with the software that wrote it and save "
+            f"{label}: {file} is damaged or not a plain state dict ({reason}). Fetch it again. A pickled module can "
+            "run code when it is loaded; where you trust it, load it with the software that wrote it and save "
             "model.state_dict() as safetensors"
         )
     return content

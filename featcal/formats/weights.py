@@ -1,7 +1,7 @@
 """Models as named tensors that are read when they are needed.
 
-A block of any model runs from a dict of tensors, so base, merged and experts are *sources of tensors*: a
-checkpoint on disk, a merge computed on the fly, or one of these with some tensors replaced.
+A block of any model runs from a dict of tensors, so base, merged and experts are *sources of tensors*: a checkpoint on
+disk, a merge computed on the fly, or one of these with some tensors replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from featcal.system.errors import InputError
 
 Canonical = Callable[[str], str | None]
-"""Name of a tensor as it is stored → canonical name; None for one that means no tensor of its own."""
+"""Maps a stored name to a canonical name; None for a tensor that has none, such as a second copy."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,21 @@ class TensorInfo:
 
 @runtime_checkable
 class Weights(Protocol):
-    """Where the tensors of one model come from. Names are canonical: the layout that the adapter writes."""
+    """A source of one model's tensors, under canonical names: the layout that the adapter writes."""
 
     @property
     def label(self) -> str:
-        """What the model is called in messages: a role and a place."""
+        """Return the name of the model in messages: a role and a place."""
 
     @property
     def info(self) -> Mapping[str, TensorInfo]:
-        """Every tensor that the model has."""
+        """Return shape and dtype of every tensor of the model, by name."""
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors in their storage dtype on the CPU; never to be written into.
+        """Return the named tensors in their storage dtype on the CPU; never write into them.
 
-        Raises InputError for a name that the model lacks, and for a value that is not finite.
+        Raises:
+            InputError: the model lacks a name, or a value is not finite.
         """
 
 
@@ -53,18 +54,18 @@ class Stored(Weights, Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Everything that decides its tensors."""
+        """Return every file that decides its tensors."""
 
     @property
     def leftovers(self) -> Mapping[str, Path]:
-        """Stored names that mean no tensor of their own, and their files."""
+        """Return stored names without a canonical name, and their files."""
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Whether a tensor that was left out holds the very values of the tensor `name`."""
+        """Say whether a tensor that was left out equals the tensor `name` in every value."""
 
 
 class Over:
-    """A model that lies over another one and is like it, but for what a subclass says."""
+    """A model that lies over another one and equals it, except for what a subclass overrides."""
 
     under: Weights
 
@@ -74,13 +75,13 @@ class Over:
 
     @property
     def files(self) -> Sequence[Path]:
-        """Those of the model below, if it lies in files."""
+        """Return the files of the model below; none if it is not stored."""
         files: Sequence[Path] = getattr(self.under, "files", ())
         return files
 
     @property
     def changes(self) -> Mapping[str, object]:
-        """What the model below changes of its base, where it is an adapter; every tensor where it is not."""
+        """Return the tensors that the model below changes of its base if it is an adapter, else every tensor."""
         changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
         return changes
 
@@ -88,13 +89,13 @@ class Over:
         return self.under.read(names)
 
     def factors(self, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
-        """As `factors_of` the model below."""
+        """Return B and A of the tensors to which the model below adds a product B A of low rank."""
         return factors_of(self.under, names)
 
 
 @dataclass(frozen=True)
 class FirstRows(Over):
-    """A model whose vocabulary goes beyond the suite's: of the tensors named in `rows`, the first rows alone."""
+    """A model with a larger vocabulary than its suite's, cut: of the tensors named in `rows`, only the first rows."""
 
     under: Stored
     rows: Mapping[str, int]
@@ -116,7 +117,7 @@ class FirstRows(Over):
 
 @dataclass(frozen=True)
 class InMemory:
-    """A model whose tensors are all resident."""
+    """A model whose tensors are all in memory."""
 
     label: str
     tensors: Mapping[str, Tensor]
@@ -131,8 +132,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Overlay(Over):
-    """`under` with some tensors replaced by others of the same shape and dtype: as calibration leaves them, or read
-    once and kept in memory."""
+    """A model with some tensors replaced by others of the same shape and dtype, such as calibrated or resident ones."""
 
     label: str
     under: Weights
@@ -146,11 +146,11 @@ class Overlay(Over):
 
 @dataclass(frozen=True)
 class Metered(Over):
-    """A model, and the bytes of it that were read."""
+    """A model that counts the bytes read of it."""
 
     under: Weights
     read_bytes: dict[str, int]
-    """By label; several models may share it."""
+    """Bytes by label; several models may share it."""
 
     @property
     def label(self) -> str:
@@ -174,7 +174,7 @@ class OnDemand(Mapping[str, Tensor]):
             raise KeyError(name)
         return self._weights.read([name])[name]
 
-    def __contains__(self, name: object) -> bool:  # a mapping's own would read it
+    def __contains__(self, name: object) -> bool:  # the one of Mapping would read the tensor
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -185,14 +185,14 @@ class OnDemand(Mapping[str, Tensor]):
 
 
 def factors_of(weights: Weights, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return B and A of those tensors to which a model adds a product B A of low rank, `[outputs, inputs]`; none of a
-    model that is not an adapter."""
+    """Return B and A of those tensors to which a model adds a product B A of low rank, `[outputs, inputs]`; none if the
+    model is not an adapter."""
     find = getattr(weights, "factors", None)
     return {} if find is None else dict(find(names))
 
 
 def is_in_memory(weights: Weights, names: Iterable[str]) -> bool:
-    """Whether reading these tensors only looks them up."""
+    """Say whether reading these tensors only looks them up."""
     if isinstance(weights, Overlay) and isinstance(weights.replaced, dict):
         below = [name for name in names if name not in weights.replaced]
         return not below or is_in_memory(weights.under, below)
@@ -200,14 +200,14 @@ def is_in_memory(weights: Weights, names: Iterable[str]) -> bool:
 
 
 def require(tensors: Mapping[str, Tensor], name: str, label: str) -> Tensor:
-    """`tensors[name]`, or an InputError that says which model lacks it."""
+    """Return `tensors[name]`, or raise an InputError that says which model lacks it."""
     if name not in tensors:
         raise InputError(f"{label}: tensor '{name}' is missing")
     return tensors[name]
 
 
 def group_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """Names in order, in groups whose sizes sum to at most `most`, or of one name whose size alone is more."""
+    """Yield names in order, in groups whose sizes sum to at most `most`; a larger one forms its own group."""
     group: list[str] = []
     filled = 0
     for name, size in sizes.items():
@@ -221,28 +221,28 @@ def group_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The values of a tensor as they lie in memory, row by row."""
+    """Return the values of a tensor as they lie in memory, row by row."""
+    # numpy has no bfloat16 and no float8, so the bytes are taken as uint8.
     data: memoryview = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return data
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite.
-
-    A sum is finite only if all its terms are, and costs a tenth of looking at each; one that overflows says nothing.
-    """
+    """Say whether no value is NaN or infinite."""
     if not tensor.is_floating_point():
         return True
+    # A sum is finite only if all its terms are, and costs a tenth of testing each; one that overflows proves nothing,
+    # and float32 at least keeps half-precision sums from overflowing.
     total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
     return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
 ANOTHER_FILE = "get the file anew, or train or save the model again"
-"""What to do about numbers of a file."""
+"""Advice for a file with such numbers."""
 
 
 def check_finite(tensor: Tensor, what: str, remedy: str) -> None:
-    """Raise InputError naming `what` and what to do if a value is NaN or infinite."""
+    """Raise InputError with `what` and `remedy` if a value is NaN or infinite."""
     if not all_finite(tensor):
         bad = int((~torch.isfinite(tensor)).sum())
         raise InputError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite; {remedy}")

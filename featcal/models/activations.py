@@ -1,7 +1,7 @@
-"""Token states of all tasks between two blocks, in memory up to a budget and in files beyond it.
+"""Hold token states of all tasks between two blocks, in memory up to a budget and in files beyond it.
 
-At full size the states, not the weights, are what memory has to hold: two streams of every token of every task.
-Masks and position biases of every batch count with them.
+At full size it is the states, not the weights, that fill memory: two streams of every token of every task, with masks
+and position biases of every batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from featcal.system.progress import release_memory
 
 
 class ActivationStore:
-    """Holds calls for several lists at once.
+    """Storage of calls for several lists, within one budget.
 
     Args:
         budget: bytes of token states that may be in memory together; None sets no limit.
-        folder: where the files go; a temporary folder of the system where it is None. They are gone with the store.
+        folder: for the files, a temporary folder of the system by default; they are deleted with the store.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
@@ -41,21 +41,23 @@ class ActivationStore:
         self._number = 0
 
     def hold(self, calls: Iterable[Call] = ()) -> CallList:
-        """A list of calls, taken one by one: an iterator's items need not be in memory together."""
+        """Return a list of calls, taken one by one: an iterator's items need not be in memory together."""
         return CallList(self, calls)
 
     def settle(self) -> None:
-        """Where there is a budget, give memory that was freed since back to the system: a limit counts it."""
+        """Give freed memory back to the system if there is a budget."""
         if self.budget is not None:
+            # Whoever set the limit measures resident memory, in which freed pages count until they are given back.
             release_memory()
 
     def fits(self, size: int) -> bool:
-        """Whether `size` more bytes may be resident."""
+        """Say whether `size` more bytes may be in memory."""
         return self.budget is None or self.resident + size <= self.budget
 
     def new_file(self) -> Path:
         if self._files is None:
             self._files = Path(tempfile.mkdtemp(prefix=".featcal-states-", dir=self._folder))
+            # Runs at the end of the process, too: states may fill a disk.
             weakref.finalize(self, shutil.rmtree, self._files, True)
         self._number += 1
         return self._files / f"{self._number}.safetensors"
@@ -79,7 +81,7 @@ class CallList:
         return held if isinstance(held, Call) else held.call()
 
     def put(self, position: int, call: Call) -> None:
-        """Replace a call, or append the first one at this position."""
+        """Replace the call at a position, or append one at the end."""
         if position < len(self._held):
             self._drop(self._held[position])
             self._held[position] = self._hold(call)
@@ -87,13 +89,13 @@ class CallList:
             self._held.append(self._hold(call))
 
     def clear(self) -> None:
-        """Give the memory back; the list is empty afterwards."""
+        """Empty the list and give its memory back."""
         for held in self._held:
             self._drop(held)
         self._held = []
 
     def _hold(self, call: Call) -> _Held | Call:
-        """Nothing is counted where nothing is limited."""
+        """Return the call itself if nothing limits memory, else a counted holder of it."""
         return call if self._store.budget is None else _Held(self._store, call)
 
     @staticmethod
@@ -110,7 +112,7 @@ class _Held:
         found, self._layout = tree_flatten(call.tree())
         places: dict[int, int] = {}
         self._places = [places.setdefault(id(leaf), len(places)) for leaf in found]
-        leaves = list({id(leaf): leaf for leaf in found}.values())  # what blocks share is held once
+        leaves = list({id(leaf): leaf for leaf in found}.values())  # tensors that blocks share are held once
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self._file: Path | None = None
@@ -121,7 +123,8 @@ class _Held:
         self._file = store.new_file()
         self._device = call.hidden_state.device
         try:
-            own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}  # nothing is shared
+            # Clones, because safetensors refuses tensors that share memory.
+            own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
             save_file(own, self._file)
         except (OSError, SafetensorError) as error:
             raise InputError(

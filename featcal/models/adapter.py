@@ -1,7 +1,7 @@
-"""What featcal must know about an architecture: where its blocks are and how a forward pass walks them.
+"""Describe an architecture: where its blocks are and how a forward pass walks them.
 
-A model is a *skeleton* (the library's own modules, parameters on the meta device) and a dict of tensors. An
-adapter never rewrites a forward: block i runs as the library's own module on the tensors of whichever model.
+A model is a *skeleton* (the library's own modules, parameters on the meta device) and a dict of tensors. An adapter
+never rewrites a forward: block i runs as the library's own module on the tensors of whichever model.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=nn.Module)
 Answers = Literal["classes", "text"]
-"""What a decision is: the class with the largest score, or generated text."""
+"""Kind of decision: the class with the largest score, or generated text."""
 PromptEncoder = Callable[[list[str]], Tensor]
 """Texts → features `[n, k]` in the space of final features, not normalised."""
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
-"""What charts and tables call what stands in front of the blocks, and final norm and projection."""
+"""Names in charts and tables of what stands in front of the blocks, and of final norm and projection."""
 
 
 @runtime_checkable
@@ -46,26 +46,26 @@ class TokenOptions(Protocol):
 
     @property
     def patch_weight(self) -> float:
-        """Weight of the other tokens in the last block, where the head reads one token alone."""
+        """Return the weight of the other tokens in the last block, if the head reads one token alone."""
 
     @property
     def completion_only(self) -> bool:
-        """In causal language models, count the positions that predict the answer alone."""
+        """Say whether only positions that predict the answer count, in causal language models."""
 
     @property
     def image_weight(self) -> float:
-        """Weight of a picture's tokens among those of the text."""
+        """Return the weight of a picture's tokens among those of the text."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """How one block is called on one batch; `args[0]` is the token state `[batch, tokens, width]`."""
+    """Arguments of one block on one batch; `args[0]` is the token state `[batch, tokens, width]`."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     apart: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=dict)
-    """Of blocks that the library calls otherwise than the first one, by name: what they are given behind their state,
-    and by keyword, such as the mask of a window."""
+    """Positional arguments after the state, and keyword arguments, of blocks that the library calls in another way than
+    the first one, such as with the mask of a window; by name of the block."""
 
     @property
     def hidden_state(self) -> Tensor:
@@ -73,18 +73,18 @@ class Call:
         return hidden
 
     def with_state(self, state: Tensor) -> Call:
-        """The same call on another state."""
+        """Return this call on another state."""
         return replace(self, args=(state, *self.args[1:]))
 
     def block_call(self, block: str) -> Call:
-        """How the block of this name is called on the state."""
+        """Return the call of the block of this name."""
         if block not in self.apart:
             return self
         args, kwargs = self.apart[block]
         return Call((self.hidden_state, *args), kwargs)
 
     def tree(self) -> Any:
-        """Everything in it as nested containers; `Call(*tree)` is the call again."""
+        """Return everything in the call as nested containers; `Call(*tree)` is the call again."""
         return self.args, dict(self.kwargs), {name: (args, dict(own)) for name, (args, own) in self.apart.items()}
 
 
@@ -94,23 +94,23 @@ Sublayer = Callable[[Call], Call]
 
 @dataclass(frozen=True)
 class Block:
-    """One block: `name` is the prefix of its tensors, `module` its skeleton."""
+    """One block of a model: `name` is the prefix of its tensors, `module` its skeleton."""
 
     name: str
     module: nn.Module
     names: tuple[str, ...] = field(init=False)
     """Canonical names of the block's tensors."""
     linears: Mapping[str, LinearMap] = field(init=False, compare=False)
-    """Every linear map of the block that all tokens pass, by name inside it, in module order, however it stores its
-    weight (`models.linear_maps`)."""
+    """Every linear map of the block that all tokens pass, by name inside it, in module order; weights may be stored in
+    either orientation (`models.linear_maps`)."""
     mixtures: Mapping[str, Mixture] = field(init=False, compare=False)
-    """Every mixture of experts, likewise; its linear maps are given the tokens that its router sends to them."""
+    """Every mixture of experts, by name inside the block; its linear maps get the tokens that its router sends."""
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
-    """Every LayerNorm, likewise."""
+    """Every LayerNorm, by name inside the block."""
 
     @property
     def path(self) -> str:
-        """Where the module is in the library's whole model."""
+        """Return the path of the module in the library's whole model."""
         return self.name
 
     def __post_init__(self) -> None:
@@ -123,44 +123,46 @@ class Block:
 
     @property
     def maps(self) -> dict[str, LinearMap]:
-        """Every linear map, those of the experts of a mixture too, by name inside the block, in module order."""
+        """Return every linear map, those of a mixture's experts too, by name inside the block, in module order."""
         return self.modules_of(*KINDS)
 
     def token_shares(self) -> list[tuple[LinearMap, float]]:
-        """Every linear map, and the share of all tokens that pass it, as far as that is known without running."""
+        """Return every linear map with the share of all tokens that pass it, as far as known without a run."""
         own = [(module, 1.0) for module in self.linears.values()]
         mixed = ((one, mixture.token_share) for mixture in self.mixtures.values() for one in mixture.modules())
         return [*own, *((one, share) for one, share in mixed if isinstance(one, KINDS))]
 
     @property
     def features(self) -> float:
-        """Numbers that one token has in inputs and, twice, outputs of all linear maps that it passes."""
+        """Return how many numbers one token has in inputs and, twice, outputs of all linear maps that it passes."""
         sizes = ((*widths(module), share) for module, share in self.token_shares())
         return sum(share * (inputs + 2 * outputs) for inputs, outputs, share in sizes)
 
     def stored_name(self, module: str) -> str:
-        """What files call a module of the block."""
+        """Return the name that files give to a module of the block."""
         return f"{self.name}.{module}"
 
     def modules_of(self, *kinds: type[M]) -> dict[str, M]:
-        """Every module of some classes by name inside the block, in module order."""
+        """Return every module of the given classes by name inside the block, in module order."""
         return {name: module for name, module in self.module.named_modules() if isinstance(module, kinds)}
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`{canonical name: tensor}` → `{name inside the block: tensor}`."""
+        """Return the block's tensors under their names inside the block, given those under canonical names."""
         return {name[len(self.name) + 1 :]: tensors[name] for name in self.names}
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `local`."""
+        """Return tensors under canonical names, given those under names inside the block."""
         return {f"{self.name}.{name}": tensor for name, tensor in local.items()}
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
-        """The block's own forward with the given tensors (names inside the block, complete: strict)."""
+        """Return the output of the block's own forward with these tensors, complete and by name inside the block."""
         own = call.block_call(self.name)
+        # strict: a missing tensor would stay on the meta device, and a map without bias then returns uninitialised
+        # memory.
         return functional_call(self.module, dict(local), own.args, dict(own.kwargs), tie_weights=False, strict=True)
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
-        """The forward of the module called `part` inside the block, such as its attention."""
+        """Return what the forward of a module inside the block gives, such as that of its attention."""
         own = {name[len(part) + 1 :]: tensor for name, tensor in local.items() if name.startswith(f"{part}.")}
         module = self.module.get_submodule(part)
         return functional_call(module, own, args, kwargs, tie_weights=False, strict=True)
@@ -177,58 +179,55 @@ class Stage(ABC):
     outer: tuple[str, ...]
     """Tensors outside the blocks that the first call needs (embeddings, first norm)."""
     norm: type[nn.Module] | None = None
-    """Class of the scale-only norms (RMSNorm) inside the blocks, where there are any."""
+    """Class of the scale-only norms (RMSNorm) inside the blocks; None without such norms."""
     norm_offset = 0.0
-    """What these norms add to their stored weight: 1 where they are (1 + weight) * z."""
+    """Number that these norms add to their stored weight: 1 if they compute (1 + weight) * z."""
     head_axis: int | None = None
-    """Axis of the heads in what norms over each head's part of a token are given: 2 of `[batch, tokens, heads, width]`,
-    1 of `[batch, heads, tokens, width]`; None where there are no such norms."""
+    """Axis of the heads in the inputs of norms over each head's part of a token: 2 for `[batch, tokens, heads, width]`,
+    1 for `[batch, heads, tokens, width]`; None without such norms."""
     spent: tuple[str, ...] = ()
-    """Names of inputs that nothing but the first call of the stage reads."""
+    """Names of inputs that only the first call of the stage reads."""
     feeds = True
     """Whether anything behind the stage, final features included, depends on it."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
-        """The call of block 0 on `inputs`; `upstream` is the call after the last block of the stage before."""
+        """Return the call of block 0 on `inputs`; `upstream` is the call after the last block of the stage before."""
 
     @abstractmethod
     def weighting(self, index: int, module: str) -> str:
-        """Name of the token weighting of `module` in block `index`; "all" is weight 1 on every token."""
+        """Return the name of the token weighting of `module` in block `index`; "all" is weight 1 on every token."""
 
     @abstractmethod
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Weights `[batch, tokens]`, >= 0, of a weighting on one batch; None means all 1, 0 leaves a token out."""
+        """Return the weights `[batch, tokens]`, >= 0, of a weighting; None means all 1, 0 leaves a token out."""
 
     def part(self, module: str) -> str:
-        """The residual part (named as in `sublayers`) that a linear map of a block belongs to, by its name inside the
-        block; "block" where an architecture's block does not fall apart."""
+        """Return the residual part, named as in `sublayers`, of a linear map of a block; "block" without parts."""
         return "block"
 
     def sharing(self, index: int) -> Sequence[Sequence[str]] | None:
-        """Linear maps of a block that share an input, all of them, where that is known before it runs."""
+        """Return all linear maps of a block, grouped by the input they share; None if only a run can tell."""
         return None
 
     def arrange_tokens(self, given: Tensor) -> Tensor:
-        """What a norm is given as `[batch, tokens, width]` or `[batch, tokens, heads, width]`."""
+        """Return the input of a norm as `[batch, tokens, width]` or `[batch, tokens, heads, width]`."""
         return given.movedim(1, 2) if given.ndim == 4 and self.head_axis == 1 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        """Everything that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
+        """Return all that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden_state
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
-        """The part of `state` that this stage's own blocks produce, `[batch, tokens, width]`, with padding zeroed."""
+        """Return the part of `state` that this stage's own blocks produce, with padding zeroed."""
         return self.state(call, inputs)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
-        """The same call on another state."""
+        """Return the call on another state."""
         return call.with_state(state)
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """The residual parts of a block, from call to call, in order; together they are the block.
-
-        Empty where an architecture's block does not fall apart like this.
+        """Return the residual parts of a block in order, which together are the block; empty without such parts.
 
         Args:
             tensors: placed, by name inside the block.
@@ -236,7 +235,7 @@ class Stage(ABC):
         return {}
 
     def advance(self, call: Call, output: Any) -> Call:
-        """The call of the next block, given what this block returned."""
+        """Return the call of the next block, given what this block returned."""
         return call.with_state(output[0] if isinstance(output, tuple) else output)
 
 
@@ -248,6 +247,7 @@ class Adapter(ABC):
 
     def __new__(cls, *_: Any, **__: Any) -> Adapter:
         adapter = super().__new__(cls)
+        # In `__new__`, so that subclasses need not call an `__init__` that is abstract.
         adapter.in_use = threading.RLock()
         return adapter
 
@@ -259,18 +259,17 @@ class Adapter(ABC):
     library = "transformers"
     """Package that loads the written model."""
     classes: tuple[str, ...] = ()
-    """Names in `architectures` of a `config.json` whose tensors are those of this architecture."""
+    """Names in `architectures` of a `config.json` that have the tensors of this architecture."""
     remakes: Mapping[str, str] = {}
-    """Names in `architectures` of other classes, and how to make a model of this architecture of one."""
+    """Names in `architectures` of other classes → how to turn one into a model of this architecture."""
     modality: Literal["pixels", "seq2seq", "causal", "text"]
-    """What samples are: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "text" (to classify)."""
+    """Kind of samples: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "text" (to classify)."""
     scores_with: Literal["prompts", "vocabulary", "own"]
-    """What scores a task for which a model brings no head: "prompts" (features of class prompts, by the base's text
-    tower), "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (what the task's expert
-    brings)."""
+    """Head of a task for which a model brings none: "prompts" (features of class prompts, by the base's text tower),
+    "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (that of the task's expert)."""
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
-    """Canonical names that base, merged and every expert must have: all that a merger acts on."""
+    """Canonical names that base, merged and every expert must have: all tensors that a merger acts on."""
     head: tuple[str, ...]
     """Canonical names read from the base for every model (CLIP: the visual projection), possibly none."""
     closing: tuple[str, ...]
@@ -280,30 +279,30 @@ class Adapter(ABC):
     scale = 1.0
     """Factor of the final features before `scoring`."""
     softcap: float | None = None
-    """Bound of the scores of tokens: cap * tanh(scores / cap); None where there is none."""
+    """Bound of the scores of tokens: cap * tanh(scores / cap); None without one."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
     classifier: tuple[str, ...] = ()
-    """Names of the linear maps that are the head of every expert's own, from final features to scores, with tanh
-    between them; where `scores_with` is "own"."""
+    """Names of the linear maps, with tanh between them, that form every expert's own head from final features to
+    scores, if `scores_with` is "own"."""
     aliases: Mapping[str, str] = {}
-    """Names under which files repeat a tensor, and the tensor: both must hold the same values."""
+    """Names under which files repeat a tensor → the tensor; both must hold the same values."""
     image_processor = ""
-    """Class of transformers that makes pixels of pictures, where the files do not say how in another way; empty for the
-    one that the base's settings name."""
+    """Class of transformers that turns pictures into pixels unless the files say otherwise; empty for the class that
+    the base's settings name."""
     class_token = False
     """Whether the first token is a class token."""
     causal = False
-    """Whether every token sees those before it alone."""
+    """Whether every token sees only those before it."""
     embeds = False
-    """Whether final features are embeddings of texts, whose cosines say how alike two texts are."""
+    """Whether final features are embeddings of texts, whose cosines measure how alike two texts are."""
     reads_prompts = False
-    """Whether the text tower is a stage too, so that every picture comes with a prompt and every model's own text tower
-    makes the heads of class prompts."""
+    """Whether the text tower is a stage too: every picture then comes with a prompt, and every model's own text tower
+    makes the heads from class prompts."""
     image_token: int | None = None
-    """Of a language model that reads pictures: the token that stands for a part of one."""
+    """Token that stands for a part of a picture, in a language model that reads pictures."""
     kept_float32: tuple[str, ...] = ()
-    """Parts of the names of tensors that transformers keeps in float32 when it loads a float16 model."""
+    """Parts of names of tensors that transformers keeps in float32 when it loads a float16 model."""
     defaults: Mapping[str, Any]
     """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
@@ -311,20 +310,20 @@ class Adapter(ABC):
 
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Final features `[batch, k]` from the call after the last block; needs the tensors in `closing` and `head`."""
+        """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""
 
     @property
     def answers(self) -> Answers:
-        """What the decisions of these models are, where a model brings no head."""
+        """Return the kind of decision of these models if a model brings no head."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
     @property
     def generates(self) -> bool:
-        """Whether the library's own class continues text."""
+        """Say whether the library's own class continues text."""
         return self.answers == "text"
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
-        """What answers batches with text, on the given tensors of the tower; where `answers` is "text".
+        """Return what answers batches with text on the given tensors of the tower, if `answers` is "text".
 
         Args:
             folder: checkpoint whose generation settings are used.
@@ -332,91 +331,93 @@ class Adapter(ABC):
         raise NotImplementedError(f"a {self.family} model generates no text")
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """What the library's own model returns for final features: the features, or a language model's scores."""
+        """Return the library model's output for final features: the features, or scores of a language model."""
         return features
 
     @abstractmethod
     def probe(self) -> Batch:
-        """Small fixed inputs on which a written model is compared with the one in memory."""
+        """Return small fixed inputs on which a written model is compared with the one in memory."""
 
     @abstractmethod
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
-        """`output` as the originating library computes it from a checkpoint folder.
+        """Return `output` as the originating library computes it from a checkpoint folder.
 
         Raises:
             NumericalError: the library would re-initialise a tensor.
         """
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """What encodes class prompts through the base's text tower, and the factor of their cosines to features.
+        """Return what encodes class prompts through the base's text tower, and the factor of their cosines to features.
 
         Raises:
             NoScores: the base has no text tower, or no tokenizer.
-            InputError: a tokenizer that cannot be used.
+            InputError: the tokenizer cannot be used.
         """
         raise NoScores(f"base: {base.folder} has no text tower, so there is no zero-shot head")
 
     def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
-        """The same through the text tower of a model; where `reads_prompts`.
+        """Return what encodes class prompts through a model's own text tower, and the factor of their cosines to
+        features, if `reads_prompts`.
 
         Raises:
-            NoScores, InputError: as `prompt_encoder`.
+            NoScores: the base has no text tower, or no tokenizer.
+            InputError: the tokenizer cannot be used.
         """
         raise NotImplementedError(f"{model.label} has no text tower of its own")
 
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
-        """What the text tower reads of prompts, `[prompts, tokens]`; where `reads_prompts`.
+        """Return the text tower's inputs for prompts, `[prompts, tokens]`, if `reads_prompts`.
 
         Raises:
             NoScores: the base has no tokenizer.
-            InputError: one that cannot be used.
+            InputError: the tokenizer cannot be used.
         """
         raise NotImplementedError(f"a {self.family} model reads no prompts")
 
     @abstractmethod
     def tokens(self, inputs: Batch) -> int:
-        """Tokens of a batch in all stages together, padding included."""
+        """Return the number of tokens of a batch in all stages together, padding included."""
 
     @abstractmethod
     def misfit(self, inputs: Batch) -> str | None:
-        """What keeps `inputs` from being inputs of the model; None if nothing does."""
+        """Return what keeps `inputs` from being inputs of the model; None if nothing does."""
 
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor in `tower` and `head`."""
+        """Return the shape of every tensor in `tower` and `head`."""
 
     @abstractmethod
     def canonical(self, stored: str) -> str | None:
-        """Canonical name of a tensor in a checkpoint file; None for one that carries no information."""
+        """Return the canonical name of a tensor in a checkpoint file; None for one that carries no information."""
 
     @abstractmethod
     def is_carried(self, name: str) -> bool:
-        """Whether a tensor outside `tower` and `head` is a known part of the checkpoint (such as a text tower)."""
+        """Say whether a tensor outside `tower` and `head` is a known part of the checkpoint, such as a text tower."""
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """A `config.json` that transformers 4 (4.57) and 5 read alike, and notes on what version 4 cannot be told.
+        """Return a `config.json` that transformers 4 (4.57) and 5 read alike, and notes for users of version 4.
 
         Args:
-            config: as the origin of the files has it; its settings are those of this adapter.
-            model: the one that is written.
+            config: from the origin of the files; its settings are those of this adapter.
+            model: the model to be written.
         """
         return dict(config), []
 
     def loader(self, config: Mapping[str, Any]) -> str:
-        """The class of `library` that loads a model with this `config.json`."""
+        """Return the class of `library` that loads a model with this `config.json`."""
         return self.classes[0] if self.classes else "AutoModel"
 
     def loading(self, folder: Path, config: Mapping[str, Any]) -> str:
-        """Lines of Python that load a written model with this `config.json`."""
+        """Return lines of Python that load a written model with this `config.json`."""
         named = self.loader(config)
         return f'from {self.library} import {named}\n\nmodel = {named}.from_pretrained("{folder.as_posix()}")'
 
     def blocks(self) -> list[Block]:
-        """Every block of every stage in forward order."""
+        """Return every block of every stage in forward order."""
         return [block for stage in self.stages for block in stage.blocks]
 
     def block_layers(self) -> list[str]:
-        """Names of all blocks as charts and tables show them, in forward order."""
+        """Return the names of all blocks as charts and tables show them, in forward order."""
         several = len(self.stages) > 1
         return [
             f"{stage.name} block {i}" if several else f"block {i}"
@@ -425,30 +426,31 @@ class Adapter(ABC):
         ]
 
     def layers(self) -> list[str]:
-        """Names of all layers in forward order: what stands in front of every stage, its blocks, and last the head."""
+        """Return the names of all layers in forward order: for every stage what stands in front of it and its blocks,
+        then the head."""
         blocks = iter(self.block_layers())
         stages = ([self.first_layer(stage), *islice(blocks, len(stage.blocks))] for stage in self.stages)
         return [*chain.from_iterable(stages), LAST_LAYER]
 
     def first_layer(self, stage: Stage) -> str:
-        """Name of what stands in front of a stage, as charts and tables show it."""
+        """Return the name of what stands in front of a stage, as charts and tables show it."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
 
     def class_token_at(self, stage: Stage) -> bool:
-        """Whether the first token of a stage is a class token: that of pictures, of prompts not."""
+        """Say whether the first token of a stage is a class token: in a stage of pictures, not in one of prompts."""
         return self.class_token and stage.feeds
 
     def class_token_layers(self) -> dict[str, list[str]]:
-        """Layers whose state has a class token in front, behind the name of what stands in front of their stage, where
-        it is the same for every sample."""
+        """Return the layers whose state begins with a class token, by the name of their stage's first layer."""
         names = iter(self.block_layers())
+        # Without that first layer itself: behind it the class token's state is the same for every sample.
         found = {self.first_layer(stage): [*islice(names, len(stage.blocks))] for stage in self.stages}
         own = {self.first_layer(stage) for stage in self.stages if self.class_token_at(stage)}
         return {first: layers for first, layers in found.items() if first in own}
 
     @property
     def transposed_weights(self) -> frozenset[str]:
-        """Names of weights of linear maps that are stored `[inputs, outputs]`."""
+        """Return the names of weights of linear maps that are stored `[inputs, outputs]`."""
         return frozenset(
             f"{block.stored_name(name)}.weight"
             for block in self.blocks()
@@ -457,8 +459,8 @@ class Adapter(ABC):
         )
 
     def uncalibrated_names(self) -> list[str]:
-        """Names of tensors inside blocks that belong to no linear map and no norm, so that no calibration changes them:
-        tables of positions, convolutions, states."""
+        """Return names of tensors inside blocks that belong to no linear map and no norm (tables of positions,
+        convolutions, states), so that no calibration changes them."""
         found = []
         for stage in self.stages:
             for block in stage.blocks:
@@ -468,14 +470,14 @@ class Adapter(ABC):
         return found
 
     def parts(self) -> list[str]:
-        """The residual parts that linear maps of the blocks belong to (`Stage.part`), in the order of the modules."""
+        """Return the residual parts of all linear maps of the blocks (`Stage.part`), in the order of the modules."""
         found = (stage.part(name) for stage in self.stages for block in stage.blocks for name in block.maps)
         return list(dict.fromkeys(found))
 
 
 @contextmanager
 def walking(adapter: Adapter) -> Iterator[None]:
-    """Inside the `with`, this thread walks through an adapter's blocks: no gradients, `computing`, one walk at a time.
+    """Let this thread alone walk through an adapter's blocks inside the `with`, under `computing`, without gradients.
 
     Other threads that want the same adapter wait until this walk ends, however it ends.
     """
@@ -484,11 +486,11 @@ def walking(adapter: Adapter) -> Iterator[None]:
 
 
 class _StopForward(Exception):
-    """Raised by the hook on block 0; nothing else may be caught."""
+    """The exception that the hook on block 0 raises; nothing else may be caught."""
 
 
 def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str, Tensor], **inputs: Any) -> Call:
-    """How `model`'s own forward calls `first_block`, without running it.
+    """Return the call by which `model`'s own forward calls `first_block`, without running the block.
 
     Args:
         model: skeleton; parameters that `tensors` leaves out stay on meta and must not be reached.
@@ -503,6 +505,7 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
     parameters = {**dict(model.named_parameters()), **dict(model.named_buffers()), **tensors}
     handle = first_block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
+        # strict, so that a name in `tensors` that the model lacks is an error and not ignored.
         functional_call(model, parameters, (), inputs, strict=True)
     except _StopForward:
         pass
@@ -512,13 +515,13 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
 
 
 def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | None = None) -> Tensor:
-    """Token weights `[batch, tokens]`, float64, where the head reads one token of every sample alone: 1 for that one.
+    """Return token weights `[batch, tokens]`, float64, for a head that reads one token of every sample: 1 for that one.
 
     Args:
         call: of the stage's first block.
-        read: its position in every sample, `[batch]` or one for all.
+        read: position of that token in every sample, `[batch]` or one for all.
         other: weight of every other token.
-        attended: 1 for tokens, 0 for padding, which counts for nothing.
+        attended: 1 for tokens, 0 for padding, which has no weight.
     """
     batch, device = len(call.hidden_state), call.hidden_state.device
     weights = torch.full(call.hidden_state.shape[:2], other, device=device, dtype=torch.float64)
@@ -527,7 +530,7 @@ def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | 
 
 
 def check_buffers(skeleton: nn.Module) -> nn.Module:
-    """`skeleton` in eval mode; RuntimeError if a buffer was left on the meta device (its values would be garbage)."""
+    """Return `skeleton` in eval mode; raise RuntimeError if a buffer was left on the meta device, without values."""
     unset = [name for name, buffer in skeleton.named_buffers() if buffer.is_meta]
     if unset:
         raise RuntimeError(f"buffers without values in the skeleton: {', '.join(unset)}")

@@ -1,4 +1,4 @@
-"""Attention whose kernel is chosen call by call, so that no thread sets anything for the others."""
+"""Compute attention by a kernel that is chosen call by call, so that no thread sets anything for the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featcal.system.errors import InputError
 
 _NAME = "featcal"
 _SMALL_SCORES = 2**25
-"""Bytes of attention scores that count as few."""
+"""Bytes of attention scores up to which plain products are used."""
 
 
 class _Thread(threading.local):
@@ -31,12 +31,9 @@ _thread = _Thread()
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Inside the `with`, attention in this thread is two products and a softmax, whatever its size.
-
-    The fused kernels have no forward-mode derivative.
-    """
+    """Compute attention in this thread, inside the `with`, as two products and a softmax, whatever its size."""
     before = _thread.plain
-    _thread.plain = True
+    _thread.plain = True  # for forward-mode derivatives, which the fused kernels do not have
     try:
         yield
     finally:
@@ -44,25 +41,26 @@ def plain_attention() -> Iterator[None]:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    """`scaled_dot_product_attention`, on the CPU as plain products and softmax where its scores are small: three times
-    as fast there as the fused kernel, which is made for long sequences.
+    """Return `scaled_dot_product_attention`, on the CPU as plain products and softmax if its scores are small.
 
     Args:
         query, key, value: `[batch, heads, tokens, width]`.
-        attn_mask, options: as torch has them.
+        attn_mask, options: passed on to torch.
     """
+    # On the CPU the fused kernel, made for long sequences, takes three times as long on few scores.
     if _thread.plain or _is_small(query, key):
         return _plain(query, key, value, attn_mask, **options)
     return scaled_dot_product_attention(query, key, value, attn_mask, **options)
 
 
 def choose_attention(model: PreTrainedModel) -> None:
-    """Let a skeleton of transformers, of which nobody else has a part, attend by `attention`."""
+    """Let a skeleton of transformers, of which nobody else holds a part, compute attention by `attention`."""
     model.set_attn_implementation(_NAME)
 
 
 def _is_small(query: Tensor, key: Tensor) -> bool:
     scores = query.shape[:-1].numel() * key.shape[-2] * query.element_size()
+    # In bfloat16 the fused kernel is the faster one, even on few scores.
     return query.device.type == "cpu" and query.dtype is not torch.bfloat16 and scores <= _SMALL_SCORES
 
 
@@ -75,12 +73,13 @@ def _plain(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """The kernel that torch itself takes where every fused one is switched off; it adds masks, and nothing else.
+    """Return attention by the kernel that torch takes if every fused one is switched off.
 
     Args:
-        options: `scale` and `enable_gqa`, as torch's own function takes them.
+        options: `scale` and `enable_gqa`, passed on to torch.
     """
     if attn_mask is not None and attn_mask.dtype is torch.bool:
+        # This kernel adds its mask, whatever the dtype: one of booleans would add 0 and 1.
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     mixed: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, **options
@@ -91,11 +90,10 @@ def _plain(
 def _capped_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> Tensor:
-    """Attention whose scores are bounded by cap * tanh(scores / cap) before the mask, which no kernel of torch has;
-    softmax in float32 at least.
+    """Return attention with scores bounded by cap * tanh(scores / cap) before the mask, softmax in float32 at least.
 
     Args:
-        options: `softcap` and, if not 1 / sqrt(width), `scaling`; as transformers passes them.
+        options: `softcap` and, if not 1 / sqrt(width), `scaling`, as transformers passes them.
 
     Returns:
         `[batch, tokens, heads, width]`.
@@ -109,7 +107,7 @@ def _capped_attention(
     if mask is None and query.shape[2] > 1 and (getattr(module, "is_causal", True) if causal is None else causal):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
-        # the smallest number and not -inf: under padding there are rows that may look nowhere
+        # The smallest number and not -inf: rows under padding may attend to nothing, and would become NaN.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~mask, lowest) if mask.dtype is torch.bool else scores + mask
     shares = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
@@ -117,7 +115,7 @@ def _capped_attention(
 
 
 class _PlainKernel(TorchFunctionMode):
-    """Inside the `with`, this thread's calls of torch's attention are `_plain`."""
+    """Mode in which this thread's calls of torch's attention are calls of `_plain`."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         called = _plain if func is scaled_dot_product_attention else func
@@ -127,14 +125,14 @@ class _PlainKernel(TorchFunctionMode):
 def _forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' own attention around torch's kernels, with ours where they are better.
+    """Return attention by transformers' own function around torch's kernels, or around ours if they are faster.
 
     Raises:
-        InputError: an option of an architecture that changes its attention in a way that is not known here.
+        InputError: an option of an architecture changes its attention in a way that featcal does not know.
     """
     if options.get("s_aux") is not None:
         raise InputError(
-            "this architecture's attention has sinks, a score beside those of the tokens; featcal has none"
+            "this architecture's attention has sinks, a score beside those of the tokens; featcal does not compute them"
         )
     if options.get("softcap") is not None:
         return _capped_attention(module, query, key, value, attention_mask, **options), None

@@ -1,4 +1,4 @@
-"""See what enters and leaves the modules of a block, without changing the block."""
+"""Record what enters and leaves the modules of a block, without changing the block."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor, nn
 
 
 class _SeenAll(Exception):
-    """Raised by the hook on the last module; nothing else may be caught."""
+    """The exception that the hook on the last module raises; nothing else may be caught."""
 
 
 @contextmanager
 def record_inputs(modules: Mapping[str, nn.Module], enough: int | None = None) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, a run of a block or of a part of it fills name → input of those of its `modules` that are
-    called, in the order of their calls.
+    """Fill name → input of those `modules` that run inside the `with`, in the order of their calls.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
 
     Args:
-        enough: so many inputs end the body of the `with`.
+        enough: number of inputs after which the body of the `with` is left.
 
     Raises:
         RuntimeError: a module is called twice, or not with one positional tensor.
@@ -52,11 +51,11 @@ def record_inputs(modules: Mapping[str, nn.Module], enough: int | None = None) -
 
 @contextmanager
 def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) -> Iterator[dict[str, Tensor]]:
-    """Record the input of every one of the `modules` in the body of the `with`, and require that each was called.
+    """Record the input of every one of the `modules` inside the `with`, and require that each was called.
 
     Args:
-        to_the_end: False ends the body of the `with` when the last input is seen: the last product of the block
-            is then not formed, but a module that is called again afterwards goes unnoticed.
+        to_the_end: False leaves the body of the `with` at the last input: the last product of the block is then not
+            formed, but a module that is called again afterwards goes unnoticed.
 
     Raises:
         RuntimeError: also at exit, if a module was not called: its statistics would be incomplete.
@@ -70,7 +69,7 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
 
 @contextmanager
 def capture_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, the run of a block fills name → output (bias included) of every one of its `modules`."""
+    """Fill name → output (bias included) of every one of the `modules` that runs inside the `with`."""
     seen: dict[str, Tensor] = {}
 
     def remember(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where features are computed, in which dtype, and with which kernels."""
+"""Choose device, dtype and kernels of all computations of features."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ _C: Any = torch._C
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and in which dtype features are computed: `exact` is float32, `fast` is bfloat16."""
+    """Device and dtype in which features are computed: `exact` is float32, `fast` is bfloat16."""
 
     device: torch.device
     dtype: torch.dtype
 
     def move(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device in their own dtype: for the solve, which loses nothing.
-
-        They reach CUDA through pinned memory, so that nobody waits for the copy.
-        """
+        """Return the tensors on the device in their own dtype, for the solve, which must lose nothing."""
         if self.device.type != "cuda":
             return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        # Through pinned memory, so that nobody waits for the copy.
         return {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in tensors.items()}
 
     def place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors on the device, floating ones in the compute dtype: for the forward."""
+        """Return the tensors on the device, floating ones in the compute dtype, for the forward."""
         return {
             name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
             for name, tensor in tensors.items()
@@ -46,14 +44,14 @@ DTYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True))
 
 
 def compute_for(device: str, precision: str = "exact") -> Compute:
-    """`Compute` for the public options.
+    """Return the `Compute` of the public options.
 
     Args:
-        device: "auto" (CUDA where there is one), "cpu", or any CUDA device such as "cuda" or "cuda:1".
+        device: "auto" (CUDA if there is one), "cpu", or any CUDA device such as "cuda" or "cuda:1".
         precision: "exact" or "fast".
 
     Raises:
-        InputError: unknown precision, or a device that this machine does not have.
+        InputError: the precision is unknown, or this machine has no such device.
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not '{precision}'")
@@ -61,9 +59,10 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
+        # `torch.device` accepts any name; only an allocation shows whether the device is there.
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device '{device}' is not to be had on this machine; use --device cpu") from error
+        raise InputError(f"device '{device}' is not available on this machine; use --device cpu") from error
     return Compute(chosen, DTYPES[precision])
 
 
@@ -72,7 +71,7 @@ Setting = tuple[str, str, str]
 
 
 class _Computing(ContextDecorator):
-    """Settings of the whole process: the first thread to enter makes them, the last one to leave puts them back.
+    """Settings of the whole process: the first thread to enter makes them, the last one to leave restores them.
 
     Nothing in here belongs to a thread, so it does not matter which one is last.
     """
@@ -95,7 +94,7 @@ class _Computing(ContextDecorator):
 
 
 computing = _Computing()
-"""Inside the `with`, float32 products are float32 on every device, by the fastest kernels that are.
+"""Makes float32 products float32 on every device inside the `with`, by the fastest kernels that are.
 
 On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16": it hands
 float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere has AVX-512
@@ -110,19 +109,17 @@ _OPERATIONS = ("conv", "matmul")
 
 
 def _precision(backend: str, operation: str) -> str:
-    """The precision in force, which may come from the backend's "all" or from the "generic" one above it."""
+    """Return the precision in force, which may come from the backend's "all" or from the "generic" one above it."""
     found: str = _C._get_fp32_precision_getter(backend, operation)
     return found
 
 
 def _keep_float32(before: list[Setting]) -> None:
-    """Make the settings of `computing`; what puts them back is appended to `before`. After an error nothing is set.
-
-    A backend's "all" is tried first: torch's own default for convolutions on CUDA gives way to it, and could not be
-    named again had it been replaced. Only what the process has set for an operation itself is replaced there.
-    """
+    """Make the settings of `computing`, and append to `before` what restores the old ones; set nothing on an error."""
     try:
         for backend in ("cuda", "mkldnn"):
+            # "all" first: torch's own default for convolutions on CUDA gives way to it, and could not be named again
+            # had it been replaced. Only what the process has set for an operation itself is replaced there.
             for operation in ("all", *_OPERATIONS):
                 concerned = _OPERATIONS if operation == "all" else (operation,)
                 if any(_precision(backend, one) not in _FULL for one in concerned):
@@ -135,9 +132,10 @@ def _keep_float32(before: list[Setting]) -> None:
 
 
 def _replace(before: list[Setting], backend: str, operation: str, precision: str) -> None:
-    """Set one precision. One that is in force above it as well is taken to come from there."""
+    """Set one precision and append the old one to `before`."""
     own = _precision(backend, operation)
     above = _precision("generic", "all") if operation == "all" else _precision(backend, "all")
+    # A precision that is in force above, too, is taken to come from there: "none" restores that.
     before.append((backend, operation, "none" if own == above else own))
     _C._set_fp32_precision_setter(backend, operation, precision)
 
@@ -150,7 +148,7 @@ def _put_back(before: list[Setting]) -> None:
 
 @cache
 def _onednn_keeps_float32() -> bool:
-    """Whether products under the setting "bf16" are exact where bfloat16 would not be."""
+    """Say whether float32 products under the setting "bf16" are exact in bits that bfloat16 would lose."""
     if not _C._has_mkldnn:
         return False
     value = 1 + 2.0**-12

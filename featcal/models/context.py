@@ -1,4 +1,4 @@
-"""What travels through every walk over the blocks of a model."""
+"""Bundle what every walk over the blocks of a model needs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Run:
     base: Weights
     merged: Weights
     head: Mapping[str, Tensor]
-    """Tensors outside the tower that all models share, on the compute device; empty where the base has none."""
+    """Tensors outside the tower that all models share, on the compute device; empty if the base has none."""
     compute: Compute
     progress: Progress = silent
     store: ActivationStore = field(default_factory=ActivationStore)
-    """Holds token states between two blocks; its budget is what they may take in memory."""
+    """Holds token states between two blocks, within its budget of memory."""
     seconds: Seconds = field(default_factory=Seconds)
-    """Adds up where the time goes."""
+    """Adds up the time of every stage."""
     ranks: Ranks = ALONE
     """The processes that share the tasks."""

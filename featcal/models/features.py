@@ -1,4 +1,4 @@
-"""Features of a model, from the same walk over blocks that drift and calibration use."""
+"""Compute features of a model in the walk over blocks that drift and calibration use, too."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from featcal.models.walk import Walk
 def final_features(
     adapter: Adapter, model: Weights, head: Mapping[str, Tensor], batches: Sequence[Batch], compute: Compute
 ) -> Float[Tensor, "n k"]:
-    """Final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
+    """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time."""
     alone = ExpertPass("", model, list(batches), (), compute)
     return expert_features(Run(adapter, model, model, head, compute), {"": alone})[""]
 
 
 def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Float[Tensor, "n k"]]:
-    """Final features of every task's expert on its samples, mapped where it brings a map, on the compute device; one
-    block is in memory at a time."""
+    """Return the final features of every task's expert on its samples, through the expert's map if it has one, on the
+    compute device; one block is in memory at a time."""
     with walking(run.adapter):
         walk = Walk(run, "features", experts, {})
+        # A stage that feeds nothing (a text tower) does not reach the final features.
         for _ in _layers(run.adapter, walk, [stage for stage in run.adapter.stages if stage.feeds]):
             pass
         closed = {
@@ -39,14 +40,14 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
 
 
 def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
-    """A model's features behind every layer on the samples of one task, by layer in forward order, on the CPU.
+    """Return a model's features behind every layer on the samples of one task, by layer in forward order, on the CPU.
 
-    Behind embeddings and blocks it is the state `[n, d]` of the class token where the architecture has one, else the
-    mean over the stage's own tokens but padding. The last layer gives the final features `[n, k]`, mapped where the
-    model brings a map for the task.
+    Behind embeddings and blocks they are the state `[n, d]` of the class token if the architecture has one, else the
+    mean over the stage's own tokens without padding. The last layer gives the final features `[n, k]`, through the
+    model's map for the task if it has one.
 
     Args:
-        one: the samples and whatever model; what was kept of it is not computed again.
+        one: the samples and any model; what was kept of it is not computed again.
     """
     adapter, found = run.adapter, {}
     with walking(adapter):
@@ -64,7 +65,7 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
 
 
 def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
-    """Every layer of some stages, by name, once the walk's experts stand behind it. To be consumed to the end."""
+    """Yield every layer of some stages by name, when the walk's experts have passed it; to be consumed to the end."""
     names = {block.name: layer for block, layer in zip(adapter.blocks(), adapter.block_layers(), strict=True)}
     for stage in stages:
         walk.enter(stage)
@@ -79,14 +80,15 @@ def _layers(adapter: Adapter, walk: Walk, stages: Iterable[Stage]) -> Iterator[t
 def _batch_features(
     adapter: Adapter, one: ExpertPass, head: Mapping[str, Tensor], calls: Iterable[Call]
 ) -> Iterator[Tensor]:
-    """Final features of every batch from the calls behind the last block."""
+    """Return the final features of every batch from the calls behind the last block."""
     closing = one.compute.place(one.weights.read(adapter.closing)) | dict(head)
     return (adapter.final(closing, call, batch) for call, batch in zip(calls, one.batches, strict=True))
 
 
 def _pool_tokens(adapter: Adapter, stage: Stage, call: Call, batch: Batch) -> Float[Tensor, "b d"]:
-    """The class token's state, or the mean over the tokens that a state of ones has something at."""
+    """Return the class token's state, or else the mean over all tokens but padding."""
     state = stage.own_state(call, batch)
     if adapter.class_token_at(stage):
         return state[:, 0]
+    # A state of ones with its padding zeroed counts the tokens, whatever the architecture's mask is.
     return state.sum(1) / stage.own_state(call.with_state(torch.ones_like(call.hidden_state)), batch).sum(1)

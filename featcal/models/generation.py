@@ -1,4 +1,4 @@
-"""The library's own language model, whole, for what is generated token by token."""
+"""Generate text token by token with the library's own whole language model."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Generator:
 
     model: Any
     encodes: bool
-    """Whether the prompt goes to an encoder; otherwise the answer goes on from it."""
+    """Whether the prompt goes to an encoder; otherwise the answer continues it."""
     positions: int | None = None
-    """Tokens that prompt and answer may have together, where the model has a table of positions: answers end there."""
+    """Tokens that prompt and answer may have together if the model has a table of positions; answers end there."""
     seen: Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]] | None = None
-    """Of a batch and of the token ids that are read: what the model is given of the pictures that come with them; None
-    where it reads none."""
+    """Returns the model's inputs for the pictures of a batch, given the batch and the token ids that it reads; None if
+    the model reads no pictures."""
     unsaid: tuple[int, ...] = ()
-    """Tokens that no answer has: those that stand for pictures, which the library takes for more of them."""
+    """Tokens that are kept out of answers: those that stand for pictures, which the library would take for more."""
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end an answer; none where the model names none."""
+        """Return the tokens that end an answer; none if the model names none."""
         named = self.model.generation_config.eos_token_id
         if named is None:
             named = self.model.config.eos_token_id
         return frozenset([] if named is None else named if isinstance(named, list) else [named])
 
     def answers(self, batch: Mapping[str, Tensor], **options: Any) -> Tensor:
-        """New token ids `[batch, new]`.
+        """Return new token ids `[batch, new]`.
 
         Args:
             options: of transformers' `generate`.
@@ -47,7 +47,7 @@ class Generator:
             ids, mask = batch["input_ids"], batch["attention_mask"]
         else:
             ids, mask = prompts(batch)
-        if self.positions is not None:  # the last token is not read any more
+        if self.positions is not None:  # + 1: the last token is generated, but never read
             room = self.positions - ids.shape[1] + 1
             options["max_new_tokens"] = min(options.get("max_new_tokens", room), room)
         pictures = self.seen(batch, ids) if self.seen is not None else {}
@@ -57,12 +57,10 @@ class Generator:
         return produced[:, 1 if self.encodes else ids.shape[1] :]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
-        """Answers drawn from the model's own distribution, at temperature 1 and nothing cut off it.
-
-        Whatever settings of sampling came with the model are left aside. Draws are torch's global ones.
+        """Draw answers from the model's own distribution, at temperature 1 and uncut, by torch's global generator.
 
         Args:
-            tokens: new ones at most.
+            tokens: largest number of new ones.
 
         Returns:
             For every prompt the new ids `[tokens]`, up to the token that ends them.
@@ -70,6 +68,7 @@ class Generator:
         from transformers import GenerationConfig
 
         own, ends = self.model.generation_config, sorted(self.ends)
+        # Settings of sampling that came with the model would be merged with the options below.
         self.model.generation_config = GenerationConfig(decoder_start_token_id=own.decoder_start_token_id)
         try:
             produced = self.answers(
@@ -89,13 +88,13 @@ class Generator:
         return [self.cut_at_end(row) for row in produced]
 
     def cut_at_end(self, answer: Tensor) -> Tensor:
-        """Of new tokens `[new]` those up to the first that ends an answer, which is one of them."""
+        """Return new tokens `[new]` up to and including the first that ends an answer."""
         stops = [place for place, token in enumerate(answer.tolist()) if token in self.ends]
         return answer[: stops[0] + 1] if stops else answer
 
     @torch.no_grad()
     def log_probabilities(self, batch: Mapping[str, Tensor], answers: Sequence[Tensor]) -> list[Tensor]:
-        """Of every token of the vocabulary at every position of the given answers, by teacher forcing.
+        """Return the log-probability of every token of the vocabulary along the given answers, by teacher forcing.
 
         Args:
             answers: token ids `[tokens]`, one tensor for each prompt of the batch, on its device.
@@ -109,6 +108,7 @@ class Generator:
             starts = [0] * len(answers)
         else:
             ids, mask = prompts(batch)
+            # Right padding from here on: left padding would shift positions in a plain forward.
             own = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
             rows = [torch.cat([prompt, answer])[: self.positions] for prompt, answer in zip(own, answers, strict=True)]
             padded = pad_sequence(rows, batch_first=True)
@@ -125,7 +125,7 @@ class Generator:
 
 
 def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The prompts of a causal batch without their answers, padded on the left as generation needs it.
+    """Return the prompts of a causal batch without their answers, padded on the left as generation needs it.
 
     A text without an answer is a prompt as a whole.
 
@@ -145,10 +145,10 @@ def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class Pupil:
-    """A whole model in front of the prompts of one task, in batches.
+    """A whole model that answers the prompts of one task, in batches.
 
     Args:
-        tokens: new ones of an answer at most.
+        tokens: largest number of new ones in an answer.
     """
 
     def __init__(self, generator: Generator, batches: Sequence[Mapping[str, Tensor]], tokens: int) -> None:
@@ -157,11 +157,11 @@ class Pupil:
 
     @cached_property
     def answers(self) -> list[Tensor]:
-        """What the model says to every prompt, up to the token that ends it: `[tokens]`."""
+        """Return the model's answer to every prompt, up to the token that ends it: `[tokens]`."""
         return [answer for batch in self._batches for answer in self._answers(batch)]
 
     def log_probabilities(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
+        """Yield the model's log-probabilities along given answers, `[tokens, vocabulary]`, prompt by prompt."""
         rest = iter(answers)
         for batch in self._batches:
             some = [*islice(rest, len(batch["input_ids"]))]
@@ -180,9 +180,9 @@ class Pupil:
 
 
 def prompt_batch(batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Texts without answers, as experts write them from nothing, are gone on from their first half; those with a
-    picture, which must stay whole, from their end."""
+    """Return the prompts of a batch; texts without answers, as experts write them, are cut to their first half."""
     kept = batch["attention_mask"]
+    # Texts with a picture must stay whole.
     if "pixel_values" in batch or "completion_mask" not in batch or not torch.equal(batch["completion_mask"], kept):
         return batch
     half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)

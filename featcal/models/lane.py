@@ -1,4 +1,4 @@
-"""A lane: one model on the batches of one task, block by block; and what is kept of it for the next walk."""
+"""Run one model on the batches of one task, block by block (a lane), and keep what the next walk can use."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Step:
     """One batch through one block of a lane."""
 
     call: Call
-    """What the block was called with."""
+    """Arguments of the block."""
     after: Call
-    """What the next block will be called with."""
+    """Arguments of the next block."""
     inputs: Mapping[str, Tensor]
-    """Input of linear maps by name, of those that were asked for."""
+    """Inputs of the linear maps that were asked for, by name."""
     outputs: Mapping[str, Tensor]
-    """Output of linear maps, bias included, of those that were asked for."""
+    """Outputs, bias included, of the linear maps that were asked for, by name."""
 
 
 def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
-    """One call through a block of any model: the call of the next block. Every step of every lane is this.
+    """Return the call of the next block after one block of any model; every step of every lane goes through here.
 
     Args:
         tensors: the model's, placed, by name inside the block.
@@ -45,10 +45,10 @@ def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: C
 
 
 class Kept:
-    """What walks leave for the next one, in memory as far as there is room: first calls of every lane, and the steps
-    of those whose model stays the same, the experts'. They depend on models and samples, not on lam, rho or alpha.
+    """Results that one walk leaves for the next one, in memory as far as there is room.
 
-    Things are found again by the very objects that they were made of.
+    These are first calls of every lane and, of lanes whose model stays the same (the experts'), all steps. They depend
+    on models and samples, not on lam, rho or alpha.
 
     Args:
         budget: bytes, beyond which blocks are run anew every time.
@@ -56,27 +56,28 @@ class Kept:
 
     def __init__(self, budget: int) -> None:
         self.left = budget
-        """Bytes that are not taken."""
+        """Bytes that are still free."""
         self.checked: set[str] = set()
-        """Tasks whose first batch was held against the library's own forward."""
+        """Tasks whose first batch was checked against the library's own forward."""
         self._entries: dict[Hashable, tuple[Sequence[object], list[Any]]] = {}
 
     @classmethod
     def from_device(cls, device: torch.device) -> Kept:
-        """A quarter of what the device has to spare now."""
+        """Return an empty one with a quarter of the memory that the device can spare now."""
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
 
     def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
-        """What was kept under a key, one thing per batch; None where it was made of something else."""
+        """Return what was kept under a key, one thing per batch; None if it was made of other objects."""
         of, things = self._entries.get(key, ((), []))
+        # By identity, so that nothing stale is found and no tensor has to be compared.
         same = len(of) == len(made_of) and all(one is other for one, other in zip(of, made_of, strict=True))
         return things if things and same else None
 
     @contextmanager
     def keeping(self, key: Hashable, made_of: Sequence[object]) -> Iterator[Callable[[Step | Call], None]]:
-        """Inside the `with`, what is handed over is kept in place of what the key had before: all of it once the body
-        ends, or nothing where room runs out or the walk is given up."""
+        """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
+        runs out or the walk is given up."""
         self._drop(key)
         things: list[Step | Call] = []
         fits = True
@@ -110,17 +111,18 @@ class Kept:
 
 
 def _bytes(thing: Step | Call) -> int:
-    """Of every tensor that a thing adds; a step's call is the `after` of the step before."""
+    """Return the bytes of every tensor that a thing adds; a step's call is the `after` of the step before."""
     if isinstance(thing, Step):
         parts: Iterable[Tensor] = (thing.after.hidden_state, *thing.inputs.values(), *thing.outputs.values())
     else:
         parts = (thing.hidden_state,)
+    # By identity: maps that share an input, such as q, k and v, hold one tensor.
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in parts}.values())
 
 
 @dataclass(frozen=True)
 class Entrance:
-    """What stands in front of a stage of one model: embeddings and first norm."""
+    """Embeddings and first norm of one model, which stand in front of a stage."""
 
     stage: Stage
     stored: Mapping[str, Tensor]
@@ -133,7 +135,7 @@ class Entrance:
 
     @cached_property
     def placed_tensors(self) -> dict[str, Tensor]:
-        """The tensors as the forward takes them."""
+        """Return the tensors as the forward takes them."""
         return self.compute.place(self.stored)
 
 
@@ -148,12 +150,12 @@ class Entry:
 
 
 class Lane:
-    """One model on the batches of one task: for every batch the call of the next block.
+    """One model on the batches of one task, which holds for every batch the call of the next block.
 
     Args:
         batches: shared by all lanes of the task.
         store: bounds the states that lie in memory between two blocks.
-        kept: what earlier walks left, and where this one leaves something.
+        kept: holds what earlier walks left, and takes what this one leaves.
         name: of the lane in `kept`.
         fixed: whether the next walk is of the same model, so that its steps are worth keeping.
     """
@@ -170,15 +172,15 @@ class Lane:
     ) -> None:
         self.weights, self.batches, self.compute = weights, batches, compute
         self.calls = store.hold()
-        """For every batch how the next block is called."""
+        """The call of the next block for every batch."""
         self._kept, self._name, self._fixed = kept, name, fixed
 
     def tensors(self, block: Block) -> dict[str, Tensor]:
-        """The model's tensors of a block as they are stored, by name inside the block, on the compute device."""
+        """Return the model's tensors of a block as they are stored, by name inside the block, on the compute device."""
         return block.local(self.compute.move(self.weights.read(block.names)))
 
     def enter(self, entrance: Entrance) -> Iterator[Entry]:
-        """First calls of a stage in place of the calls after the stage before; to be consumed to the end."""
+        """Replace the calls by first calls of a stage, and yield old and new ones; to be consumed to the end."""
         if self._kept is None or (self.calls and not self._fixed):
             yield from self._enter(entrance)
             return
@@ -211,10 +213,10 @@ class Lane:
         outputs: Collection[str] = (),
         move: bool = True,
     ) -> Iterator[Step]:
-        """Every batch through a block, in order; to be consumed to the end before the next block.
+        """Run every batch through a block, in order; to be consumed to the end before the next block.
 
         Args:
-            stored: what `tensors(block)` gave, or other tensors for this block, by name inside it.
+            stored: `tensors(block)`, or other tensors for this block, by name inside it.
             inputs, outputs: names of the linear maps (inputs also of norms) whose inputs or outputs are wanted.
             move: False leaves the lane in front of the block.
         """
@@ -236,7 +238,7 @@ class Lane:
                 yield step
 
     def _key_objects(self) -> list[object]:
-        """What decides all steps of a fixed lane."""
+        """Return the objects that decide all steps of a fixed lane."""
         return [self.weights, *self.batches]
 
     def _walk(
@@ -260,12 +262,12 @@ class Lane:
     def inputs(
         self, block: Block, placed: Mapping[str, Tensor], modules: Mapping[str, nn.Module], whole: bool
     ) -> Iterator[dict[str, Tensor]]:
-        """What the modules of a block are given, batch by batch; the lane stays in front of it.
+        """Yield the inputs of the modules of a block, batch by batch; the lane stays in front of the block.
 
         Args:
             placed: the block's tensors as the forward takes them.
             whole: run the first batch to the end of the block, so that a module that is called twice is found; all
-                others end when the last input was seen.
+                others end at the last input.
         """
         for position, call in enumerate(self.calls):
             with capture_inputs(modules, to_the_end=whole and position == 0) as given:
@@ -275,7 +277,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class ExpertPass:
-    """The samples of one task in batches, with the task's expert: what a walk starts from."""
+    """The samples of one task in batches with the task's expert, from which a walk starts."""
 
     task: str
     weights: Weights
@@ -284,25 +286,24 @@ class ExpertPass:
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
     kept: Kept | None = None
-    """Room for what the next walk can use. Without it there is one walk alone, which lets inputs go once they are
-    read."""
+    """Room for what the next walk can use; without it there is only one walk, which drops inputs once they are read."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
 
     def lane(self, store: ActivationStore, model: Weights | None = None) -> Lane:
-        """The expert's lane, or another model's on the same samples."""
+        """Return the expert's lane, or another model's on the same samples."""
         fixed = model is None
         weights = self.weights if model is None else model
         return Lane(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
 
     def spend(self, stage: Stage) -> None:
-        """Let inputs go that nothing but the first calls of a stage reads, unless there may be another walk."""
+        """Drop inputs that only the first calls of a stage read, unless there may be another walk."""
         if self.kept is None and stage.spent:
             self.batches[:] = [{n: t for n, t in batch.items() if n not in stage.spent} for batch in self.batches]
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs, in order: of what there was when it was first asked for."""
+        """Return the SHA-256 of all inputs, in order, as they were when it was first asked for."""
         digest = hashlib.sha256()
         for batch in self.batches:
             for name in sorted(batch):
@@ -313,4 +314,4 @@ class ExpertPass:
 def require_same_compute(passes: Mapping[str, ExpertPass], compute: Compute) -> None:
     """Raise InputError if expert passes were made on another device or in another precision."""
     if any(one.compute != compute for one in passes.values()):
-        raise InputError("the expert passes were made on another device or in another precision; make them anew")
+        raise InputError("the expert passes were made on another device or in another precision; make them again")

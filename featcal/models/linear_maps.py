@@ -1,4 +1,4 @@
-"""Linear maps, and how their weights are stored: `[outputs, inputs]`, or the other way round as GPT-2 has them."""
+"""Find linear maps and orient their weights, stored `[outputs, inputs]` or, as in GPT-2, the other way round."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
 
 
 def is_transposed(module: LinearMap) -> bool:
-    """Whether the weight is stored `[inputs, outputs]`."""
+    """Say whether the weight is stored `[inputs, outputs]`."""
     return isinstance(module, Conv1D)
 
 
 def widths(module: LinearMap) -> tuple[int, int]:
-    """Inputs and outputs of a map."""
+    """Return the numbers of inputs and outputs of a map."""
     rows, columns = map(int, module.weight.shape)
     return (rows, columns) if is_transposed(module) else (columns, rows)
 
 
 def orient_weight(module: LinearMap, weight: Tensor) -> Tensor:
-    """A stored weight as a matrix `[outputs, inputs]`, and such a matrix as it is stored."""
+    """Return a stored weight as a matrix `[outputs, inputs]`, or such a matrix as it is stored."""
     return weight.mT if is_transposed(module) else weight

@@ -1,4 +1,4 @@
-"""Whether a library's forward can be replayed block by block: from one captured call and what blocks return."""
+"""Check whether a library's forward can be replayed block by block, from one captured call and what blocks return."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from featcal.system.errors import InputError
 
 @torch.no_grad()
 def check_replay(adapter: Adapter, device: torch.device) -> None:
-    """Hold the calls that `Stage.advance` makes against those of the library's own forward, on the adapter's probe.
+    """Compare the calls that `Stage.advance` makes with those of the library's own forward, on the adapter's probe.
 
-    Each tensor that a block is given must be the very object of the replayed call: a mask of its own for some blocks
-    has equal values as long as the probe is shorter than its window. Of blocks that the first call knows to be called
-    apart (`Call.apart`), and whose own arguments are captured anew for every batch, values are compared.
+    Of blocks that the first call knows to be called apart (`Call.apart`), and whose own arguments are captured anew for
+    every batch, values are compared; of all others each tensor must be the very object of the replayed call.
 
     Raises:
-        InputError: naming the first block that the library calls otherwise.
+        InputError: names the first block that the library calls in another way.
     """
+    # Objects and not values: a mask of a block's own has equal values as long as the probe is shorter than its window.
     _check(adapter, _padded_probe(adapter, device), lambda ours, theirs: ours is theirs)
 
 
 @torch.no_grad()
 def check_first_batch(adapter: Adapter, batch: Batch) -> None:
-    """The same on samples of a run, its longest and its shortest: tensors of equal values are equal here.
+    """Compare the calls on samples of a run, its longest and its shortest, where equal values are enough.
 
     Blocks are the library's own modules, so equal calls of all of them mean that the replayed states, the last one
-    included, are those of the library's own forward. What a library makes of long texts alone, such as a window's
-    mask, a probe does not show.
+    included, are those of the library's own forward. A probe does not show what a library does only with long texts,
+    such as the mask of a window.
 
     Args:
         batch: the first of the run.
 
     Raises:
-        InputError: naming the first block that the library calls otherwise.
+        InputError: names the first block that the library calls in another way.
     """
     mask = batch.get("attention_mask")
     lengths = torch.arange(2 if len(next(iter(batch.values()))) > 1 else 1) if mask is None else mask.sum(1)
@@ -52,8 +52,10 @@ def check_first_batch(adapter: Adapter, batch: Batch) -> None:
 
 
 def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], bool]) -> None:
-    """The forward runs on `inputs` with stand-ins for the blocks, which note how they are called and return constants
-    in the form of what the first block returns, so no weights are read and no block is computed."""
+    """Compare replayed calls with those of the library's forward on `inputs`, reading no weights, computing no blocks.
+
+    Stand-ins for the blocks note how they are called and return constants in the form of what the first block returns.
+    """
     upstream, device, shapes = None, next(iter(inputs.values())).device, adapter.shapes()
     for stage in adapter.stages:
         outer = {name: _constant(shapes[name], device) for name in stage.outer}
@@ -68,7 +70,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
                     f"{block.name}: {adapter.library} calls this block with other arguments than the blocks before it, "
                     "such as a mask or positions of its own; featcal cannot run this architecture block by block"
                 )
-        if stage is not adapter.stages[-1]:  # its last block may give states of another form
+        if stage is not adapter.stages[-1]:  # not behind the last one, whose last block may give states of another form
             upstream = stage.advance(
                 carried, _imitate_output(stage.blocks[-1], carried.block_call(stage.blocks[-1].name), device)
             )
@@ -77,7 +79,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
 def _library_calls(
     stage: Stage, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None, device: torch.device
 ) -> tuple[Call, list[Call], Any]:
-    """The stage's first call, how one forward of the library calls every block, and what the first one returns."""
+    """Return the stage's first call, one forward's calls of every block, and what the first block returns."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
     output = _imitate_output(first, call, device)
@@ -91,8 +93,7 @@ def _library_calls(
 
 
 def _imitate_output(block: Block, call: Call, device: torch.device) -> Any:
-    """Constants in the form of what a block returns, which is found out without computing it; a call of the form of
-    the block's last one has the same."""
+    """Return constants in the form of what a block returns, found without computing the block."""
 
     def to_meta(leaf: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
@@ -102,6 +103,7 @@ def _imitate_output(block: Block, call: Call, device: torch.device) -> Any:
 
     leaves, layout = tree_flatten((call.args, dict(call.kwargs)))
     form = device, layout, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    # A call of the form of the block's last one returns the same form.
     known, returned = _last_returned.get(block.module, (None, None))
     if known != form:
         args, kwargs = tree_map(to_meta, (call.args, dict(call.kwargs)))
@@ -112,7 +114,7 @@ def _imitate_output(block: Block, call: Call, device: torch.device) -> Any:
 
 
 def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:
-    """The adapter's probe with padding, without which libraries leave masks away."""
+    """Return the adapter's probe with padding, without which libraries leave masks out."""
     inputs = {name: tensor.clone().to(device) for name, tensor in adapter.probe().items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"][-1, -2:] = 0
@@ -120,7 +122,7 @@ def _padded_probe(adapter: Adapter, device: torch.device) -> dict[str, Tensor]:
 
 
 def _constant(shape: Sequence[int], device: torch.device) -> Tensor:
-    """A tensor that takes no memory whatever its size."""
+    """Return a tensor that takes no memory, whatever its size."""
     return torch.full((), 0.01, device=device).expand(tuple(shape))
 
 

@@ -1,4 +1,4 @@
-"""How the library's own forward calls every block, without computing any of them."""
+"""Record how the library's own forward calls every block, without computing any of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NOTHING = object()
 
 @contextmanager
 def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list[Call]]:
-    """Inside the `with`, blocks compute nothing: they note their calls, in order, and return `output`, or the state
-    that they were given where there is none."""
+    """Let blocks inside the `with` compute nothing: they note their calls, in order, and return `output`, or by default
+    the state that they were given."""
     seen: list[Call] = []
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -26,6 +26,7 @@ def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list
 
     forward: Callable[..., Any] = stand_in
     for block in blocks:
+        # An attribute of the instance hides the method of the class; deleting it restores the method.
         block.module.forward = forward
     try:
         yield seen
@@ -35,10 +36,10 @@ def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list
 
 
 def capture_calls(model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], **inputs: Any) -> Call:
-    """How `model`'s own forward calls its blocks: the call of the first one, and of each other that is called with
-    other objects beside its state (`Call.apart`), such as the mask of a window or positions of its own.
+    """Return the calls by which `model`'s own forward calls its blocks: that of the first one and, in `Call.apart`,
+    those of blocks that get other objects beside their state, such as the mask of a window.
 
-    What a block is given beside its state must not depend on states; `replay` holds that against the library.
+    What a block is given beside its state must not depend on states; `replay` checks that against the library.
 
     Args:
         model, tensors, inputs: as for `capture_call`.
@@ -56,7 +57,7 @@ def capture_calls(model: nn.Module, blocks: Sequence[Block], tensors: Mapping[st
 
 
 def same_beside(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]) -> bool:
-    """Whether two calls pass the same tensors and equal values otherwise, their states aside."""
+    """Say whether two calls pass the same tensors and equal other values, their states aside."""
     found = (tree_flatten((call.args[1:], dict(call.kwargs))) for call in (ours, theirs))
     (one, layout), (other, their_layout) = found
     if layout != their_layout:

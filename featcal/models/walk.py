@@ -1,7 +1,7 @@
-"""The one walk: experts and other models side by side through all blocks, on the samples of every task.
+"""Take experts and other models side by side through all blocks, on the samples of every task.
 
-Whoever walks is a visitor: it loops over stages and blocks, runs the lanes it needs through each block and takes what
-they captured. Calibration, drift, feature sources and final features are visitors.
+Every user of a walk is a visitor: it loops over stages and blocks, runs the lanes it needs through each block and takes
+what they captured. Calibration, drift, feature sources and final features are visitors.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ class Entering:
 
     task: str
     position: int
-    """Of the batch among the task's."""
+    """Position of the batch among the task's."""
     front: Entrance
-    """What stands in front of the stage in the task's expert."""
+    """Embeddings and first norm of the task's expert."""
     expert: Entry
     fronts: Mapping[str, Entrance]
-    """The same of the other models, by their names in the walk."""
+    """Embeddings and first norms of the other models, by their names in the walk."""
     models: Mapping[str, Entry]
     """The batch on their lanes."""
 
 
 class Walk:
-    """Lanes of every task's expert and of other models. To be walked inside `walking`.
+    """Lanes of every task's expert and of other models; to be walked inside `walking`.
 
     Args:
-        label: what progress calls it.
+        label: name of the work in progress messages.
         experts: their batches are the samples.
-        models: weights of the others by name.
+        models: weights of the other models by name.
     """
 
     def __init__(self, run: Run, label: str, experts: Mapping[str, ExpertPass], models: Mapping[str, Weights]) -> None:
         self._run, self._label, self._passes, self._models = run, label, experts, models
         self.experts: dict[str, Lane] = {task: one.lane(run.store) for task, one in experts.items()}
-        """By task."""
+        """Lanes of the experts by task."""
         self.lanes: dict[str, dict[str, Lane]] = {
             name: {task: one.lane(run.store, model) for task, one in experts.items()} for name, model in models.items()
         }
-        """By model, then by task."""
+        """Lanes of the other models by model, then by task."""
         self._done, self._total = 0, len(run.adapter.blocks())
         for task, one in experts.items():
             self._check(task, one)
 
     def _check(self, task: str, one: ExpertPass) -> None:
-        """Hold the first batch of a task against the library's own forward, once for all walks on these samples."""
+        """Compare the first batch of a task with the library's own forward, once for all walks on these samples."""
         adapter = self._run.adapter
         needed = {name for stage in adapter.stages for name in stage.spent}
         if not one.batches or not needed <= one.batches[0].keys():
-            raise InputError("expert passes without `kept` are walked once; make them anew, or with room for more")
+            raise InputError("expert passes without `kept` can be used only once; make them again, or with `kept`")
         if one.kept is None or task not in one.kept.checked:
             check_first_batch(adapter, one.batches[0])
             if one.kept is not None:
                 one.kept.checked.add(task)
 
     def entering(self, stage: Stage) -> Iterator[Entering]:
-        """First calls of a stage on every lane, batch by batch; to be consumed to the end."""
+        """Yield the first calls of a stage on every lane, batch by batch; to be consumed to the end."""
         compute = self._run.compute
         fronts = {name: Entrance.from_model(stage, model, compute) for name, model in self._models.items()}
         for task, one in self._passes.items():
@@ -82,14 +82,14 @@ class Walk:
             one.spend(stage)
 
     def enter(self, stage: Stage) -> Mapping[str, Entrance]:
-        """First calls of a stage on every lane; what stands in front of it in every model but the experts."""
+        """Make the first calls of a stage on every lane; return its `Entrance` in every model but the experts."""
         fronts: Mapping[str, Entrance] = {}
         for entering in self.entering(stage):
             fronts = entering.fronts
         return fronts
 
     def blocks(self, stage: Stage) -> Iterator[tuple[int, Block]]:
-        """The blocks of a stage with their index; every lane must have been taken through one before the next."""
+        """Yield the blocks of a stage with their index; take every lane through one before the next."""
         for index, block in enumerate(stage.blocks):
             self._run.progress(self._label, self._done, self._total)
             yield index, block
@@ -97,15 +97,13 @@ class Walk:
             self._run.store.settle()
 
     def experts_at(self, block: Block) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Every task with its expert's tensors of a block, on the device as they are stored, by name inside it.
-
-        Where memory is not limited the next expert's are read while the last ones are computed with; those that are in
-        memory are looked up, since a thread for that would take its turns with this one.
-        """
+        """Yield every task with its expert's tensors of a block, placed as stored, by name inside the block."""
         seconds = self._run.seconds
+        # Tensors in memory are looked up: a thread for that would only take turns with this one.
         if all(is_in_memory(lane.weights, block.names) for lane in self.experts.values()):
             yield from ((task, lane.tensors(block)) for task, lane in self.experts.items())
             return
+        # Reading the next expert ahead needs memory for a second one.
         ahead = self._run.store.budget is None
         with ThreadPoolExecutor(1) as reader:
             reading: Future[dict[str, Tensor]] | None = None
@@ -114,10 +112,11 @@ class Walk:
                     tensors = self.experts[task].tensors(block) if reading is None else reading.result()
                 reading = reader.submit(self.experts[following].tensors, block) if ahead and following else None
                 yield task, tensors
+                # Or this expert's tensors would stay until the next one's are there.
                 del tensors
 
     def finish(self) -> None:
-        """All blocks are done: lanes give back what they hold."""
+        """Drop what all lanes hold, when all blocks are done."""
         for lane in (*self.experts.values(), *(lane for lanes in self.lanes.values() for lane in lanes.values())):
             lane.calls.clear()
         self._run.progress(self._label, self._total, self._total)

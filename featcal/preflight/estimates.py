@@ -14,8 +14,8 @@ import torch
 from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.calibrate import select_tasks
 from featcal.calibration.config import calibrated_blocks, calibrated_maps
-from featcal.calibration.linear_group import product_dtype
 from featcal.calibration.memory import working_bytes
+from featcal.calibration.precision import product_dtype
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import computing

@@ -1,4 +1,4 @@
-"""Columns on disk: parquet files, and the arrow tables of Hub data sets."""
+"""Read columns from disk: parquet files, and the arrow tables of Hub data sets."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ArrowTable:
     where: str
     schema: pa.Schema
     sizes: Sequence[int]
-    """Rows of every chunk."""
+    """Number of rows of every chunk."""
     read: Callable[[int, list[str]], pa.Table]
-    """Chunk, columns → those columns of that chunk."""
+    """Returns some columns of a chunk."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class ArrowTable:
         try:
             names = json.loads(described)["info"]["features"][column]["names"]
         except (ValueError, KeyError, TypeError):
-            return None  # described in another way, or no column of classes
+            return None  # another description, or not a column of classes
         return tuple(map(str, names))
 
     def place(self, row: int) -> str:
@@ -69,13 +69,13 @@ class ArrowTable:
 
 
 def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
-    """A parquet file or a folder of them, and whether the files themselves are those of `split`.
+    """Return the table of a parquet file or a folder of them, and whether its files are those of `split` alone.
 
     In a folder the Hub's names decide: the files of split "test" are `test.parquet`, `test-*.parquet` or lie in
-    `test/`. Where none has such a name, all files are taken.
+    `test/`. If none has such a name, all files are taken.
 
     Raises:
-        InputError: no parquet files, unreadable ones, or files with different columns.
+        InputError: there are no parquet files, or they cannot be read or have different columns.
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:

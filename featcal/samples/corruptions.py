@@ -1,8 +1,7 @@
-"""Pictures made worse, as robustness benchmarks do it: noise, motion blur, fog, in five severities.
+"""Corrupt pictures as robustness benchmarks do: noise, motion blur and fog, in five severities.
 
-Strengths are those of ImageNet-C (Hendrycks and Dietterich, arXiv 1903.12261), which are for pictures of 224 pixels a
-side; lengths of blur follow the side. Fog is octaves of smooth noise in place of their plasma fractal. What is drawn
-depends on kind, severity and the sample alone.
+Strengths are those of ImageNet-C (Hendrycks and Dietterich, arXiv 1903.12261) for pictures of 224 pixels a side;
+lengths of blur follow the side. Fog is octaves of smooth noise in place of their plasma fractal.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from featcal.samples.pool import Image
 from featcal.suite.source import CORRUPTIONS, Corruption
 
 Pixels = NDArray[np.float64]
-"""`[H, W, 3]` in 0-1."""
+"""Picture `[H, W, 3]` in 0-1."""
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviation by severity."""
 BLUR = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
-"""Radius and sigma in pixels by severity, of a picture of `SIDE`."""
+"""Radius and sigma in pixels by severity, for a picture of side `SIDE`."""
 FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
-"""Thickness, and how much fainter every finer octave is, by severity."""
+"""Thickness, and the factor by which every finer octave is fainter, by severity."""
 SIDE = 224
 
 
 def with_corruption(
     fetch: Callable[[Sequence[int]], list[Image]], how: Corruption
 ) -> Callable[[Sequence[int]], list[Image]]:
-    """The same pictures, each made worse by noise of its own."""
+    """Return a function that fetches the same pictures, each corrupted by noise of its own."""
 
     def worse(wanted: Sequence[int]) -> list[Image]:
         return [corrupt(image, how, one) for image, one in zip(fetch(wanted), wanted, strict=True)]
@@ -38,12 +37,13 @@ def with_corruption(
 
 
 def corrupt(image: Image, how: Corruption, sample: int) -> Image:
-    """One picture made worse.
+    """Return one corrupted picture.
 
     Args:
         image: uint8 `[H, W, 3]`.
-        sample: its place among all samples; decides what is drawn.
+        sample: its position among all samples.
     """
+    # Seeded by kind, severity and sample alone, so that neither the order nor other samples change a picture.
     rng = np.random.default_rng([CORRUPTIONS.index(how.kind), how.severity, sample])
     pixels = np.asarray(image, dtype=np.float64) / 255
     changed = _KINDS[how.kind](pixels, how.severity - 1, rng)
@@ -56,7 +56,7 @@ def _noise(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def _blur(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """A one-sided Gaussian along a line at -45 to 45 degrees; edges are repeated."""
+    """Blur by a one-sided Gaussian along a line at -45 to 45 degrees; edges are repeated."""
     scale = min(pixels.shape[:2]) / SIDE
     radius, sigma = (scale * one for one in BLUR[severity])
     steps = np.arange(max(1, round(2 * radius)) + 1)
@@ -69,7 +69,7 @@ def _blur(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def _shift(pixels: Pixels, down: float, right: float) -> Pixels:
-    """The picture seen from a fraction of a pixel further on; edges are repeated."""
+    """Return the picture moved by a fraction of a pixel; edges are repeated."""
     rows, columns = (np.arange(size) + by for size, by in zip(pixels.shape[:2], (down, right), strict=True))
     above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
     height, width = pixels.shape[:2]
@@ -83,7 +83,7 @@ def _shift(pixels: Pixels, down: float, right: float) -> Pixels:
 
 
 def _fog(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Light that is added, and the picture scaled back to the brightness that it had."""
+    """Add light, and scale the picture back to its old brightness."""
     thickness, decay = FOG[severity]
     haze, brightest = _smooth(pixels.shape[0], pixels.shape[1], decay, rng), pixels.max()
     dimmed: Pixels = (pixels + thickness * haze[..., None]) * brightest / (brightest + thickness)
@@ -91,7 +91,7 @@ def _fog(pixels: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def _smooth(height: int, width: int, decay: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Octaves of noise, each twice as fine and `decay` times as faint as the one before, scaled to 0-1."""
+    """Return octaves of noise, each twice as fine and `decay` times as faint as the one before, scaled to 0-1."""
     field, strength, cells = np.zeros((height, width)), 1.0, 1
     while cells < max(height, width):
         knots = rng.uniform(-1, 1, (cells + 1, cells + 1))

@@ -1,4 +1,4 @@
-"""Data sets on the Hub, or in local folders of the same layout, through the package `datasets`."""
+"""Read data sets on the Hub, or in local folders of the same layout, through the package `datasets`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside, require_no_hub
 
 _SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json", "state.json")
-"""What `save_to_disk` leaves: the first of several splits, the others of one."""
+"""Files that `save_to_disk` leaves: the first for several splits, the others for one."""
 
 
 def read_hub(name: str, root: Path, config: str | None, split: str, revision: str | None) -> ArrowTable:
-    """A split of the data set `name`: a folder below `root` if there is one, else an id on the Hub.
+    """Return a split of the data set `name`: of a folder below `root` if there is one, else of an id on the Hub.
 
-    Rows stay on disk, mapped into memory. Opened once, a folder for as long as its files stay the same.
+    Rows stay on disk, mapped into memory. A data set is opened once, a folder as long as its files stay the same.
 
     Raises:
         InputError: a folder of `save_to_disk`; `datasets` is not installed; no such data set, configuration, split or

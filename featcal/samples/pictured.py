@@ -1,4 +1,4 @@
-"""Texts that come with a picture each → inputs of a language model that reads both."""
+"""Prepare texts that come with a picture each for a language model that reads both."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _AT_ONCE = 64  # decoded pictures in memory
 def prepare_pictured(
     examples: Sequence[TextExample], images: Sequence[Image], preparation: Preparation, max_length: int
 ) -> Prepared:
-    """What `prepare_causal` makes of the texts, whose token for a picture stands there once for every merged patch of
-    it; `pixel_values` `[n, patches, values]`, zero behind a picture's own, and `image_grid_thw` `[n, 3]`.
+    """Return the inputs of `prepare_causal`, with a picture's token repeated once for every merged patch.
+
+    Beside them are `pixel_values` `[n, patches, values]`, zero behind a picture's own, and `image_grid_thw` `[n, 3]`.
 
     Args:
         images: decoded when they are taken.
 
     Raises:
-        InputError: a text without a place for its picture or with several, one that would have to be cut, or as
-            `Preparation.pixels`.
+        InputError: a text has no place for its picture or several, or would have to be cut; there is no usable
+            processor, or it cannot make one batch of the pictures.
     """
     mark = tokenizer_of(preparation.folder).convert_ids_to_tokens(preparation.image_token)
     patches: list[Tensor] = []
@@ -39,6 +40,7 @@ def prepare_pictured(
     counts = (grid.prod(1) // merged).tolist()
     placed = [_place_picture(example, mark, count) for example, count in zip(examples, counts, strict=True)]
     made = prepare_causal(placed, preparation.folder, max_length)
+    # A text that lost some of its picture's tokens would not fit the patches any more.
     if made.truncated:
         raise InputError(
             f"{made.truncated} of {len(examples)} texts have more than {max_length} tokens with their pictures (the "
@@ -49,7 +51,7 @@ def prepare_pictured(
 
 
 def _place_picture(example: TextExample, mark: str, count: int) -> TextExample:
-    """The text with as many tokens as its picture has."""
+    """Return the text with as many tokens as its picture has."""
     if example.input.count(mark) != 1:
         raise InputError(
             f"a text has {example.input.count(mark)} places for its picture, expected one: write {mark} into 'input' "

@@ -1,4 +1,4 @@
-"""Pools of pictures in files: `.npz` arrays and folders of images."""
+"""Open pools of pictures in files: `.npz` arrays and folders of images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNREADABLE = (
     *(OSError, ValueError, EOFError, TypeError, MemoryError, RecursionError, OverflowError, SyntaxError),
     *(NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What numpy raises for files that are damaged or no `.npz` at all."""
+"""Errors that numpy raises for files that are damaged or not `.npz` files at all."""
 _IMAGE_FILES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 _MOST_METADATA = 1 << 28
 """Bytes of a metadata file, which is read whole."""
@@ -36,26 +36,29 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def _array(member: object, what: str) -> NDArray[Any]:
-    """A member of a `.npz` file; what is no `.npy` comes as its bytes."""
+    """Return a member of a `.npz` file; raise InputError if it is not an array."""
     if not isinstance(member, np.ndarray):
-        raise InputError(f"{what} is no array; write the file with numpy.savez")
+        # numpy returns a member that is not a `.npy` file as its bytes
+        raise InputError(f"{what} is not an array; write the file with numpy.savez")
     return member
 
 
 def arrays(file: Path, split: str) -> Pool:
-    """Pictures and labels of an `.npz` file: `SPLIT_x`, uint8 `[n, H, W, 3]`, and `SPLIT_y`, `[n]`.
+    """Return the pictures and labels of an `.npz` file: `SPLIT_x`, uint8 `[n, H, W, 3]`, and `SPLIT_y`, `[n]`.
 
     Splits "train" and "test" are the file's own; every tenth training sample is "validation", the others are
     "calibration".
 
     Raises:
-        InputError: no such split, a file that cannot be read or unpacks to far more than it has, or other arrays.
+        InputError: there is no such split, the file cannot be read or unpacks to far more than its size, or its arrays
+            are of other kinds.
     """
     if split not in ("train", *SPLITS):
         raise InputError(f"arrays have no split '{split}', only train, {', '.join(SPLITS)}")
     part = "test" if split == "test" else "train"
     _require_proportion(file)
     try:
+        # A pickle could run code.
         with file.open("rb") as handle, np.load(handle, allow_pickle=False) as content:
             missing = [name for name in (f"{part}_x", f"{part}_y") if name not in content]
             if missing:
@@ -76,12 +79,12 @@ def arrays(file: Path, split: str) -> Pool:
 
 
 _PACKED, _SMALL = 100, 1 << 30
-"""How many times its own size an `.npz` file may unpack to, and the bytes from which on that is asked: pictures of one
-colour pack a thousandfold, and a thousand of those are no data set."""
+"""Factor of its own size to which an `.npz` file may unpack, and the bytes beyond which this is checked: pictures of
+one colour pack a thousandfold, and a thousand of those are not a data set."""
 
 
 def _require_proportion(file: Path) -> None:
-    """Raise InputError for a file that is none, or that unpacks to far more than it has."""
+    """Raise InputError for a file that is not an `.npz` file, or that unpacks to far more than its size."""
     require_plain(file)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -89,14 +92,14 @@ def _require_proportion(file: Path) -> None:
     except _UNREADABLE as error:
         raise InputError(f"{file} is not a readable .npz file ({error})") from error
     if unpacked > max(_SMALL, _PACKED * file.stat().st_size):
-        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it anew")
+        raise InputError(f"{file} unpacks to {readable(unpacked)}, more than {_PACKED} times its size; write it again")
 
 
 def imagefolder(folder: Path, label: str | None) -> Pool:
-    """One class per sub-folder, or the labels of a metadata file where there is one with the column `label`.
+    """Return a pool with one class per sub-folder, or with the labels of a metadata file that has the column `label`.
 
     Raises:
-        InputError: no folder, no sub-folders, or a metadata file that cannot be read or does not fit them.
+        InputError: there is no folder or no sub-folder, or a metadata file cannot be read or does not fit them.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, an imagefolder is a folder")
@@ -126,7 +129,7 @@ def _list_subfolders(folder: Path) -> _Files:
 
 
 def _list_metadata(folder: Path, label: str | None) -> _Files | None:
-    """Files and labels of a metadata file; None where there is none, or none with labels and none are asked for."""
+    """Return files and labels of a metadata file; None without one, or if it has no labels and none are asked for."""
     present = [name for name in _METADATA if (folder / name).is_file()]
     if len(present) > 1:
         raise InputError(f"{folder} has {' and '.join(present)}; keep one of them")
@@ -154,7 +157,7 @@ def _list_metadata(folder: Path, label: str | None) -> _Files | None:
 
 
 def _is_inside(name: str, file: Path) -> bool:
-    """Whether a name in a folder's metadata is that of a file in it."""
+    """Say whether a name in a folder's metadata is that of a file in it."""
     try:
         return not Path(name).is_absolute() and ".." not in Path(name).parts and file.is_file()
     except (OSError, ValueError):  # too long, a null character
@@ -162,7 +165,7 @@ def _is_inside(name: str, file: Path) -> bool:
 
 
 def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
-    """Columns and rows of a metadata file; the numbers in a CSV file are numbers."""
+    """Return columns and rows of a metadata file."""
     require_plain(file, most=_MOST_METADATA)
     if file.suffix != ".csv":
         table = read_jsonl(file) if file.suffix == ".jsonl" else read_parquet(file, None)[0]
@@ -178,6 +181,7 @@ def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
         raise InputError(f"{file}, row {uneven} has more cells than the {len(columns)} of the first line")
     for name in columns:
         values = [row[name] for row in rows]
+        # A CSV file has no types: a column of digits alone holds class indices.
         if name != "file_name" and all(value is not None and value.isdecimal() for value in values):
             for row in rows:
                 row[name] = int(row[name])

@@ -1,4 +1,4 @@
-"""A pool: everything a source holds, fetched sample by sample."""
+"""Describe a pool: everything that a source holds, fetched sample by sample."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TextExample:
-    """What a model reads, and what it should answer (None where the source does not say)."""
+    """A text that a model reads, and its right answer (None if the source does not say)."""
 
     input: str
     target: str | None
     pair: str | None = None
-    """The second text, where a model reads two."""
+    """The second text, if a model reads two."""
 
 
 @dataclass(frozen=True)
 class Pool:
     """All samples of a source; exactly one of `images`, `tensors`, `texts` and `tokens` gives them by index.
 
-    With `tokens` there may be `texts` too, which say in words what the ids are; with `texts` there may be `images`, one
-    that each text comes with.
+    With `tokens` there may also be `texts`, which say in words what the ids are; with `texts` there may be `images`,
+    one for each text.
     """
 
     size: int
     labels: NDArray[np.integer] | None
-    """`[size]` class indices, or None."""
+    """Class indices `[size]`, or None."""
     class_names: tuple[str, ...] | None
     images: Callable[[Sequence[int]], list[Image]] | None = None
     """Pictures as they are stored."""
@@ -41,9 +41,9 @@ class Pool:
     """Preprocessed pictures `[n, 3, H, W]`."""
     texts: Callable[[Sequence[int]], list[TextExample]] | None = None
     tokens: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
-    """`input_ids` `[n, T]`, and `attention_mask` `[n, T]` and `labels` `[n, U]` where the source has them."""
+    """`input_ids` `[n, T]`, and `attention_mask` `[n, T]` and `labels` `[n, U]` if the source has them."""
     counted_names: bool = False
-    """Labels count the class names in sorted order, for want of numbers of the data set's own."""
+    """Whether labels count the class names in sorted order, because the data set has no numbers of its own."""
 
     @property
     def is_text(self) -> bool:

@@ -1,4 +1,4 @@
-"""Examples → model inputs: pixels for vision towers, token ids for encoder-decoders, decoders and encoders."""
+"""Prepare examples as model inputs: pixels for vision towers, token ids for encoder-decoders, decoders and encoders."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 
 Modality = Literal["pixels", "seq2seq", "causal", "text"]
-"""What an architecture reads: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
+"""Kind of samples: pictures, input and answer apart, one text that goes on, or texts and pairs of them."""
 Written = Callable[[str], Pool]
-"""Task → the text that its expert writes."""
+"""Returns the texts that the expert of a task writes."""
 BACKEND = "torchvision"
-"""What resizes pictures: Pillow and torchvision round differently, by a grey level in some pixels in a hundred."""
+"""Library that resizes pictures: Pillow rounds differently, by a grey level in some pixels in a hundred."""
 PROCESSORS = ("CLIPImageProcessor", "ViTImageProcessor", "BitImageProcessor", "SiglipImageProcessor")
 """Image processors of transformers that a base's settings may name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -34,7 +34,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 
 @dataclass(frozen=True)
 class Prepared:
-    """Keyword inputs of a model, and how many examples had to be cut for it."""
+    """Keyword inputs of a model, and the number of examples that had to be cut for it."""
 
     inputs: Mapping[str, Tensor]
     truncated: int = 0
@@ -42,29 +42,29 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What makes a model's inputs of samples."""
+    """The tools that turn samples into a model's inputs."""
 
     folder: Path
-    """The base's, which has its image processor or tokenizer."""
+    """Folder of the base, with its image processor or tokenizer."""
     modality: Modality
     image_processor: str = ""
-    """Class of transformers that makes pixels of pictures by the settings in `folder`; empty for the one they name."""
+    """Class of transformers that turns pictures into pixels by `folder`'s settings; empty for the one they name."""
     pictures: Pictures | None = None
-    """What makes pixels of pictures in its place."""
+    """Replaces the image processor, if given."""
     written: Written | None = None
-    """What the experts write, for sources that ask for it."""
+    """Gives the texts that experts write, for sources that ask for them."""
     embeds: bool = False
     """Whether texts become embeddings that are compared in pairs."""
     image_token: int | None = None
-    """What stands for a part of a picture among the tokens of a text, where a model reads both."""
+    """Token that stands for a part of a picture among those of a text, if a model reads both."""
     copies: int = 0
     """Number of varied copies of every picture (`samples.vary`), drawn behind all pictures."""
 
     def pixels(self, images: Sequence[Image]) -> Tensor:
-        """Pictures → `pixel_values` `[n, 3, H, W]` float32.
+        """Return pictures as `pixel_values` `[n, 3, H, W]` float32.
 
         Raises:
-            InputError: no usable processor, or pictures that it cannot make one batch of.
+            InputError: there is no usable processor, or it cannot make one batch of the pictures.
         """
         if self.pictures is not None:
             return self.pictures.prepare(images)
@@ -72,11 +72,11 @@ class Preparation:
         return pixels.float()
 
     def patches(self, images: Sequence[Image]) -> tuple[list[Tensor], Tensor, int]:
-        """Pictures → the patches of each `[n, values]` float32, their numbers along time, height and width
-        `[pictures, 3]`, and how many of them are one token.
+        """Return the patches of each picture `[n, values]` float32, their numbers along time, height and width
+        `[pictures, 3]`, and the number of them that are one token.
 
         Raises:
-            InputError: as `pixels`.
+            InputError: there is no usable processor, or it cannot make one batch of the pictures.
         """
         made = self._process(images)
         grid = made["image_grid_thw"].long()
@@ -84,11 +84,10 @@ class Preparation:
         return list(torch.split(made["pixel_values"].float(), grid.prod(1).tolist())), grid, merged
 
     def _process(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
-        writable = [image.copy() for image in images]  # the processor wraps them as tensors
-        options = {
-            "return_tensors": "pt",
-            "input_data_format": "channels_last",
-        }  # else it guesses, wrongly at 1, 3 or 4 rows
+        # Copies, because the processor wraps arrays as tensors and pools may be read-only.
+        writable = [image.copy() for image in images]
+        # Told the format, because it guesses, and wrongly for pictures of 1, 3 or 4 rows.
+        options = {"return_tensors": "pt", "input_data_format": "channels_last"}
         try:
             made: Mapping[str, Tensor] = self._processor()(images=writable, **options)
         except ValueError as error:
@@ -96,10 +95,10 @@ class Preparation:
         return made
 
     def describe_tools(self) -> dict[str, str]:
-        """Class and backend of image processor or tokenizer, for the record of a run.
+        """Return class and backend of image processor or tokenizer, for the record of a run.
 
         Raises:
-            InputError: as `pixels` and `tokenizer_of`.
+            InputError: there is no usable image processor or tokenizer.
         """
         if self.modality != "pixels":
             text = {"text": _class(tokenizer_of(self.folder))}
@@ -112,7 +111,7 @@ class Preparation:
         return {"pictures": _class(self._processor()), "backend": BACKEND}
 
     def _processor(self) -> Any:
-        """The image processor; read once for as long as the folder's files stay the same."""
+        """Return the image processor, read once as long as the folder's files stay the same."""
         return _read_processor(self.folder, self.image_processor, _settings(self.folder))
 
 
@@ -123,7 +122,7 @@ def _class(one: object) -> str:
 def prepare_seq2seq(
     examples: Sequence[TextExample], folder: Path, max_length: int = 512, max_target_length: int = 32
 ) -> Prepared:
-    """Texts → inputs of an encoder-decoder, by the tokenizer in `folder`.
+    """Return texts as inputs of an encoder-decoder, by the tokenizer in `folder`.
 
     `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest; `labels` `[n, U]`, -100 on padding,
     each ending with the end token. Longer inputs and targets keep their beginning and their end token.
@@ -145,12 +144,12 @@ def prepare_seq2seq(
 
 
 def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Texts → inputs of a decoder, by the tokenizer in `folder`: prompt, target and the end token if there is one.
+    """Return texts as inputs of a decoder, by the tokenizer in `folder`: prompt, target and, if it has one, end token.
 
-    `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest;
-    `completion_mask` is 1 on the target's tokens, or wherever `attention_mask` is if there is no target. Where both
-    together are too long the prompt loses its beginning, except for the start token, down to a quarter of the limit;
-    only then does the target lose its end. Either way the example is counted.
+    `input_ids`, `attention_mask` and `completion_mask` `[n, T]`, padded on the right to the longest; `completion_mask`
+    is 1 on the target's tokens, or equals `attention_mask` without a target. If both together are too long, the prompt
+    loses its beginning, except for the start token, down to a quarter of the limit; only then does the target lose its
+    end. Every cut example is counted.
 
     Raises:
         InputError: no usable tokenizer.
@@ -174,10 +173,10 @@ def prepare_causal(examples: Sequence[TextExample], folder: Path, max_length: in
 
 
 def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int = 512) -> Prepared:
-    """Texts, or pairs of texts, → inputs of a classifier, by the tokenizer in `folder` as it encodes and cuts them.
+    """Return texts, or pairs of them, as inputs of a classifier, encoded and cut by the tokenizer in `folder`.
 
-    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` where the
-    tokenizer tells the texts of a pair. Of a pair the longer text loses its end.
+    `input_ids` and `attention_mask` `[n, T]`, padded on the right to the longest, and `token_type_ids` if the tokenizer
+    tells the texts of a pair. Of a pair the longer text loses its end.
 
     Raises:
         InputError: no usable tokenizer.
@@ -197,7 +196,7 @@ def prepare_text(examples: Sequence[TextExample], folder: Path, max_length: int 
 
 
 def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> list[list[int]]:
-    """Token ids of what a model is to answer: for an encoder-decoder a whole text, for a decoder one that goes on.
+    """Return the token ids of prompts: for an encoder-decoder whole texts, for a decoder texts that go on.
 
     Raises:
         InputError: no usable tokenizer.
@@ -208,7 +207,7 @@ def prompt_tokens(prompts: Sequence[str], folder: Path, modality: Modality) -> l
 
 
 def start_token(folder: Path) -> int | None:
-    """What the texts of a model begin with: as its tokenizer has it, else its settings; None where nobody says.
+    """Return the token with which a model's texts begin, from its tokenizer or else its settings; None if neither says.
 
     Raises:
         InputError: no usable tokenizer.
@@ -218,11 +217,11 @@ def start_token(folder: Path) -> int | None:
 
 
 def prepare_tokens(tokens: Mapping[str, Tensor], folder: Path, modality: Modality) -> Prepared:
-    """Token ids from a file → the inputs that `prepare_seq2seq`, `prepare_causal` or `prepare_text` make.
+    """Return token ids from a file as the inputs that `prepare_seq2seq`, `prepare_causal` or `prepare_text` make.
 
     Args:
-        tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 if left out) and `labels`: for an
-            encoder-decoder `[n, U]`; for a decoder `[n, T]`, the ids themselves with -100 on the prompt.
+        tokens: `input_ids` `[n, T]`, `attention_mask` `[n, T]` (all 1 by default) and `labels`: for an encoder-decoder
+            `[n, U]`; for a decoder `[n, T]`, the ids themselves with -100 on the prompt.
 
     Raises:
         InputError: labels or mask that do not fit, or padding that is not masked or not on the right.
@@ -275,19 +274,19 @@ def _append_end(ids: list[int], end: int | None) -> list[int]:
 
 
 def _drop_end(ids: list[int], end: int | None) -> list[int]:
-    """Without the end token that some tokenizers add."""
+    """Return ids without the end token that some tokenizers add."""
     return ids[:-1] if ids and ids[-1] == end else ids
 
 
 def _beginning(ids: list[int], limit: int, end: int | None) -> list[int]:
-    """At most `limit` ids from the beginning, and the end token if there was one."""
+    """Return at most `limit` ids from the beginning, and the end token if there was one."""
     if len(ids) <= limit:
         return ids
     return [*ids[: limit - 1], ids[-1]] if ids[-1] == end else ids[:limit]
 
 
 def _ending(ids: list[int], limit: int, start: int | None) -> list[int]:
-    """At most `limit` ids from the end, and the start token if there was one."""
+    """Return at most `limit` ids from the end, and the start token if there was one."""
     if len(ids) <= limit:
         return ids
     return [ids[0], *ids[len(ids) - limit + 1 :]] if ids[0] == start else ids[len(ids) - limit :]
@@ -299,18 +298,18 @@ def _pad(rows: Sequence[list[int]], tokenizer: Any) -> dict[str, Tensor]:
 
 
 def stack_rows(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
-    """Rows of whole numbers as one tensor `[n, longest]` int64, padded on the right."""
+    """Return rows of whole numbers as one tensor `[n, longest]` int64, padded on the right."""
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], True, padding)
 
 
 def _settings(folder: Path) -> tuple[FileStamp, ...]:
-    """The state of what lies beside a checkpoint's weights."""
+    """Return the state of the files beside a checkpoint's weights."""
     files = (file for pattern in HUB_FILES if pattern != "*.safetensors" for file in sorted(folder.glob(pattern)))
     return tuple(one for file in files for one in stamps(file))
 
 
 def _named_processor(file: Path, settings: Mapping[str, Any]) -> str:
-    """The class that settings name, one of `PROCESSORS`; older names of it are understood."""
+    """Return the class that settings name, one of `PROCESSORS`; its older names are understood."""
     named = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "nothing")
     kind = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
     if kind not in PROCESSORS:
@@ -344,10 +343,10 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer in a checkpoint folder; read once for as long as its files stay the same.
+    """Return the tokenizer in a checkpoint folder, read once as long as its files stay the same.
 
     Raises:
-        InputError: there is none, or its files are damaged.
+        InputError: there is no tokenizer, or its files are damaged.
     """
     return _read_tokenizer(folder, _settings(folder))
 
@@ -362,5 +361,5 @@ def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a damaged file makes the tokenizer's own reader say
+    except Exception as error:  # a damaged file makes the tokenizer's own reader raise anything
         raise InputError(f"base: the tokenizer in {folder} cannot be used ({error})") from error

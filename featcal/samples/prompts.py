@@ -1,4 +1,4 @@
-"""Class prompts: what a text tower reads of a task."""
+"""Fill class prompts, which a text tower reads of a task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def class_prompts(class_names: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Every template filled with every name, those of one class together.
+    """Return every template filled with every name, those of one class together.
 
     >>> class_prompts(["cat", "dog"], ["a {}", "the {}"])
     ['a cat', 'the cat', 'a dog', 'the dog']
@@ -15,8 +15,8 @@ def class_prompts(class_names: Sequence[str], templates: Sequence[str]) -> list[
 
 
 def prompt_positions(prompts: int, samples: range, total: int) -> list[int]:
-    """Which of the prompts comes with each of some samples of a draw: all in turn, or as many as there are samples,
-    evenly spread.
+    """Return the position of the prompt that comes with each sample: all prompts in turn, or, if they outnumber the
+    samples, as many as there are samples, evenly spread.
 
     >>> prompt_positions(3, range(2, 6), 8), prompt_positions(10, range(4), 4)
     ([2, 0, 1, 2], [0, 2, 5, 7])

@@ -1,4 +1,4 @@
-"""Pools out of rows with named columns: text through templates, pictures with their labels."""
+"""Open pools of rows with named columns: text through templates, pictures with their labels."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LABEL = 2**31 - 1
 """The largest class index."""
 MOST_PIXELS = 64_000_000
-"""Of one picture: it takes some bytes for each while it is read, however small its file is."""
+"""Pixels of one picture: each takes some bytes while it is read, however small the file is."""
 
 
 def table_pool(table: Table, source: Source, split: str | None) -> Pool:
-    """The rows of a table whose column "split" is `split`, all with None.
+    """Return the pool of a table's rows whose column "split" is `split`; of all rows for None.
 
     Raises:
-        InputError: a column that is not there, a split that no row has, labels that are none.
+        InputError: a column is missing, no row has the split, or values are not labels.
     """
     rows = np.arange(len(table)) if split is None else _rows_of_split(table, split)
     return _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
@@ -86,10 +86,12 @@ def _texts(table: Table, source: Source, rows: Rows) -> Pool:
                 None if target is None else fill(target, row),
                 None if pair is None else fill(pair, row),
             )
+        # Lists and mappings cannot be hashed, so looking them up would raise.
         if isinstance(row[label], dict | list) or row[label] not in answers:
             known = ", ".join(map(repr, answers))
             raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
-        return TextExample(fill(template, row), answers[row[label]])  # a pair is of a classifier, which has none
+        # Without a pair: those belong to classifiers, which have no answers.
+        return TextExample(fill(template, row), answers[row[label]])
 
     def texts(wanted: Sequence[int]) -> list[TextExample]:
         chosen = [int(rows[index]) for index in wanted]
@@ -117,7 +119,7 @@ def _not_empty(example: TextExample) -> TextExample:
         raise ValueError("the input is empty")
     for text in (example.input, example.target, example.pair):
         if text is not None and _SURROGATE.search(text):
-            raise ValueError("the text holds half of a surrogate pair, which is no character")
+            raise ValueError("the text holds half of a surrogate pair, which is not a character")
     if example.target is not None and not example.target.strip():
         raise ValueError("the target is empty")
     return example
@@ -135,7 +137,7 @@ def _pictures(table: Table, source: Source, rows: Rows) -> Pool:
 
 
 def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
-    """The pictures of a column by index."""
+    """Return a function from indices to the pictures of a column."""
     _require(table, [column], "a source of pictures")
 
     def images(wanted: Sequence[int]) -> list[Image]:
@@ -149,7 +151,7 @@ def _images(table: Table, column: str, rows: Rows) -> Callable[[Sequence[int]], 
 
 
 def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...] | None, bool]:
-    """Class indices of some rows, the names of the classes, and whether the names alone are what was counted."""
+    """Return class indices of some rows, the names of the classes, and whether labels were counted from names alone."""
     _require(table, [column], "'label'")
     values = table.column(column)
     labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
@@ -157,7 +159,7 @@ def _labels(table: Table, column: str, rows: Rows) -> tuple[NDArray[np.int64], t
 
 
 def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
+    """Return class indices of labels: whole numbers stand for themselves, names are counted in sorted order.
 
     Raises:
         InputError: labels of another type, or of several.
@@ -175,26 +177,23 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
 
 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
-    """A picture as parquet files hold it: `{"bytes", "path"}`, or the bytes themselves; a file's name starts from the
-    folder."""
+    """Return a picture from a cell: `{"bytes", "path"}`, the bytes, or a file's name relative to `folder`."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, bytes):
         return read_image(io.BytesIO(cell), place)
     if isinstance(cell, str):
+        # The table may be a stranger's, and name any file.
         require_inside(folder / cell, place)
         return read_image(folder / cell, f"{place}: {cell}")
     raise InputError(f"{place}: holds a {type(cell).__name__}, expected a picture")
 
 
 def read_image(file: Path | io.BytesIO, place: str) -> Image:
-    """Any picture that Pillow opens, upright and as RGB: turned as its EXIF data say, what is transparent over white.
-
-    So `datasets` and transformers' image processors have it; `load_image` of transformers turns it too, but shows the
-    colours under transparency.
+    """Return any picture that Pillow opens as RGB: turned upright by its EXIF data, transparency laid over white.
 
     Raises:
-        InputError: it is damaged, or no picture.
+        InputError: the file is damaged, or not a picture.
     """
     from PIL import Image as Pillow
 
@@ -208,17 +207,19 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
                     f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that "
                     "featcal reads; make it smaller"
                 )
+            # As `datasets` and transformers' image processors have it; `load_image` of transformers turns pictures,
+            # too, but shows the colours under transparency.
             return np.asarray(_lay_over_white(_upright(picture)))
     except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
 
 
 _ORIENTATION = 0x0112
-"""EXIF's tag of how a camera was held, 1 to 8."""
+"""EXIF's tag of a camera's orientation, 1 to 8."""
 
 
 def _upright(picture: PillowImage) -> PillowImage:
-    """Turned and mirrored as its EXIF data say; Pillow's `exif_transpose` writes them anew, which fails on damage."""
+    """Return the picture turned and mirrored by its EXIF data."""
     from PIL.Image import Transpose
 
     picture.load()  # some formats turn the picture and take the tag away here
@@ -231,12 +232,13 @@ def _upright(picture: PillowImage) -> PillowImage:
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
+    # Not Pillow's `exif_transpose`, which writes the data anew and fails if they are damaged.
     step = steps.get(picture.getexif().get(_ORIENTATION, 1))
     return picture if step is None else picture.transpose(step)
 
 
 def _lay_over_white(picture: PillowImage) -> PillowImage:
-    """As RGB."""
+    """Return a picture as RGB, with transparent parts over white."""
     from PIL import Image as Pillow
 
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:

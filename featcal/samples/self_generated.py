@@ -1,8 +1,8 @@
-"""Text that a task's expert writes itself, to calibrate on where there is no data.
+"""Let a task's expert write texts to calibrate on, if there are no data.
 
-A decoder writes from its start token alone or goes on from prompts; an encoder-decoder answers prompts. Draws are the
-model's own distribution (temperature 1), decided by the task's name alone, and all texts of a task are written at once:
-which of them a calibration picks depends on its seed and its number of samples, what they say on neither.
+A decoder writes from its start token alone or continues prompts; an encoder-decoder answers prompts. Texts are drawn
+from the model's own distribution (temperature 1), decided by the task's name alone, and all texts of a task are written
+at once: seed and number of samples of a calibration decide which of them it takes, never what they say.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from featcal.suite.source import SelfGenerated
 from featcal.system.errors import InputError
 
 TOGETHER = 32
-"""Prompts in one batch."""
+"""Number of prompts in one batch."""
 
 
 def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> list[list[int]]:
-    """Token ids of everything that is gone on from.
+    """Return the token ids of all prompts of a source.
 
     Raises:
-        InputError: a model that writes no text, an encoder-decoder without prompts, a decoder without a start token,
-            or prompts and new tokens beyond the task's limits.
+        InputError: a model that writes no text, an encoder-decoder without prompts, a decoder without a start token, or
+            prompts and new tokens beyond the task's limits.
     """
     folder, modality = preparation.folder, preparation.modality
     if modality in ("pixels", "text"):
@@ -53,7 +53,7 @@ def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> l
     new = 0 if modality == "seq2seq" else source.tokens
     for place, row in enumerate(rows):
         if not row:
-            raise InputError(f"prompt {place} is no token of the base's tokenizer")
+            raise InputError(f"prompt {place} has no tokens in the base's tokenizer")
         if len(row) + new > spec.max_length:
             raise InputError(
                 f"prompt {place} has {len(row)} tokens, with {new} new ones more than 'max_length' {spec.max_length}; "
@@ -63,13 +63,14 @@ def prompts_of(source: SelfGenerated, spec: Task, preparation: Preparation) -> l
 
 
 def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: Preparation, task: str) -> Pool:
-    """All texts of a source, written by the expert of the task.
+    """Return the pool of all texts of a source, written by the expert of the task.
 
-    What begins with the start token alone is a text as a whole, without the token that ends it; what goes on from a
-    prompt has an answer, which ends where the expert ends it.
+    A text from the start token alone is one text, without the token that ends it; the continuation of a prompt is an
+    answer, which ends where the expert ends it.
 
     Raises:
-        InputError: as `prompts_of`.
+        InputError: a model that writes no text, an encoder-decoder without prompts, a decoder without a start token, or
+            prompts and new tokens beyond the task's limits.
     """
     prompts = prompts_of(source, spec, preparation)
     said = _continue_prompts(generator, prompts, source.tokens, task)
@@ -98,9 +99,10 @@ def write(generator: Generator, source: SelfGenerated, spec: Task, preparation: 
 
 
 def _continue_prompts(generator: Generator, prompts: Sequence[list[int]], tokens: int, task: str) -> list[list[int]]:
-    """What a model draws after every prompt; the same on one kind of device, whatever was drawn before."""
+    """Return what a model draws after every prompt; equal on one kind of device, whatever was drawn before."""
     device = generator.model.device
     found: list[list[int]] = []
+    # transformers draws from torch's global generators, which must be left as the host had them.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "little") >> 1)
         for start in range(0, len(prompts), TOGETHER):

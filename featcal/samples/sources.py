@@ -1,7 +1,7 @@
-"""Samples of a task from wherever the suite file says they are.
+"""Draw samples of a task from the sources that the suite file names.
 
-A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and makes the
-model's inputs of them.
+A *pool* is all samples of a source; `draw` picks some of it, decided by (seed, task name) alone, and makes the model's
+inputs of them.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Samples:
     `attention_mask` `[n, T]` and, where they apply, `labels` `[n, U]`, `completion_mask` or `token_type_ids` `[n, T]`,
     int64."""
     labels: Tensor | None
-    """`[n]` int64 class indices, or None where the source has none."""
+    """Class indices `[n]` int64, or None if the source has none."""
     indices: tuple[int, ...]
-    """Position of every sample among all samples of the split; of a varied copy that of its picture."""
+    """Position of every sample among all samples of the split; for a varied copy that of its picture."""
     class_names: tuple[str, ...] | None
     images: Sequence[Image] | None
-    """The pictures as they were before preprocessing, where there are any; read again when asked for."""
+    """Pictures before preprocessing, if there are any; read again at every access."""
     texts: tuple[str, ...] | None = None
-    """What the model reads, before tokens are made of it."""
+    """Texts that the model reads, before they are tokenized."""
     targets: tuple[str, ...] | None = None
     """The right answers."""
     second: Mapping[str, Tensor] | None = None
-    """Of pairs that are compared, the inputs of the second texts; `inputs` are those of the first."""
+    """Inputs of the second texts of pairs that are compared; `inputs` are those of the first."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
     total: int = 0
@@ -91,14 +91,14 @@ def draw(
     preparation: Preparation,
     part: slice = slice(None),
 ) -> Samples:
-    """`count` samples of a split, or all of them (None, or more than there are).
+    """Return `count` samples of a split, or all of them (None, or more than there are).
 
     Args:
-        part: which of the drawn samples to make; the draw itself does not depend on it.
+        part: of the drawn samples those to make; the draw itself does not depend on it.
 
     Raises:
         InputError: the task has no such split, the source cannot be read, is empty or is of another modality, inputs
-            are not finite, or copies are asked for of what is no picture any more.
+            are not finite, or copies are asked for of samples that are not pictures any more.
     """
     spec, pool, available, label = _open_task(suite, task, split, preparation.written)
     copies = preparation.copies
@@ -119,10 +119,10 @@ def draw(
 
 
 def look(suite: Suite, task: str, split: str, count: int | None, seed: int, written: Written | None = None) -> Samples:
-    """The same samples as people see them, without inputs of a model; pictures are read when they are asked for.
+    """Return the samples of `draw` as people see them, without inputs of a model; pictures are read at every access.
 
     Args:
-        written: gives the text that an expert writes, for a source that asks for it.
+        written: gives the texts that experts write, for a source that asks for them.
 
     Raises:
         InputError: the task has no such split, or the source cannot be read or is empty.
@@ -140,7 +140,7 @@ def look(suite: Suite, task: str, split: str, count: int | None, seed: int, writ
 
 
 def _open_task(suite: Suite, task: str, split: str, written: Written | None) -> tuple[Task, Pool, list[int], str]:
-    """A task, the pool of its split, which of its samples may be drawn, and what messages call it."""
+    """Return a task, the pool of its split, the samples that may be drawn, and the name of the samples in messages."""
     spec = suite.task(task)
     source = spec.source(split)
     label = f"task '{task}', {split} samples"
@@ -204,10 +204,10 @@ def _draw_text(
 def _split_pairs(
     examples: list[TextExample], preparation: Preparation
 ) -> tuple[list[TextExample], list[TextExample] | None]:
-    """The first texts and the second ones, of pairs that are compared; None for other samples.
+    """Return first and second texts of pairs that are compared; for other samples all of them and None.
 
     Raises:
-        InputError: such pairs, of a model that has no embeddings.
+        InputError: such pairs for a model that has no embeddings.
     """
     if not any(example.pair is not None and example.target is not None for example in examples):
         return examples, None
@@ -221,7 +221,7 @@ def _split_pairs(
 
 
 def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """What the model reads, and the right answers where there are any."""
+    """Return the texts that the model reads, and the right answers if there are any."""
     targets = tuple(example.target for example in examples if example.target is not None)
     read = (example.input if example.pair is None else f"{example.input}\n{example.pair}" for example in examples)
     return tuple(read), targets or None
@@ -230,10 +230,10 @@ def _words(examples: Sequence[TextExample]) -> tuple[tuple[str, ...], tuple[str,
 def _classes(
     pool: Pool, indices: tuple[int, ...], wanted: tuple[str, ...] | None
 ) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Labels of the drawn samples and the class names that they count.
+    """Return labels of the drawn samples and the class names that they count.
 
-    Where the source only has names, sorted, and the suite lists classes in an order of its own, it is the names
-    that decide; names that differ altogether (prompts for folder names) are matched by position.
+    If the source has sorted names alone and the suite lists classes in an order of its own, the names decide; names
+    that differ altogether (prompts for folder names) are matched by position.
     """
     names = wanted or pool.class_names
     if pool.labels is None:
@@ -259,7 +259,7 @@ def _classes(
 
 
 class _Pictures(Sequence[Image]):
-    """Drawn pictures, fetched from their pool whenever they are asked for."""
+    """Drawn pictures, fetched from their pool at every access."""
 
     def __init__(self, fetch: Callable[[Sequence[int]], list[Image]], indices: Sequence[int]) -> None:
         self._fetch = fetch
@@ -279,24 +279,26 @@ class _Pictures(Sequence[Image]):
 
 
 def pick(size: int, count: int | None, seed: int, task: str) -> tuple[int, ...]:
-    """Indices of `count` out of `size` samples, rising; all of them for None or where there are no more. They are the
-    same for the same (seed, task), whatever other tasks do. InputError for a count below 1."""
+    """Return rising indices of `count` out of `size` samples, decided by (seed, task) alone; all of them for None, or
+    if there are no more. Raise InputError for a count below 1."""
     if count is not None and count < 1:
         raise InputError(f"{count} samples asked for; at least one is needed")
     if count is None or count >= size:
         return tuple(range(size))
     digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    # The generator is the draw's own: with the global one other tasks and libraries would change the samples.
     return tuple(sorted(torch.randperm(size, generator=generator)[:count].tolist()))
 
 
 def _pick_evenly(size: int, limit: int | None) -> list[int]:
-    """Positions of at most `limit` samples, evenly spread: sources are often sorted by class."""
+    """Return positions of at most `limit` samples, evenly spread."""
+    # Sources are often sorted by class.
     return [round(position) for position in np.linspace(0, size - 1, min(limit or size, size))]
 
 
 def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
-    """The samples behind a source; `label` names it in errors.
+    """Return the pool of a source; `label` names it in errors.
 
     Raises:
         InputError: it cannot be read, or its labels are not one whole number >= 0 per sample.
@@ -320,7 +322,7 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
 
 def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.self_generated is not None:
-        raise InputError("text that the task's expert writes is there with its model alone")
+        raise InputError("text that the task's expert writes cannot be read without the expert's model")
     if source.embedded is not None:
         return _embedded_pool(source.embedded, source.split or split)
     if source.hub is not None:
@@ -356,7 +358,7 @@ def _embedded_pool(task: str, split: str) -> Pool:
 
 @contextmanager
 def _name_problems(label: str) -> Iterator[None]:
-    """Put what the samples are called before every problem with them."""
+    """Put the name of the samples in front of every problem with them."""
     try:
         yield
     except InputError as error:

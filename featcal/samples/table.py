@@ -1,4 +1,4 @@
-"""Rows with named columns, as every data set has them, and JSON Lines."""
+"""Read rows with named columns, and JSON Lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featcal.system.paths import require_plain
 
 Row = dict[str, Any]
 MOST_LINE = 16 << 20
-"""Bytes of one line of JSON Lines."""
+"""Largest number of bytes of one line of JSON Lines."""
 
 
 class Table(Protocol):
@@ -30,36 +30,36 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def column(self, name: str) -> list[Any]:
-        """Every value of one of the columns."""
+        """Return every value of a column."""
         ...
 
     def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """The given columns of the given rows, in their order."""
+        """Return the given columns of the given rows, in their order."""
         ...
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
-        """Names that a column of class indices stands for, where the data set has them."""
+        """Return the names that a column of class indices stands for; None if the data set has none."""
         ...
 
     def place(self, row: int) -> str:
-        """Where a row is, for messages."""
+        """Return the place of a row, for messages."""
         ...
 
     @property
     def folder(self) -> Path:
-        """Where the names of files start from that stand in it."""
+        """Return the folder that names of files in the table are relative to."""
         ...
 
 
 @dataclass(frozen=True)
 class JsonTable:
-    """JSON Lines in memory."""
+    """Rows of a JSON Lines file in memory."""
 
     file: Path
     columns: tuple[str, ...]
     content: Sequence[Row]
     lines: Sequence[int]
-    """Line of every row; blank lines are no rows."""
+    """Line of every row; blank lines are not rows."""
 
     def __len__(self) -> int:
         return len(self.content)
@@ -90,10 +90,10 @@ class JsonTable:
 
 
 def read_jsonl(file: Path) -> JsonTable:
-    """Every row of a `.jsonl` or `.jsonl.gz` file; parsed once for as long as the file stays the same.
+    """Return every row of a `.jsonl` or `.jsonl.gz` file, parsed once as long as the file stays the same.
 
     Raises:
-        InputError: unreadable, damaged, or a line that is no JSON object; the message has its number.
+        InputError: the file cannot be read or is damaged, or a line is not a JSON object; the message has its number.
     """
     require_plain(file)
     try:
@@ -106,6 +106,7 @@ def read_jsonl(file: Path) -> JsonTable:
 def _parse(file: Path, state: tuple[FileStamp, ...]) -> JsonTable:
     content, lines = [], []
     with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        # Bounded: a packed file of some kilobytes may hold one line of many gigabytes.
         for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE + 1), b""), start=1):
             if len(line) > MOST_LINE:
                 raise InputError(

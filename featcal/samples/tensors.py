@@ -1,4 +1,4 @@
-"""Pools of tensors in a safetensors file: preprocessed pictures, or token ids."""
+"""Open pools of tensors in a safetensors file: preprocessed pictures, or token ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from featcal.system.paths import require_plain
 
 
 def tensors(file: Path, source: Source) -> Pool:
-    """Pictures `[n, 3, H, W]` (floating-point) with class indices, or token ids `[n, T]` with mask and target ids or
-    class indices.
+    """Return a pool of pictures `[n, 3, H, W]` (floating-point) with class indices, or of token ids `[n, T]` with mask
+    and target ids or class indices.
 
     Raises:
-        InputError: an unreadable file, a tensor that is not there, or shapes that do not belong together.
+        InputError: the file cannot be read, a tensor is missing, or shapes do not belong together.
     """
     names = {"key": source.key, "labels": source.labels, "mask": source.mask}
     found = _read(file, {option: name for option, name in names.items() if name is not None})
@@ -38,7 +38,7 @@ def tensors(file: Path, source: Source) -> Pool:
 
 
 def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors of a file under the options that name them."""
+    """Return tensors of a file under the options that name them."""
     from safetensors import SafetensorError, safe_open
 
     require_plain(file)

@@ -1,8 +1,8 @@
-"""Varied copies of pictures, for calibration samples that are few or unlike those to come (the option `augment`).
+"""Vary copies of pictures, for calibration samples that are few or unlike later ones (the option `augment`).
 
-A copy needs no label, since the target is what the expert makes of the same copy. It is turned, scaled and shifted a
-little, with the border repeated where nothing was, and gets some noise; the strengths were chosen on clip-mini's
-validation split. What is drawn depends on seed, task, sample and copy alone.
+A copy needs no label, since its target is the expert's output for the same copy. It is turned, scaled and shifted a
+little, with the border repeated around it, and gets some noise; the strengths were chosen on clip-mini's validation
+split. Seed, task, sample and copy alone decide what is drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARGIN = 0.25
 
 
 def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
-    """Return a pool that has copy c of picture i at c * size + i, and at i the picture itself; its size stays.
+    """Return a pool that has picture i at i and its copy c at c * size + i; its size stays.
 
     Args:
         seed, task: decide what is drawn, together with picture and copy.
@@ -49,7 +49,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
 
 
 def vary(image: Image, seed: int, task: str, sample: int, copy: int) -> Image:
-    """Return one varied copy of a picture, uint8 `[H, W, 3]` as it is; noise is added at the size that is stored."""
+    """Return one varied copy of a picture, uint8 `[H, W, 3]`; noise is added at the stored size."""
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     digest = hashlib.sha256(f"{seed}:{task}:{sample}:{copy}".encode()).digest()
@@ -58,6 +58,7 @@ def vary(image: Image, seed: int, task: str, sample: int, copy: int) -> Image:
     turn, size, right, down = rng.uniform(-1, 1, 4) * (DEGREES, SCALE, SHIFT * width, SHIFT * height)
     margin = int(_MARGIN * max(height, width)) + 1
     pixels = torch.from_numpy(image.copy()).movedim(-1, 0).float() / 255
+    # `affine` fills what it uncovers with one colour, an edge that no picture has.
     around = functional.pad(pixels, [margin], padding_mode="edge")
     moved = functional.affine(around, turn, [right, down], 1 + size, [0.0, 0.0], InterpolationMode.BILINEAR)
     inside = moved[:, margin : margin + height, margin : margin + width].movedim(0, -1).double().numpy()

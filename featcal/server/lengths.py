@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.linear_group import FLOAT64_BELOW
+from featcal.calibration.precision import FLOAT64_BELOW
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn

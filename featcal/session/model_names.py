@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from torch import Tensor
-
 from featcal.baselines.folded import with_heads
 from featcal.baselines.options import KINDS, Baseline, options_of
+from featcal.calibration.anchor import AnchorWeights
 from featcal.calibration.calibrate import all_parts, config_for
-from featcal.calibration.closed_form import anchor
 from featcal.calibration.config import resolve
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Calibrated, Family
-from featcal.formats.weights import TensorInfo, Weights, check_finite
+from featcal.formats.weights import Weights
 from featcal.session.fingerprint import model_stamp
 from featcal.suite.calibration_options import (
     ASKED,
@@ -172,36 +169,6 @@ def _format_value(value: Any) -> str:
     if value is None or isinstance(value, tuple):
         return format_parts(value)
     return exactly(value) if isinstance(value, float) else str(value).lower()
-
-
-@dataclass(frozen=True)
-class AnchorWeights:
-    """The model that the ridge pulls to: base + rho (merged - base) in every tensor, Eq. (11).
-
-    It is computed in float64 and given in the merged model's dtype.
-
-    Of a merge by Task Arithmetic with scale s it is Task Arithmetic with scale rho * s, but for one rounding.
-    """
-
-    rho: float
-    base: Weights
-    merged: Weights
-
-    @property
-    def label(self) -> str:
-        return f"anchor (rho {self.rho:g})"
-
-    @property
-    def info(self) -> Mapping[str, TensorInfo]:
-        return self.merged.info
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        wanted = list(names)
-        merged, base = self.merged.read(wanted), self.base.read(wanted)
-        found = {n: anchor(merged[n].double(), base[n].double(), self.rho).to(merged[n].dtype) for n in wanted}
-        for name, tensor in found.items():
-            check_finite(tensor, f"{self.label}: tensor '{name}'", "choose a rho nearer to 1")
-        return found
 
 
 def weights_of(model: str, family: Family) -> Weights:

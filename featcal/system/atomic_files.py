@@ -1,4 +1,4 @@
-"""Files that appear at once and whole: nobody reads half of one, and what is interrupted leaves none."""
+"""Write files that appear at once and whole: nobody reads half of one, and an interrupted write leaves none."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from pathlib import Path
 from uuid import uuid4
 
 Content = str | Callable[[Path], object]
-"""The text of a file, UTF-8, or what writes the file at a place."""
+"""The text of a file, written as UTF-8, or a function that writes the file at the path it is given."""
 
 
 def put(file: Path, content: Content) -> None:
-    """Write a file, in place of one that is there.
+    """Write a file and replace one that is already there.
 
     Raises:
-        OSError: the system refuses; ValueError: the text has characters that are none.
+        OSError: the system refuses.
+        ValueError: the text holds characters that UTF-8 cannot encode.
     """
     _put(file, content, os.replace)
 
 
 def put_new(file: Path, content: Content) -> None:
-    """Write a file that must not be there yet; of several that try at once the first, where the file system has hard
-    links, else the last.
+    """Write a file that must not exist yet. If several processes try at once, the first wins on a file system with hard
+    links and the last wins on one without.
 
     Raises:
-        FileExistsError: it is there, and stays as it is; OSError and ValueError as `put`.
+        FileExistsError: the file exists; it stays as it is.
+        OSError: the system refuses.
+        ValueError: the text holds characters that UTF-8 cannot encode.
     """
     if file.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
@@ -35,7 +38,8 @@ def put_new(file: Path, content: Content) -> None:
 
 
 def temporary_path(place: Path) -> Path:
-    """Where what is to become a file or a folder is made: beside it, under a name that is nobody else's."""
+    """Return a unique path beside `place` at which a file or a folder is prepared before it gets its name."""
+    # The final rename is atomic only within one file system; names of files are limited to 255 bytes.
     return place.with_name(f".{place.name[:200]}-{uuid4().hex}")
 
 
@@ -56,11 +60,12 @@ def _write(file: Path, content: bytes) -> None:
     with file.open("xb") as opened:
         opened.write(content)
         opened.flush()
+        # Without it a rename may reach the disk before the content does, and a crash leaves an empty file.
         os.fsync(opened.fileno())
 
 
 def _link(writing: Path, file: Path) -> None:
-    """Give a finished file its name, unless somebody was faster."""
+    """Give a finished file its final name, or raise FileExistsError if another process was faster."""
     try:
         os.link(writing, file)
     except FileExistsError:

@@ -1,9 +1,9 @@
-"""One calibration by several processes: which rank has which tasks, and what the ranks send to each other.
+"""Run one calibration in several processes: say which rank has which tasks, and exchange sums between ranks.
 
-`torchrun --nproc-per-node N -m featcal calibrate …` starts the processes, on one machine or on many. A rank has whole
-tasks where there are at least as many tasks as ranks: every expert, the largest thing that is read, is then read by one
-rank, and what is not additive over samples (Eq. 14) stays where the samples are. Where there are fewer tasks than ranks
-every rank has one task, which the ranks of its team share sample by sample. Sums go to the rank that owns them.
+`torchrun --nproc-per-node N -m featcal calibrate …` starts the processes, on one machine or on several. If there are at
+least as many tasks as ranks, each rank has whole tasks: every expert, the largest thing to read, is then read by one
+rank, and statistics that are not additive over samples (Eq. 14) need no exchange. If there are fewer tasks than ranks,
+each rank has one task and shares its samples with the other ranks of its team. Sums go to the rank that owns them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 Teams = Mapping[str, tuple[int, ...]]
 """The ranks that share a task, by task."""
 PATIENCE = timedelta(minutes=30)
-"""What the others may take to the next exchange. A rank that has died is noticed at once, by its closed connection."""
+"""Longest wait for the next exchange. A rank that has died is noticed at once, because its connection closes."""
 LOST = (
     "another process of this run has ended, so the others stop; what it said, if anything, is above or in its own log. "
     "Finished blocks are kept: run the same command again with --resume, with any number of processes"
@@ -37,7 +37,7 @@ LOST = (
 
 
 def teams_of(tasks: Iterable[str], size: int) -> dict[str, tuple[int, ...]]:
-    """Who has which task: neighbouring tasks to one rank, or neighbouring ranks to one task, as evenly as it goes.
+    """Return the ranks of every task: neighbouring tasks to one rank, or neighbouring ranks to one task, evenly.
 
     >>> teams_of("abcde", 2)
     {'a': (0,), 'b': (0,), 'c': (0,), 'd': (1,), 'e': (1,)}
@@ -51,7 +51,7 @@ def teams_of(tasks: Iterable[str], size: int) -> dict[str, tuple[int, ...]]:
 
 
 def parts(count: int, size: int) -> list[tuple[int, int]]:
-    """`count` things in a row cut into `size` pieces, the first ones longer by one where it does not come out even.
+    """Return `size` half-open ranges that cut `count` items in a row, the first ones longer by one for the rest.
 
     >>> parts(5, 3)
     [(0, 2), (2, 4), (4, 5)]
@@ -62,7 +62,7 @@ def parts(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def owners_of(costs: Sequence[float], size: int) -> list[int]:
-    """Who solves what: the costliest first, each to whoever has least to do.
+    """Return the rank that solves each item: the costliest items first, each to the rank with the least to do.
 
     >>> owners_of([1, 5, 3, 3], 2)
     [0, 0, 1, 1]
@@ -76,7 +76,7 @@ def owners_of(costs: Sequence[float], size: int) -> list[int]:
 
 @dataclass
 class Traffic:
-    """Bytes that went between this rank and others, as this rank handed them over or was given them."""
+    """Bytes that this rank has sent to and received from other ranks."""
 
     sent: int = 0
     received: int = 0
@@ -84,12 +84,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run. Alone, every exchange is nothing at all."""
+    """This process among the processes of a run; a process that runs alone exchanges nothing."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where tensors have to be to be sent: CUDA with NCCL, the CPU with Gloo."""
+    """Device that tensors must be on to be sent: CUDA with NCCL, the CPU with Gloo."""
     teams: Teams = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -98,25 +98,25 @@ class Ranks:
         return self.size > 1
 
     def sharing(self, tasks: Iterable[str]) -> Ranks:
-        """The same ranks with these tasks to share."""
+        """Return these ranks with the given tasks divided among them."""
         return replace(self, teams=teams_of(tasks, self.size))
 
     def mine(self, tasks: Mapping[str, T]) -> dict[str, T]:
-        """Of what there is of every task, what this rank has a part of."""
+        """Return the entries of the tasks that this rank has a part of."""
         return {task: one for task, one in tasks.items() if not self.several or self.rank in self.teams[task]}
 
     def select_led(self, tasks: Mapping[str, T]) -> dict[str, T]:
-        """Of what there is of every task, what this rank alone answers for; of a task that nobody has, rank 0."""
+        """Return the entries of the tasks that this rank leads; rank 0 leads a task that no rank has."""
         return {task: one for task, one in tasks.items() if not self.several or self._leader(task) == self.rank}
 
     def _leader(self, task: str) -> int:
         return self.teams.get(task, (0,))[0]
 
     def part(self, task: str, count: int) -> slice:
-        """Of the samples of a task that it has a part of, those of this rank.
+        """Return the slice of a task's samples that this rank has.
 
         Raises:
-            InputError: there are fewer than ranks that share them.
+            InputError: the task has fewer samples than ranks that share it.
         """
         team = self.teams.get(task, (self.rank,))
         if count < len(team):
@@ -125,15 +125,16 @@ class Ranks:
 
     @property
     def team(self) -> tuple[int, ...]:
-        """The ranks that share this rank's task; of whole tasks this one alone."""
+        """Return the ranks that share this rank's task; this rank alone if it has whole tasks."""
         return next((team for team in self.teams.values() if self.rank in team), (self.rank,))
 
     def finishers(self, owner: int, item: int) -> list[int]:
-        """One rank of every team, which finishes an item of the team's task: its owner, where that is among them."""
+        """Return one rank of every team to finish an item of the team's task: the item's owner if it is in the team."""
+        # `item % len(team)` spreads the work of teams without the owner over their ranks.
         return [owner if owner in team else team[item % len(team)] for team in dict.fromkeys(self.teams.values())]
 
     def all_gather(self, own: T) -> list[T]:
-        """Small things of all ranks, in their order."""
+        """Return the small objects of all ranks, in the order of the ranks."""
         if not self.several:
             return [own]
         found: list[Any] = [None] * self.size
@@ -142,21 +143,22 @@ class Ranks:
         return found
 
     def team_sum(self, own: Tensor) -> Tensor:
-        """Small sums of this rank and of those that share its task, added in the order of the ranks; alone its own.
+        """Return the sum of small tensors over this rank's team, added in the order of the ranks.
 
-        Where some task is shared every rank has one task, and all ranks ask for the same sums in the same order.
+        If some task is shared, every rank has one task, and all ranks ask for the same sums in the same order.
         """
         if all(len(team) == 1 for team in self.teams.values()):
             return own
+        # Gathered instead of reduced: the order of a reduction depends on the backend, and with it the last bits.
         found = self.all_gather(own.cpu())
         return torch.stack([found[rank] for rank in self.team]).sum(0).to(own.device)
 
     def union(self, own: Mapping[str, T]) -> dict[str, T]:
-        """What the ranks have by name, each something else, all together."""
+        """Return the mappings of all ranks as one; their keys differ."""
         return {name: one for theirs in self.all_gather(dict(own)) for name, one in theirs.items()}
 
     def broadcast_object(self, word: T | None, source: int) -> T | None:
-        """A small thing of one rank, to all."""
+        """Return the small object of rank `source`, in every rank."""
         said = [word]
         if self.several:
             with _report_lost_peer():
@@ -164,7 +166,7 @@ class Ranks:
         return said[0]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None, source: int) -> dict[str, Tensor]:
-        """Tensors of one rank, to all, in its order and on the CPU; None from the others."""
+        """Return the tensors of rank `source` on the CPU, in its order, in every rank; the other ranks pass None."""
         alike = None if tensors is None else {name: (t.shape, t.dtype) for name, t in tensors.items()}
         found: dict[str, Tensor] = {}
         for name, (shape, dtype) in (self.broadcast_object(alike, source) or {}).items():
@@ -187,17 +189,16 @@ class Ranks:
         items: Sequence[Sequence[Tensor]],
         add: Callable[[int, list[Tensor]], None],
     ) -> None:
-        """Send every item to its owner, pair by pair: in round k each of n members sends to the k-th after it.
-
-        What comes is added in the order of the rounds, so sums are the same whenever they are made by as many ranks.
+        """Send every item to its owner, pair by pair: in round k each of n members sends to the k-th member after it.
 
         Args:
             members: this rank and those it exchanges with, the same list in all of them.
-            owners, givers: by item, who gets it and who has something of it.
-            items: by item the tensors that are sent, or whose like comes.
-            add: called with the position of an item and what has come of it.
+            owners, givers: for each item, the rank that gets it and the ranks that have a part of it.
+            items: for each item the tensors to send, or tensors of the shape and dtype of those to receive.
+            add: called with the position of an item and the tensors received for it.
         """
         at = members.index(self.rank)
+        # Parts are added in the order of the rounds, so sums are equal to the bit whenever as many ranks make them.
         for step in range(1, len(members)):
             to, source = members[(at + step) % len(members)], members[(at - step) % len(members)]
             own = [i for i, owner in enumerate(owners) if owner == to and self.rank in givers[i]]
@@ -228,7 +229,7 @@ def _bytes(tensor: Tensor) -> int:
 
 @contextmanager
 def _report_lost_peer() -> Iterator[None]:
-    """Inside the `with`, a broken exchange is an error of this run and no traceback."""
+    """Turn a broken exchange inside the `with` into an InputError of this run."""
     try:
         yield
     except RuntimeError as error:  # torch has no narrower class for a peer that is gone
@@ -240,15 +241,15 @@ _here = ALONE
 
 
 def current_ranks() -> Ranks:
-    """Return the ranks that this process is one of: those of the `join_process_group` around it."""
+    """Return the ranks that this process belongs to: those of the `join_process_group` around it."""
     return _here
 
 
 def world_size() -> int:
-    """How many processes the launcher has started; 1 where there is none.
+    """Return the number of processes that the launcher has started; 1 without a launcher.
 
     Raises:
-        InputError: the launcher's variable is no number.
+        InputError: WORLD_SIZE is not a positive whole number.
     """
     said = os.environ.get("WORLD_SIZE", "1")
     if not said.isdecimal() or said == "0":
@@ -257,7 +258,7 @@ def world_size() -> int:
 
 
 def own_device(device: str) -> str:
-    """The device of this process: of several on a machine with GPUs one each."""
+    """Return the device of this process; several processes on a machine with GPUs get one GPU each, in turn."""
     if world_size() == 1 or device not in ("auto", "cuda") or not torch.cuda.is_available():
         return device
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
@@ -265,16 +266,16 @@ def own_device(device: str) -> str:
 
 @contextmanager
 def join_process_group(device: str) -> Iterator[Ranks]:
-    """Inside the `with`, this process is one of those that torchrun has started; alone where it has started one.
+    """Join the processes that torchrun has started for as long as the `with` lasts; stay alone if there is only one.
 
-    The first rank that fails says so, the others end without a word and with status 1, as after SIGTERM, which torchrun
-    sends to them. They need not ask each other: a rank that has ended breaks every exchange with it.
+    The first rank that fails reports its error; the others end silently with status 1, as after the SIGTERM that
+    torchrun sends to them. They need not ask each other: a rank that has ended breaks every exchange with it.
 
     Args:
-        device: of this process, as `own_device` gives it.
+        device: of this process, as `own_device` returns it.
 
     Raises:
-        InputError: the processes do not find each other.
+        InputError: the processes cannot connect to each other.
     """
     global _here
     if world_size() == 1:
@@ -282,6 +283,7 @@ def join_process_group(device: str) -> Iterator[Ranks]:
         return
     from torch.distributed.rendezvous import rendezvous  # not in every build of torch
 
+    # NCCL refuses two ranks on one GPU, so processes that outnumber the GPUs exchange through the CPU.
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     on_gpu = device != "cpu" and not crowded
     if on_gpu:
@@ -292,7 +294,7 @@ def join_process_group(device: str) -> Iterator[Ranks]:
         dist.init_process_group(backend, timeout=PATIENCE, store=store, rank=rank, world_size=size)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"the {world_size()} processes do not find each other: {error}; start them with torchrun"
+            f"the {world_size()} processes cannot connect to each other: {error}; start them with torchrun"
         ) from error
     _here = Ranks(rank, size, torch.device(device if on_gpu else "cpu"))
     try:
@@ -308,7 +310,7 @@ def join_process_group(device: str) -> Iterator[Ranks]:
 
 
 def _first_to_end(store: Any) -> bool:
-    """Whether no other rank has failed before; true where nobody can be asked any more."""
+    """Say whether no other rank has failed before; true if the store can no longer be asked."""
     with suppress(RuntimeError):
         return bool(store.add("failed", 1) == 1)
     return True
@@ -316,12 +318,12 @@ def _first_to_end(store: Any) -> bool:
 
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Inside the `with`, SIGTERM is an error with a message; only a main thread may ask for that. A process that ends
-    by an error is not to be interrupted by a SIGTERM while it says so."""
+    """Turn SIGTERM inside the `with` into an InputError with a message."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise InputError(f"stopped by SIGTERM: the run was cancelled, or {LOST}")
 
+    # Python allows handlers of signals only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -329,6 +331,7 @@ def _ends_on_sigterm() -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # torchrun sends SIGTERM as soon as one rank ends; it must not interrupt this one while it reports its error.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""What of a machine can move the last bits of a number."""
+"""Facts of a machine that can change the last bits of a number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def machine_facts(device: torch.device) -> dict[str, str | int]:
-    """Device, kind of processor, which instructions torch uses there, and how many threads share a product.
+    """Return the device, the processor, the instruction set that torch uses and the number of threads.
 
-    Kernels are chosen by the processor and sums are cut by threads; nothing here names a person, a host or a folder.
+    Kernels depend on the processor and the order of sums on the threads; nothing here names a person, a host or a
+    folder.
     """
     import torch
 
@@ -29,7 +30,7 @@ def machine_facts(device: torch.device) -> dict[str, str | int]:
 
 
 def _processor() -> str:
-    """The processor's own name where the system tells it, else its architecture."""
+    """Return the processor's own name if the system tells it, else its architecture."""
     try:
         lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

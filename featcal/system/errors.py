@@ -1,14 +1,14 @@
-"""The ways featcal says no. All end a command with one clear message and exit status 1."""
+"""Errors that featcal raises on purpose; each ends a command with one clear message and exit status 1."""
 
 
 class FeatcalError(Exception):
-    """Base of every error that featcal raises on purpose; the message says what, where and what to do."""
+    """Base of every error that featcal raises on purpose; the message says what is wrong, where, and what to do."""
 
 
 class InputError(FeatcalError):
-    """What was handed in is wrong: a suite file, a checkpoint, samples, an option or an output folder.
+    """Something handed in is wrong: a suite file, a checkpoint, samples, an option or an output folder.
 
-    `problems` lists what is wrong one by one; the message has all of them.
+    `problems` lists the problems one by one; the message has all of them.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -18,9 +18,9 @@ class InputError(FeatcalError):
 
 
 class NoScores(InputError):
-    """A suite whose models cannot be scored, for want of labels, answers, class names or what makes a head of them.
-    What needs no scores can be had of it."""
+    """A suite whose models cannot be scored, for want of labels, answers, class names or a head. Everything that needs
+    no scores still works."""
 
 
 class NumericalError(FeatcalError):
-    """A computation did not give finite, trustworthy numbers; nothing is substituted for them."""
+    """A computation that did not give finite, trustworthy numbers; nothing is substituted for them."""

@@ -1,4 +1,4 @@
-"""The state of files: what was read from others is not taken for them."""
+"""Tell whether files have changed, so that results of old files are not taken for results of new ones."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 FileStamp = tuple[str, int, int, int]
 """Path, size, time of change of the content and time of change of the file (ns; `st_mtime`, `st_ctime`).
 
-Whoever writes a file, or puts another in its place, moves the last one, also where the size is the same and the first
-time was put back (as `cp -p`, `rsync -t` and archives do). It stays where a file is written twice within one tick of
-the system's clock (some milliseconds), and on Windows, where it is the time of creation.
+Writing or replacing a file changes the last time, even if the size is the same and the first time was put back (as
+`cp -p`, `rsync -t` and archives do). It does not change if a file is written twice within one tick of the system's
+clock (some milliseconds), nor on Windows, where it is the time of creation.
 """
 
 
 def stamps(place: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[FileStamp]:
-    """A file, or every file of a folder to the bottom, through links too.
+    """Yield the stamp of a file, or of every file below a folder, through links too.
 
-    What is not there, is no possible path or cannot be listed has none: whoever reads it says what is wrong.
+    A path that is missing, impossible or cannot be listed yields nothing; the function that reads it reports the error.
 
     Args:
-        above: device and inode of the folders that were come through, so that links back to them end.
+        above: device and inode of the folders on the way here, so that links back to them end.
     """
     try:
         state = place.stat()
@@ -40,6 +40,6 @@ def stamps(place: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iter
 
 
 def sha256(file: Path) -> str:
-    """Of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content in hexadecimal digits."""
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""How messages and tables put names and sizes."""
+"""Format names, sizes, times and texts for messages and tables."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing it: control characters but tab and newline, changes of the direction of
-writing, halves of surrogate pairs."""
+"""Characters that a terminal obeys instead of showing: control characters except tab and newline, changes of writing
+direction, halves of surrogate pairs."""
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first names in quotes, and how many more there are."""
+    """Return the first names in quotes, and how many more there are."""
     shown = ", ".join(f"'{name}'" for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def readable(count: float) -> str:
-    """Bytes as people read them, such as "1.5 GiB"."""
+    """Return a number of bytes as people read it, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -28,7 +28,7 @@ def readable(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for reading.
+    """Return a time in seconds as people read it.
 
     >>> duration(3.2), duration(150), duration(8000)
     ('3 s', '2 min', '2.2 h')
@@ -39,17 +39,18 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 in per cent with one decimal; halves are rounded up, whatever their binary form is.
+    """Return a share of 1 in per cent with one decimal; halves are rounded up.
 
     >>> percent(0.6015), percent(0.7005), percent(1 / 16)
     ('60.2', '70.1', '6.3')
     """
-    decimal = Decimal(repr(round(100 * float(share), 9)))  # k / n again: errors of binary fractions are far smaller
+    # 0.6015 is stored as slightly less and would round down; nine digits are exact again for any k / n in use.
+    decimal = Decimal(repr(round(100 * float(share), 9)))
     return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def points(share: float) -> str:
-    """A difference of shares in percentage points, with its sign.
+    """Return a difference of shares in percentage points, with its sign.
 
     >>> points(0.0314), points(-1 / 8), points(-0.0001)
     ('+3.1', '-12.5', '+0.0')
@@ -59,7 +60,7 @@ def points(share: float) -> str:
 
 
 def exactly(value: float) -> str:
-    """A number as it was chosen, not rounded for reading: it is the same when it is read again.
+    """Return a number in the fewest characters that read back as the same float.
 
     >>> exactly(2.0), exactly(1e-5), exactly(0.1 + 0.2)
     ('2', '1e-05', '0.30000000000000004')
@@ -69,7 +70,7 @@ def exactly(value: float) -> str:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Text for a terminal: characters that it would obey are written as escapes, what is beyond `most` is counted.
+    """Escape the characters of a text that a terminal would obey, and cut it after `most` characters.
 
     >>> printable("red\\x1b[31m")
     'red\\\\x1b[31m'
@@ -79,20 +80,21 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def message(text: str) -> str:
-    """One message as the terminal and the app show it: at most 4,000 characters of it, none that steers anything."""
+    """Return a message as terminal and app show it: at most 4,000 characters, none of which a terminal obeys."""
     return printable(text, 4000)
 
 
 def shorten(text: str, most: int = 80) -> str:
-    """The beginning of a text that is longer than `most` characters, and how many more there are."""
+    """Return the first `most` characters of a text, and how many more there are if it is longer."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for the closest known word, or nothing; nothing for a word of more than 200 characters.
+    """Return " Did you mean …?" with the closest known word; "" if none is close, or for over 200 characters.
 
     >>> did_you_mean("smaples", ["samples", "seed"])
     " Did you mean 'samples'?"
     """
+    # difflib takes time that grows with the square of the length, and the word may come from a hostile file.
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 200 else []
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,4 +1,4 @@
-"""JSON files that others wrote."""
+"""Read JSON files that others wrote."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from featcal.system.errors import InputError
 from featcal.system.paths import require_plain
 
 MOST = 64 << 20
-"""Bytes of a JSON file of settings, of an index or of a record. The largest of those are indices, of some megabytes."""
+"""Bytes that a JSON file of settings, an index or a record may have; the largest, indices, have some megabytes."""
 
 
 def read_json(file: Path, named: str = "", missing: str = "") -> dict[str, Any]:
-    """The mapping in a JSON file.
+    """Return the mapping in a JSON file.
 
     Args:
-        named: what messages call the file, if not by its path.
-        missing: the message where the file cannot be read at all, if it is to say more than that.
+        named: name of the file in messages; its path by default.
+        missing: message for a file that cannot be read at all, if it is to say more.
 
     Raises:
-        InputError: it cannot be read, is no JSON, or holds no mapping; the message says where, and quotes nothing.
+        InputError: the file cannot be read, is not JSON, or holds no mapping; the message says where, and quotes
+            nothing.
     """
     named = named or str(file)
     content = _content(file, named, missing)
@@ -31,10 +32,10 @@ def read_json(file: Path, named: str = "", missing: str = "") -> dict[str, Any]:
 
 
 def read_json_rows(file: Path) -> list[dict[str, Any]]:
-    """The mappings that a JSON file lists.
+    """Return the list of mappings in a JSON file.
 
     Raises:
-        InputError: as `read_json`, or it holds no list of mappings.
+        InputError: the file cannot be read, is not JSON, or holds no list of mappings.
     """
     content = _content(file, str(file))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
@@ -49,11 +50,12 @@ def _content(file: Path, named: str, missing: str = "") -> Any:
     except OSError as error:
         raise InputError(missing or f"{named} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{named} is not valid JSON: {_problem(error)}") from None  # the cause has the text
+        # `from None`: the cause carries the text of the file, which may be private or hostile.
+        raise InputError(f"{named} is not valid JSON: {_problem(error)}") from None
 
 
 def _problem(error: ValueError | RecursionError) -> str:
-    """What is wrong and where, without the words of the file."""
+    """Say what is wrong with a JSON file and where, without quoting it."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno}, column {error.colno}"
     if isinstance(error, UnicodeDecodeError):

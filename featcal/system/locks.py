@@ -1,4 +1,4 @@
-"""Locks that the system takes back when a process ends, so that nobody has to find out whether it still runs."""
+"""Take locks that the system releases when a process ends, so that nobody has to find out whether it still runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 
 @contextmanager
 def try_lock(file: Path, patience: float) -> Iterator[bool]:
-    """Whether the lock is ours, as long as the `with` lasts.
+    """Yield whether this process got the lock, which it keeps as long as the `with` lasts.
 
     Args:
-        file: stands for the lock; it is made where there is none, and stays.
-        patience: seconds to wait for whoever has it.
+        file: stands for the lock; it is created if it is missing, and stays.
+        patience: seconds to wait for another holder.
 
     Raises:
-        OSError: the file cannot be made or opened.
+        OSError: the file cannot be created or opened.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # A transaction of SQLite is a lock that works alike on every system, waits with a limit and ends with its
+        # process.
         held = sqlite3.connect(file, timeout=patience, isolation_level=None)
     except sqlite3.OperationalError as error:  # also a path longer than the library takes, whatever the system does
         raise OSError(errno.EACCES, str(error), str(file)) from error

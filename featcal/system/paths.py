@@ -1,4 +1,4 @@
-"""Paths as suites and commands name them."""
+"""Resolve and check paths as suites and commands name them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from featcal.system.sandbox import require_inside, server_rules
 
 
 def local_path(named: str, root: Path, label: str) -> Path:
-    """A path relative to `root` or to a home (`~`), whether or not something is there.
+    """Return a path relative to `root` or to a home folder (`~`), whether or not it exists.
 
     Raises:
-        InputError: nothing can be there, or it may not be looked at; on a shared server, what lies elsewhere.
+        InputError: no such path is possible, or it may not be accessed; on a shared server also a path outside its
+            folders.
     """
     try:
         path = root / expand_home(named)
@@ -29,28 +30,29 @@ def local_path(named: str, root: Path, label: str) -> Path:
 
 
 def expand_home(named: str | Path) -> Path:
-    """A path with the home that `~` stands for; on a shared server, which tells nobody who has one, as it is.
+    """Return a path with `~` replaced by the home folder; unchanged on a shared server, which must not tell homes.
 
     Raises:
-        RuntimeError: an unknown user's home.
+        RuntimeError: the home of an unknown user.
     """
     return Path(named) if server_rules() is not None else Path(named).expanduser()
 
 
 def require_plain(file: Path, named: str = "", most: int | None = None) -> None:
-    """Let a file pass that can be read to its end; what is not there at all is for its reader to say.
+    """Check that a path is a regular file that can be read to its end; a missing file passes, for its reader to report.
 
     Args:
-        named: what messages call it, if not by its path.
-        most: bytes that it may have.
+        named: name of the file in messages; its path by default.
+        most: largest size in bytes.
 
     Raises:
-        InputError: a pipe, a device or a folder, whose reading may never end, or a file of more than `most` bytes.
+        InputError: a pipe, a device or a folder, or a file of more than `most` bytes.
     """
     try:
         found = file.stat()
     except (OSError, ValueError):
         return
+    # Reading a pipe or a device may never end.
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{named or file} is a folder, a pipe or a device; give a file")
     if most is not None and found.st_size > most:
@@ -61,7 +63,7 @@ def require_plain(file: Path, named: str = "", most: int | None = None) -> None:
 
 
 def from_folder(path: Path, folder: Path) -> str:
-    """A path as a file in `folder` names it: relative where it lies below, so that both can move; else absolute.
+    """Return a path as a file in `folder` names it: relative if it lies below, so that both can move, else absolute.
 
     >>> from_folder(Path("/a/b/c"), Path("/a")), from_folder(Path("/x"), Path("/a"))
     ('b/c', '/x')
@@ -71,7 +73,7 @@ def from_folder(path: Path, folder: Path) -> str:
 
 
 def neighbours(named: str) -> list[str]:
-    """What lies where a path that was given from here was looked for, as it would have to be given: for suggestions."""
+    """Return the paths beside a path that was not found, written as the user wrote it, for suggestions."""
     given = Path(named)
     try:
         return [str(given.parent / one.name) for one in given.expanduser().parent.iterdir()]

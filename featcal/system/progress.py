@@ -1,4 +1,4 @@
-"""How long-running functions say where they are, and what they cost."""
+"""Report progress of long functions, and measure their time and memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
-"""Called with a label, steps done and steps in all. It may raise to stop the work: nothing is left half-done."""
+"""Called with a label, steps done and steps in all; it may raise to stop the work, and nothing is left half-done."""
 SLACK = 1.15
-"""What allocators take beside the tensors that are counted, as a factor."""
+"""Memory that allocators take per byte of tensors, as a factor."""
 
 
 def silent(label: str, done: int, total: int) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 class Seconds(dict[str, float]):
-    """Adds up wall-clock seconds by stage; on CUDA what is measured is how long the work took to be handed over.
+    """Wall-clock seconds added up by stage; on CUDA they measure how long it took to launch the work.
 
     >>> seconds = Seconds()
     >>> with seconds("solve"):
@@ -32,14 +32,14 @@ class Seconds(dict[str, float]):
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Count the body of the `with` to a stage."""
+        """Add the time of the body of the `with` to a stage."""
         started = time.perf_counter()
         yield
         self[stage] = self.get(stage, 0.0) + time.perf_counter() - started
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process now; its peak so far where the system tells no more."""
+    """Return the resident memory of this process in bytes; its peak so far where the system tells no more."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -48,7 +48,7 @@ def rss_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that this machine, or the container that this runs in, can still give away; None where none says."""
+    """Return the bytes of memory that this machine or container can still give; None if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":") for line in file)
@@ -60,31 +60,32 @@ def available_bytes() -> int | None:
 
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux keeps the limits of a container, as the container sees it (version 2)."""
+"""Folder of a container's limits, as Linux shows it to the container (control groups, version 2)."""
 
 
 def _left_in_group(group: Path) -> int | None:
-    """Bytes below the limit of a control group, what can be dropped from its cache of files counted as free; None where
-    there is no limit."""
+    """Return the bytes below the memory limit of a control group; None without a limit."""
     try:
         limit = int((group / "memory.max").read_text(encoding="ascii"))
         used = int((group / "memory.current").read_text(encoding="ascii"))
         kinds = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        # Linux counts cached files as used, but drops inactive ones before it refuses memory.
         return max(0, limit - used + int(kinds["inactive_file"]))
     except (OSError, KeyError, ValueError):  # "max" among them
         return None
 
 
 def keep_memory() -> None:
-    """Let the C library keep what is freed for the next allocation, where it would give it back at once (glibc).
+    """Let the C library (glibc) keep freed memory for the next allocation until the process ends.
 
-    Features are tens of megabytes that come and go; a page that is asked for anew costs more than most operations
-    on it. It stays so until the process ends, and there is no way back to the C library's own rule, so this is for the
-    owner of a process: the command line and the app call it, functions of the library never do.
+    There is no way back to the C library's own rule, so this is for the owner of a process: the command line and the
+    app call it, functions of the library never do.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
+            # Features are tens of megabytes that come and go: a page fetched anew costs more than most operations on
+            # it.
             mallopt(_M_MMAP_MAX, 0)
             mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
@@ -93,18 +94,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, where the C library keeps it for later (glibc)."""
+    """Give freed memory back to the system if the C library (glibc) has kept it."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_rss_bytes() -> int | None:
-    """Largest resident memory of this process so far; None where the system does not say (Windows)."""
+    """Return the largest resident memory of this process so far in bytes; None if the system does not say (Windows)."""
     if sys.platform == "win32":
         return None
     with suppress(OSError, StopIteration), open("/proc/self/status", encoding="ascii") as file:
-        # what getrusage tells includes the process that started this one
+        # getrusage includes the peak of the process that started this one
         return int(next(line for line in file if line.startswith("VmHWM:")).split()[1]) * 1024
     import resource
 

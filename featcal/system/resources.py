@@ -1,5 +1,4 @@
-"""Where files are that nobody names: those that travel with featcal (the repository in a clone, `_bundle` in an
-installed wheel), and those that it keeps for later."""
+"""Locate files shipped with featcal (the repository in a clone, `_bundle` in an installed wheel) and its cache."""
 
 import hashlib
 import os
@@ -9,34 +8,34 @@ from pathlib import Path
 
 
 def bundle_root() -> Path:
-    """Folder that holds `app/`, `pages/` and `data/`."""
+    """Return the folder that holds `app/`, `pages/` and `data/`."""
     package = Path(__file__).resolve().parents[1]
     bundled = package / "_bundle"
     return bundled if bundled.is_dir() else package.parent
 
 
 def data_path(*parts: str) -> Path:
-    """Path below `data/`, for example `data_path("clip-mini", "suite.yaml")`."""
+    """Return a path below `data/`, for example `data_path("clip-mini", "suite.yaml")`."""
     return bundle_root().joinpath("data", *parts)
 
 
 def embedded_suites() -> dict[str, Path]:
-    """Name → suite file of every suite that needs no download."""
+    """Return name → suite file of every suite that needs no download."""
     return {file.parent.name: file for file in sorted(data_path().glob("*/suite.yaml"))}
 
 
 def ready_suites() -> dict[str, Path]:
-    """Name → suite file of the published benchmarks, whose models and data sets are on the Hub."""
+    """Return name → suite file of the published benchmarks, whose models and data sets are on the Hub."""
     return {file.stem: file for file in sorted(data_path("suites").glob("*.yaml"))}
 
 
 def task_files() -> list[Path]:
-    """Files of the task catalogue, whose entries suites `use`."""
+    """Return the files of the task catalogue, whose entries suites `use`."""
     return sorted(data_path("suites", "tasks").glob("*.yaml"))
 
 
 def cache_folder() -> Path:
-    """The user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
+    """Return the user's cache folder, which may not exist yet; FEATCAL_CACHE overrides it."""
     if "FEATCAL_CACHE" in os.environ:
         return Path(os.environ["FEATCAL_CACHE"])
     homes = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}
@@ -46,7 +45,7 @@ def cache_folder() -> Path:
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of featcal's own code: what another version computed is not taken for this one's."""
+    """Return the SHA-256 of featcal's own code, so that results of another version are not taken for this one's."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
         digest.update(file.name.encode())

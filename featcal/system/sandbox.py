@@ -1,5 +1,7 @@
-"""What a server that strangers use may read, write and hold: `featcal app --shared`. Read once, from the environment,
-which the processes of jobs inherit; elsewhere nothing of this applies."""
+"""Rules for a server that strangers use (`featcal app --shared`): what it may read, write and hold.
+
+They are read once, from the environment, which the processes of jobs inherit; without them nothing here applies.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,21 @@ class Shared:
     jobs: int = 2
     """Unfinished jobs of one visitor."""
     all_jobs: int = 16
-    """Unfinished jobs of all visitors: who forgets the cookie is another visitor."""
+    """Unfinished jobs of all visitors: one who deletes the cookie counts as another visitor."""
     idle: float = 900.0
-    """Seconds after which a suite that nobody looks at leaves the memory."""
+    """Seconds after which a suite that nobody looks at is removed from memory."""
     text: int = 2**20
-    """Bytes of a suite file that a visitor types; `maxUploadSize` says the same of files."""
+    """Bytes of a suite file that a visitor types; `maxUploadSize` limits files."""
 
     def to_environment(self) -> None:
-        """For this process and those that it starts."""
+        """Put this process, and those that it starts, under these rules."""
         os.environ[VARIABLE] = json.dumps(asdict(self))
         server_rules.cache_clear()
 
 
 @cache
 def server_rules() -> Shared | None:
-    """The rules that this process is under; None on a machine of one's own."""
+    """Return the rules that this process is under; None outside a shared server."""
     said = os.environ.get(VARIABLE)
     if said is None:
         return None
@@ -53,19 +55,19 @@ def server_rules() -> Shared | None:
 
 
 def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
-    """On a shared server a path has to lie below its folders or among the results of jobs, wherever links lead; what
-    comes with featcal may be read as well. Whether something is there does not matter, and is not told.
+    """Check, on a shared server, that a path leads into its folders or job results (to read, also featcal's data).
 
     Args:
-        what: names the path in the message, which has no path in it.
+        what: names the path in the message, which does not quote it.
 
     Raises:
-        InputError: it lies elsewhere.
+        InputError: it leads elsewhere; the message does not tell whether something is there.
     """
     rules = server_rules()
     if rules is None:
         return
     try:
+        # Links must be followed first: one inside a shared folder may lead anywhere.
         place = os.path.realpath(path)
     except (OSError, ValueError):  # a null character: nothing can be there
         place = ""
@@ -75,10 +77,10 @@ def require_inside(path: Path, what: str, *, to_write: bool = False) -> None:
 
 
 def require_links_inside(place: Path, what: str) -> None:
-    """The same of every link in a folder, to the bottom.
+    """Check, on a shared server, that every link at any depth of a folder leads to where the server may read.
 
     Raises:
-        InputError: one leads elsewhere.
+        InputError: a link leads elsewhere.
     """
     if server_rules() is None or not place.is_dir():
         return
@@ -89,18 +91,18 @@ def require_links_inside(place: Path, what: str) -> None:
 
 
 def require_no_hub(what: str) -> None:
-    """A shared server fetches nothing: anyone could fill its disk, or read what is private to its owner.
+    """Refuse the Hub on a shared server: anyone could fill its disk, or read what is private to its owner.
 
     Raises:
-        InputError: it is one.
+        InputError: this is a shared server.
     """
     if server_rules() is not None:
         raise InputError(f"{what}: not in the folders that this server shares, and it fetches nothing from the Hub")
 
 
 def without_places(text: str) -> str:
-    """A text as visitors of a shared server may read it: paths below its first folder from there on, those below
-    another with its name alone, and none of the others that featcal knows of."""
+    """Return a text without the paths of a shared server: those below its first folder become relative, those below
+    another keep its name alone, and all others that featcal knows of are hidden."""
     rules = server_rules()
     if rules is None:
         return text
@@ -113,8 +115,8 @@ def without_places(text: str) -> str:
 
 @cache
 def _places(rules: Shared, kept: Path) -> list[tuple[str, str]]:
-    """Folders of this machine that messages may name, as written and resolved, and what is said instead; those inside
-    others first, and never the root of a disk."""
+    """Return folders of this machine that messages may name, as written and resolved, with the text to show instead;
+    inner folders first, and never the root of a disk."""
     named: list[str | Path] = [bundle_root(), kept, tempfile.gettempdir(), sys.prefix, sys.base_prefix, Path.home()]
     own = [str(one) for place in named for one in (Path(place).absolute(), Path(place).resolve())]
     first, *others = rules.roots

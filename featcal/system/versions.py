@@ -1,4 +1,4 @@
-"""Versions of what can move a number."""
+"""Versions of the packages that can move a number."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PACKAGES = (
     "open_clip_torch",
     "tokenizers",
 )
-"""Whose versions are recorded: all that can move a number, those that make inputs too."""
+"""Packages whose versions are recorded: all that can move a number, including those that prepare inputs."""
 TELLING = PACKAGES[:3]
-"""Of these, whose tell one run from another."""
+"""Packages whose versions tell one run from another."""
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """By package."""
+    """Return the installed version of every package."""
     return {name: version(name) for name in packages}
 
 
 def all_versions() -> dict[str, str]:
-    """Of Python and of every package that can move a number."""
+    """Return the versions of Python and of every package that can move a number."""
     return {"python": platform.python_version(), **versions()}

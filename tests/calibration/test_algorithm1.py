@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +14,14 @@ from weakref import ref
 import pytest
 import torch
 from clip_config import clip_config
+from command_line import Run
 from tiny_clip import BLOCKS, TASKS
 from torch import Tensor, nn
 
-from featcal.calibration.algorithm1 import InMemoryBlocks, calibrate_blocks
-from featcal.calibration.block_statistics import BlockMoments, FirstBlock
+import featcal
+from featcal.calibration import closed_form
+from featcal.calibration.algorithm1 import ForwardOrder, InMemoryBlocks
+from featcal.calibration.block_statistics import BlockStatistics, FirstBlock
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder, config_for, expert_passes
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.token_rows import TokenRows
@@ -31,6 +36,9 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError, NumericalError
 
 CONFIG = clip_config(samples=12, batch_size=5)
+
+
+PAGE = Path(featcal.__file__).parent.parent / "docs" / "architecture.md"
 
 
 def tower(family: Family, weights: Weights) -> dict[str, Tensor]:
@@ -61,6 +69,31 @@ def usual64(tiny64: Family) -> dict[str, Tensor]:
 
 def test_float32_features_stay_close_to_float64(usual: dict[str, Tensor], usual64: dict[str, Tensor]) -> None:
     assert_same(usual, {n: t.float() for n, t in usual64.items()}, 2e-5)
+
+
+def test_the_command_comes_to_the_equation_by_the_calls_of_the_architecture_page(
+    run: Run, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack of the first solve, from the command down, has these calls of featcal and no others; from where the
+    room is entered they are four."""
+    (path,) = re.findall(r"^From the command to Eq\. \(17\): (.*)\.$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    *steps, equation = (f"featcal.{step}" for step in re.findall(r"`([\w.]+)`", path))
+    stack: list[str] = []
+
+    def look(*_: object) -> Tensor:
+        frame = sys._getframe(1)
+        while (name := f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}") != steps[0]:
+            stack.insert(0, name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        raise KeyboardInterrupt  # what comes after is not asked for
+
+    monkeypatch.setattr(closed_form, "linear_weight", look)
+    assert run("calibrate", tiny_suite_file, "--samples", 2, "--out", tmp_path / "out")[0] == 130
+    assert equation == "featcal.calibration.closed_form.linear_weight"
+    assert [name for name in stack if name.startswith("featcal.")] == steps[1:]
+    assert steps[1] == "featcal.calibration.calibrate.calibrate_to_folder"
+    assert len(steps[1:]) == 4
 
 
 def test_only_linears_and_layernorms_of_blocks_change(tiny: Family, usual: dict[str, Tensor]) -> None:
@@ -129,13 +162,13 @@ def test_huge_lam_gives_task_arithmetic_at_rho_times_its_scale(tiny64: Family) -
 def test_deployed_inputs_are_the_stream_that_was_used(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eq. (45): forwarding the finished model gives every block the inputs that its moments were taken from."""
     used: list[Tensor] = []
-    see = BlockMoments.see
+    see = BlockStatistics.see
 
-    def seen(self: BlockMoments, inputs: Mapping[str, Tensor]) -> None:
+    def seen(self: BlockStatistics, inputs: Mapping[str, Tensor]) -> None:
         used.append(inputs["layer_norm1"].clone())
         see(self, inputs)
 
-    monkeypatch.setattr(BlockMoments, "see", seen)
+    monkeypatch.setattr(BlockStatistics, "see", seen)
     config = replace(CONFIG, batch_size=12)
     model = calibrate(tiny64, config).weights
     stage = tiny64.adapter.stages[0]
@@ -162,13 +195,13 @@ def test_statistics_of_the_first_block_are_taken_again_where_they_hold(
 ) -> None:
     """Every other option gives the weights of a run of its own, and only lam and rho count one block less."""
     counted: list[int] = []
-    end_task = BlockMoments.end_task
+    end_task = BlockStatistics.end_task
 
-    def ended(self: BlockMoments, expert: Mapping[str, Tensor], *more: Any) -> None:
+    def ended(self: BlockStatistics, expert: Mapping[str, Tensor], *more: Any) -> None:
         counted[-1] += 1
         end_task(self, expert, *more)
 
-    monkeypatch.setattr(BlockMoments, "end_task", ended)
+    monkeypatch.setattr(BlockStatistics, "end_task", ended)
     passes, first = expert_passes(tiny, CONFIG, kept=Kept(2**30)), FirstBlock()
     all_blocks, tasks = BLOCKS * len(TASKS), len(TASKS)
     for change, walked in (
@@ -406,7 +439,7 @@ def test_pictures_are_gone_once_the_first_calls_are_made(tiny: Family) -> None:
         alive.append(sum(one() is not None for one in pictures))
 
     try:
-        calibrate_blocks(tiny.run(look), passes, CONFIG, InMemoryBlocks())
+        ForwardOrder(tiny.run(look), passes, CONFIG, InMemoryBlocks()).calibrate()
     finally:
         gc.unfreeze()
     assert alive[-1] == 0

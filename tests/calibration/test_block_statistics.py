@@ -15,7 +15,7 @@ import torch
 from tiny_text import write_text_suite
 from torch import Tensor, nn
 
-from featcal.calibration.block_statistics import BlockMoments, likely_groups, linear_groups
+from featcal.calibration.block_statistics import BlockStatistics, likely_groups, linear_groups
 from featcal.calibration.gram import Gram
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup
@@ -308,7 +308,7 @@ class Block:
         assert call is not None
         return call
 
-    def count(self, moments: BlockMoments, task: str, positions: Any, rows: TaskRows) -> None:
+    def count(self, moments: BlockStatistics, task: str, positions: Any, rows: TaskRows) -> None:
         of = self.tasks[task]
         for place, position in enumerate(positions):
             with capture_inputs(moments.modules) as inputs:
@@ -318,23 +318,23 @@ class Block:
             moments.see(inputs)
             moments.update(rows, place, inputs, Step(NOWHERE, NOWHERE, theirs, outputs), of.tensors)
 
-    def new(self) -> BlockMoments:
-        return BlockMoments(self.stage, self.index, self.config)
+    def new(self) -> BlockStatistics:
+        return BlockStatistics(self.stage, self.index, self.config)
 
-    def in_one(self) -> BlockMoments:
+    def in_one(self) -> BlockStatistics:
         moments = self.new()
         for task, of in self.tasks.items():
             self.count(moments, task, of.batches, of.rows)
             moments.end_task(of.tensors)
         return moments
 
-    def part(self, moments: BlockMoments, task: str, positions: list[int]) -> None:
+    def part(self, moments: BlockStatistics, task: str, positions: list[int]) -> None:
         of = self.tasks[task]
         rows = TaskRows([of.rows.batches[i] for i in positions])
         self.count(moments, task, positions, rows.part_of(task, [of.rows.counts()]))
 
 
-def solved_by(moments: BlockMoments, block: Block) -> dict[str, Tensor]:
+def solved_by(moments: BlockStatistics, block: Block) -> dict[str, Tensor]:
     found = (group.solve(block.merged, block.base, block.config) for group in moments.groups)
     return {name: tensor for one in found for name, tensor in one.items()}
 
@@ -369,10 +369,10 @@ def test_parts_of_other_blocks_tasks_and_options_are_not_merged(tiny: Family) ->
     with pytest.raises(InputError, match="tasks differ: pets and signs"):
         pets.merge(signs)
     for option, says in (({"alpha": 0.5}, "alpha"), ({"lam": 1e-5}, "float64 products"), ({"eps": 0.0}, "eps")):
-        other = BlockMoments(first.stage, 0, replace(first.config, **option))
+        other = BlockStatistics(first.stage, 0, replace(first.config, **option))
         with pytest.raises(InputError, match=f"whose {says} differ"):
             pets.merge(other)
-    pets.merge(BlockMoments(first.stage, 0, replace(first.config, lam=1.0, rho=0.0, biases=False)))
+    pets.merge(BlockStatistics(first.stage, 0, replace(first.config, lam=1.0, rho=0.0, biases=False)))
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from tiny_clip import BLOCKS, TASKS
 from featcal.calibration.calibrate import calibrate, config_for
 from featcal.calibration.conditioning import conditioning_of, measure_conditioning
 from featcal.calibration.gram import Gram
-from featcal.calibration.linear_group import LinearGroup, LinearSums
+from featcal.calibration.linear_group import LinearGroup
+from featcal.calibration.linear_statistics import LinearSums
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.session.session import Session

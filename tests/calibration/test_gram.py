@@ -9,7 +9,7 @@ import torch
 
 from featcal.calibration import gram
 from featcal.calibration.gram import Gram, add_product
-from featcal.calibration.linear_group import product_dtype, solve_dtype, sum_dtype
+from featcal.calibration.precision import product_dtype, solve_dtype, sum_dtype
 from featcal.calibration.token_rows import TokenRows
 from featcal.models.compute import computing
 from featcal.suite.calibration_options import CalibrationConfig

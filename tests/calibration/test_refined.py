@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from featcal import CalibrationConfig, calibrate, load_suite, measure_drift, open_family
 from featcal.calibration import closed_form
 from featcal.calibration.calibrate import config_for, expert_passes
-from featcal.calibration.refined_recipe import Part
+from featcal.calibration.residual_parts import Part
 from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
@@ -161,7 +161,7 @@ def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
 
 @pytest.mark.parametrize("recipe", ["refined", "informed"])
 def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) -> None:
-    with pytest.raises(InputError, match="feature sources are of the recipe 'paper'"):
+    with pytest.raises(InputError, match="feature sources need the recipe 'paper'"):
         Session(tiny).sources(config_for(tiny, recipe=recipe, samples=8))
 
 

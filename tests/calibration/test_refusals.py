@@ -290,7 +290,7 @@ def test_a_model_of_another_kind_is_called_by_its_name(
     [
         (
             {"architecture": "resnet18", "num_classes": 10},
-            "base: 'resnet18' is timm's ResNet; of timm featcal reads Vis",
+            "base: 'resnet18' is timm's ResNet; featcal reads only timm's Vis",
         ),
         ({"architecture": "vit_b_none", "num_classes": 10}, "base: timm cannot make a model 'vit_b_none'"),
         (

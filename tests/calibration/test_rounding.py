@@ -18,7 +18,7 @@ from several import run_ranks
 from tiny_clip import BLOCKS
 from torch import Tensor
 
-from featcal.calibration import distributed, rounding
+from featcal.calibration import rounding, store
 from featcal.calibration.calibrate import calibrate, calibrate_to_folder
 from featcal.calibration.rounding import Storing, sum_parts, summarise_storing
 from featcal.family.opening import Family, open_family
@@ -82,7 +82,7 @@ def test_the_same_solved_in_float32(dtype: str, tiny_suite: Suite) -> None:
 def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family, monkeypatch: Any) -> None:
     """Every solution is seen on its way to the stored dtype; chunks of three numbers are as good as whole tensors."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    rounded = distributed.round_to_stored
+    rounded = store.round_to_stored
 
     def watched(block: Any, old: Any, solved: Any) -> dict[str, Tensor]:
         found = rounded(block, old, solved)
@@ -91,7 +91,7 @@ def test_all_that_is_solved_counts_once(config: CalibrationConfig, half: Family,
         seen.update(pairs)
         return found
 
-    monkeypatch.setattr(distributed, "round_to_stored", watched)
+    monkeypatch.setattr(store, "round_to_stored", watched)
     monkeypatch.setattr(rounding, "CHUNK", 3)
     found = calibrate(half, config)
     merged, stored = half.merged.read(seen), found.weights.read(seen)

@@ -311,7 +311,7 @@ def test_interrupt_is_status_130_and_leaves_nothing(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibrate_module, "calibrate_blocks", interrupt)
+    monkeypatch.setattr(calibrate_module.ForwardOrder, "calibrate", interrupt)
     code, out, err = run("calibrate", tiny_suite_file, "--out", tmp_path / "out", "--json")
     assert (code, out) == (130, "")
     assert "interrupted" in err

@@ -553,7 +553,7 @@ def test_missing_files(adapt: Adapt, bases: Mapping[str, Path], tmp_path: Path) 
     (folder / "adapter_config.json").write_text("{")
     assert "adapter_config.json is not valid JSON" in message()
     (folder / "adapter_config.json").unlink()
-    assert message() == f"expert 'x': {folder} has no readable adapter_config.json, so it is no peft adapter"
+    assert message() == f"expert 'x': {folder} has no readable adapter_config.json, so it is not a peft adapter"
     (folder / "config.json").touch()
     assert message().endswith("it is a whole model, give it without '+'")
 

@@ -26,7 +26,7 @@ MOST_PARAMETERS = 7
 every option is a parameter."""
 MOST_LINES = 60
 """From `def` to the last line, its docstring included."""
-MOST_STEPS = 8
+MOST_STEPS = 6
 """Of a call path from a command to its equation."""
 DOOR = "featcal.__main__"
 """`python -m featcal`: one call of the command line, on no floor."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.block_statistics import BlockMoments
+from featcal.calibration.block_statistics import BlockStatistics
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import check_norm
 from featcal.calibration.token_rows import task_rows
@@ -95,7 +95,7 @@ def calibrated(stage: Stage, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     (block,) = stage.blocks
     batch = {"hidden": torch.randn(3, 5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
     call = stage.first_call({}, batch, None)
-    moments = BlockMoments(stage, 0, EXACT)
+    moments = BlockStatistics(stage, 0, EXACT)
     with capture_inputs(moments.modules) as inputs, capture_outputs(block.linears) as outputs:
         following = stage.advance(call, block.run(tensors, call))
     moments.see(inputs)

@@ -354,7 +354,7 @@ def test_masked_attention_is_torchs_own() -> None:
                 ({"layers": [1, 1, 1, 1]}, "ResNet image tower"),
                 ({"attentional_pool": True}, "attentional pooling"),
                 ({"pool_type": "avg"}, "pool_type 'avg'"),
-                ({"head_width": 7}, "no multiple of head_width 7"),
+                ({"head_width": 7}, "not a multiple of head_width 7"),
                 ({"qk_norm": True}, "ln_k"),
                 ({"scale_heads": True}, "head_scale"),
                 ({"scaled_cosine_attn": True}, "logit_scale"),
@@ -431,7 +431,7 @@ def cut_in_half(file: Path) -> None:
         (
             "module.pt",
             lambda file: torch.save(nn.Linear(2, 2), file),
-            r"no plain state dict.*can run code.*state_dict\(\) as safetensors",
+            r"not a plain state dict.*can run code.*state_dict\(\) as safetensors",
         ),
         ("number.pt", lambda file: torch.save({"a": torch.ones(1), "b": 3}, file), "'b' is int"),
         ("list.pt", lambda file: torch.save([torch.ones(1)], file), "a list"),

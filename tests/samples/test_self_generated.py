@@ -154,7 +154,7 @@ def test_the_canary_goes_on_from_the_first_half_of_a_whole_text(tmp_path: Path) 
         ("t5", ASKED, 5, {}, "answers of 5 tokens, 'max_target_length' is 4"),
         ("llama", ASKED, 4, {"max_length": 7}, "prompt 2 has 4 tokens, with 4 new ones more than 'max_length' 7"),
         ("llama", 3, 9, {"max_length": 9}, "prompt 0 has 1 tokens, with 9 new ones"),
-        ("llama", ["  "], 4, {}, "prompt 0 is no token"),
+        ("llama", ["  "], 4, {}, "prompt 0 has no tokens"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

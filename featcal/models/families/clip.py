@@ -41,7 +41,7 @@ _CARRIED = ("text_model.", "text_projection.", "logit_scale", _PROJECTION)
 
 
 class VisionStage(Stage):
-    """Pixels → embeddings and first norm → encoder blocks."""
+    """The stage from pixels through embeddings and first norm to the encoder blocks."""
 
     name = "vision"
     spent = ("pixel_values",)
@@ -58,7 +58,7 @@ class VisionStage(Stage):
         return capture_call(self._model, self.blocks[0].module, outer, pixel_values=inputs["pixel_values"])
 
     def weighting(self, index: int, module: str) -> str:
-        """In the last block only the class token reaches the output, except through keys and values."""
+        """Return "class-token" in the last block, whose other tokens reach the output by keys and values alone."""
         last = index == len(self.blocks) - 1
         return "class-token" if last and module not in ("self_attn.k_proj", "self_attn.v_proj") else "all"
 
@@ -82,10 +82,10 @@ class VisionStage(Stage):
 
 
 class ClipVision(Adapter):
-    """Vision tower and, where the base has one, the projection that gives the final features.
+    """The vision tower of CLIP and, if the base has one, the projection that gives the final features.
 
-    Canonical names are those of a full CLIP checkpoint (`vision_model.…`): both major versions of
-    transformers read them, while a tower that version 5 saved from scratch lacks the prefix.
+    Canonical names are those of a full CLIP checkpoint (`vision_model.…`): both major versions of transformers read
+    them, while a tower that version 5 saved from scratch lacks the prefix.
     """
 
     family = "clip"
@@ -113,6 +113,7 @@ class ClipVision(Adapter):
         choose_attention(self.model)
         embeddings = self.model.vision_model.embeddings
         positions = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
+        # Built on the meta device it has no values, and files need not hold it.
         embeddings.register_buffer("position_ids", positions, persistent=False)
         check_buffers(self.model)
         self.stages = (VisionStage(self.model),)
@@ -122,7 +123,7 @@ class ClipVision(Adapter):
         self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}post_layernorm."))
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Class token → last norm → projection; without a projection the normed class token itself."""
+        """Return class token → last norm → projection; without a projection the normed class token itself."""
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
         pooled = functional_call(self.model.vision_model.post_layernorm, norm, (call.hidden_state[:, 0],), strict=True)
         if _PROJECTION in tensors:
@@ -134,18 +135,19 @@ class ClipVision(Adapter):
         return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
-        """Pooled features before the projection, which a vision tower alone does not have."""
+        """Return pooled features before the projection, which a vision tower alone does not have."""
         loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
         with torch.no_grad():
+            # A tower of transformers 5 is flat, a whole CLIP has it inside.
             pooled: Tensor = getattr(loaded, "vision_model", loaded)(**inputs).pooler_output
         return pooled
 
     def loader(self, config: Mapping[str, Any]) -> str:
-        """A whole CLIP, or its image tower alone."""
+        """Return "CLIPModel" for a whole CLIP, "CLIPVisionModel" for its image tower alone."""
         return "CLIPModel" if config.get("model_type") == "clip" else "CLIPVisionModel"
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """Prompt encoder and logit scale of a transformers CLIP."""
+        """Return prompt encoder and logit scale of a transformers CLIP."""
         from transformers import AutoTokenizer, CLIPModel
 
         folder = base.folder
@@ -184,6 +186,7 @@ class ClipVision(Adapter):
     def canonical(stored: str) -> str | None:
         if stored.endswith("position_ids"):
             return None
+        # A tower that transformers 5 saved alone lacks the prefix.
         return f"{_TOWER}{stored}" if stored.startswith(_BARE) else stored
 
     @staticmethod
@@ -192,10 +195,10 @@ class ClipVision(Adapter):
 
 
 def misfit_of_pictures(inputs: Batch, shape: tuple[int, ...], prepared_by: str) -> str | None:
-    """Why a tower for pictures of one shape `[channels, height, width]` does not take these inputs; None if it does.
+    """Return why a tower for pictures of one shape `[channels, height, width]` refuses inputs; None if it takes them.
 
     Args:
-        prepared_by: what of the base prepares its pictures.
+        prepared_by: the base's settings that prepare its pictures, for the message.
     """
     pixels = inputs.get("pixel_values")
     if pixels is None:

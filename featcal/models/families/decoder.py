@@ -1,4 +1,4 @@
-"""Decoder-only language models: one adapter for all, told by a row of facts (`decoder_facts`)."""
+"""Decoder-only language models: one adapter for all, configured by a row of facts (`decoder_facts`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROPES_OF_4 = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
 class DecoderStage(PartedStage):
-    """Token ids → embeddings → decoder blocks.
+    """The stage from token ids through embeddings to the decoder blocks.
 
     Masks and positions are captured for every block: those with a window, or with positions of their own, get theirs.
     """
@@ -56,6 +56,7 @@ class DecoderStage(PartedStage):
         behind = (f"{facts.blocks}.", f"{facts.norm}.")
         self.outer = tuple(f"{facts.stack}.{name}" for name in names if not name.startswith(behind))
         last = type(model.get_submodule(norm))
+        # Every architecture has a class of its own for its RMSNorm, so that it is known by its parameters.
         scales = [name for name, _ in model.get_submodule(norm).named_parameters()]
         self.norm = last if scales == ["weight"] and not issubclass(last, nn.LayerNorm) else None
         self.norm_offset, self.head_axis = facts.norm_offset, facts.head_axis
@@ -70,13 +71,14 @@ class DecoderStage(PartedStage):
         return "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Padding has weight 0; with `completion_only` so has every position that predicts no token of the answer.
+        """Return weight 0 for padding and, with `completion_only`, for positions that predict no token of the answer.
 
         A text that is all answer, without a prompt, counts as a whole.
         """
         attended, answer = inputs.get("attention_mask"), inputs.get("completion_mask")
         if not options.completion_only or answer is None or attended is None:
             return mask_to_weights(attended)
+        # Position t predicts token t + 1, so the answer's mask moves one to the left.
         predicting = torch.nn.functional.pad(answer[:, 1:], (0, 1))
         whole = (answer == attended).all(1, keepdim=True)
         return mask_to_weights(torch.where(whole, attended, predicting))
@@ -88,7 +90,7 @@ class DecoderStage(PartedStage):
 class Decoder(LanguageModel):
     """A decoder-only model with its language-modelling head, which is never calibrated, tied to the embedding or not.
 
-    A subclass for every row of facts (`adapter_of`).
+    Every row of facts has a subclass (`adapter_of`).
     """
 
     modality = "causal"
@@ -119,6 +121,7 @@ class Decoder(LanguageModel):
     def fresh(self) -> Any:
         experts = self.facts.experts
         with torch.device("meta"):
+            # A copy: models write into their configuration, such as their kind of attention.
             model = self.model_class(copy.deepcopy(self._config))
             if experts is not None:
                 separate_members(model, experts.module, experts.maps, getattr(self._config, experts.chosen))
@@ -132,7 +135,7 @@ class Decoder(LanguageModel):
         return {stored_name(self.facts, name): shape for name, shape in super().shapes().items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Normed state at the position that decides the first token of the answer."""
+        """Return the normed state at the position that decides the first token of the answer."""
         rows = torch.arange(len(call.hidden_state), device=call.hidden_state.device)
         own = {name.rpartition(".")[2]: tensors[name] for name in self.closing}
         deciding = call.hidden_state[rows, answer_position(inputs)]
@@ -148,7 +151,7 @@ class Decoder(LanguageModel):
 
     @property
     def generates(self) -> bool:
-        """A class of somebody's own may be without transformers' `generate`."""
+        """Say whether the class has transformers' `generate`, which a user's own class may lack."""
         return super().generates and hasattr(self.model_class, "generate")
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
@@ -156,7 +159,7 @@ class Decoder(LanguageModel):
 
     @property
     def _positions(self) -> int | None:
-        """Rows of the table of positions, where there is one."""
+        """Return the number of rows of the table of positions; None without one."""
         table = f"{self.facts.stack}.{self.facts.positions}.weight"
         return self.shapes()[table][0] if self.facts.positions else None
 
@@ -164,14 +167,14 @@ class Decoder(LanguageModel):
         return super().misfit(inputs) or self._too_long(inputs) or self._mixed_ropes(inputs)
 
     def _too_long(self, inputs: Batch) -> str | None:
-        """Why a text has no positions; None if all have theirs."""
+        """Return why a text has too few positions; None if all fit."""
         longest, rows = inputs["input_ids"].shape[1], self._positions
         if rows is None or longest <= rows:
             return None
         return f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'"
 
     def _mixed_ropes(self, inputs: Batch) -> str | None:
-        """Why the rotary frequencies of a text would depend on which others are in its batch; None if they do not."""
+        """Return why the rotary frequencies of a text would depend on the others in its batch; None if they do not."""
         lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
         shortest, longest = int(lengths.min()), int(lengths.max())
         for rope in ropes(self._config):
@@ -194,13 +197,14 @@ class Decoder(LanguageModel):
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
         stored = stored_name(self.facts, stored)
+        # Files of the stack alone lack its prefix.
         inside = f"{self.facts.stack}.{stored}"
         return inside if stored not in self.tower and inside in self.tower else stored
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """transformers 4 reads `rope_theta` and `rope_scaling`, not the `rope_parameters` of version 5; of two kinds of
-        blocks those with a window have their `rope_local_base_freq`. The number of experts of a mixture has a name in
-        each of the versions."""
+        """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` beside
+        `rope_parameters`, `rope_local_base_freq` for blocks with a window, and the number of experts under both
+        versions' names."""
         if config.get("rope_parameters") is None:
             return dict(config), []
         stated, said = dict(self._config.rope_parameters), dict(config)
@@ -228,8 +232,9 @@ class Decoder(LanguageModel):
 class DecoderClassifier(Decoder):
     """A decoder with a classifier per task, without a bias, that reads the state of a text's last token.
 
-    As an encoder's head it is taken from the task's expert, never merged and never calibrated, and stays in a written
-    folder as the folder's origin has it. That origin, as the base, may have a language-modelling head or none.
+    Like an encoder's head, the classifier is taken from the task's expert, never merged and never calibrated, and stays
+    in a written folder as in the folder's origin. That origin, like the base, may have a language-modelling head or
+    none.
     """
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
@@ -253,12 +258,12 @@ class DecoderClassifier(Decoder):
         return states[:, -1]
 
     def loader(self, config: Mapping[str, Any]) -> str:
-        """The class that the folder names, whatever its head is; without one the stack alone."""
+        """Return the class that the folder names, whatever its head is; "AutoModel" for the stack alone."""
         return named_class(config)
 
 
 def adapter_of(facts: DecoderFacts) -> type[Decoder]:
-    """The adapter for one row.
+    """Return the adapter of one row of facts.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.
@@ -269,7 +274,7 @@ def adapter_of(facts: DecoderFacts) -> type[Decoder]:
 
 
 def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
-    """A block by the names of files."""
+    """Return a block under the names of files."""
     if not facts.renamed:
         return Block(name, module)
     inside = (own for own, _ in module.named_modules())
@@ -278,7 +283,7 @@ def _block(name: str, module: nn.Module, facts: DecoderFacts) -> Block:
 
 
 def stored_name(facts: DecoderFacts, name: str) -> str:
-    """What files call a tensor of the library's class."""
+    """Return the name in files of a tensor of the library's class."""
     prefix = f"{facts.stack}.{facts.blocks}."
     number, dot, inside = name.removeprefix(prefix).partition(".")
     if not (name.startswith(prefix) and number.isdigit()):
@@ -287,7 +292,7 @@ def stored_name(facts: DecoderFacts, name: str) -> str:
 
 
 def _stored_local_name(facts: DecoderFacts, inside: str) -> str:
-    """What files call a module or a tensor of a block, by its name inside it."""
+    """Return the name in files of a module or a tensor of a block, given its name inside the block."""
     for module, stored in facts.renamed:
         if inside == module or inside.startswith(f"{module}."):
             return f"{stored}{inside[len(module) :]}"
@@ -295,11 +300,11 @@ def _stored_local_name(facts: DecoderFacts, inside: str) -> str:
 
 
 def fill_buffers(model: Any) -> None:
-    """Give buffers that no checkpoint holds their values on the current device: rotary frequencies, a factor of the
-    embedding. The library's own initialisation computes them; parameters stay on meta.
+    """Give buffers that no checkpoint holds (rotary frequencies, a factor of the embedding) their values on the current
+    device; parameters stay on meta.
 
     Raises:
-        ValueError: one of them would be stored in a checkpoint, so its values are the model's and not the library's.
+        ValueError: a checkpoint would store one of them, so its values are the model's and not the library's.
     """
     stored = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
     if stored:
@@ -310,10 +315,11 @@ def fill_buffers(model: Any) -> None:
             module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype), persistent=False)
         if own:
             with torch.no_grad():
+                # The library's own initialisation computes their values.
                 model._init_weights(module)
 
 
 def ropes(config: Any) -> list[Mapping[str, Any]]:
-    """Every set of rotary settings that a configuration has: none, one, or one per kind of block."""
+    """Return every set of rotary settings in a configuration: none, one, or one per kind of block."""
     stated = getattr(config, "rope_parameters", None) or {}
     return [stated] if "rope_type" in stated else [one for one in stated.values() if one]

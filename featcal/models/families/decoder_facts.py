@@ -1,7 +1,7 @@
-"""What featcal must be told of a decoder-only architecture: a row of facts each, and the rows that it comes with.
+"""Describe decoder-only architectures by one row of facts each, and list the rows that featcal comes with.
 
-A row names things of the library's own classes and repeats none of their computations. What can be seen in the model
-itself (widths, biases, which norm a class is, masks and positions of single blocks) is seen there.
+A row names things of the library's own classes and repeats none of their computations. Facts that the model itself
+shows (widths, biases, classes of norms, masks and positions of single blocks) are read there.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ class DecoderPart:
     """One residual part of a block: state + post_norm(module(norm(state))), or joined(module(norm(state)), state)."""
 
     name: str
-    """As tables have it: "attention" or "mlp"."""
+    """Name in tables: "attention" or "mlp"."""
     module: str
-    """Its name inside the block. Of what the block is called with it takes what its own forward has names for."""
+    """Name of its module inside the block, which gets those of the block's arguments that its own forward names."""
     norm: str = ""
-    """The norm in front of the module; empty where there is none."""
+    """The norm in front of the module; empty without one."""
     post_norm: str = ""
-    """The norm, or the scale, on what the module gives, before that enters the stream. The output of the module's last
-    map is then not what is added, so "beta" does not apply to it (`calibration.refined_recipe`)."""
+    """The norm, or the scale, on the module's output before it enters the stream. The output of the module's last map
+    is then not what is added, so "beta" does not apply to it (`calibration.refined_recipe`)."""
     joined: str = ""
-    """The module that makes the next state of what the module gives and of the state, where the sum is inside it
-    (BERT's norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
+    """The module that computes the next state from the module's output and the state, if the sum is inside it (BERT's
+    norm behind the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
 
 
 @dataclass(frozen=True)
 class ExpertFacts:
-    """The experts of a mixture, whose weights the library's class has in `gate_up_proj` `[experts, 2 inner, width]` and
-    `down_proj` `[experts, width, inner]`: down(activation(gate(x)) * up(x)), as `act_fn` is the activation."""
+    """The experts of a mixture: down(activation(gate(x)) * up(x)), with `act_fn` as activation.
+
+    The library holds their weights as `gate_up_proj` `[experts, 2 inner, width]` and `down_proj`
+    `[experts, width, inner]`.
+    """
 
     module: str = "mlp.experts"
     """Their module inside a block; blocks without it are dense."""
     maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """What files call the maps of one expert: gate, up, down."""
+    """Names in files of the maps of one expert: gate, up, down."""
     chosen: str = "num_experts_per_tok"
-    """Option of the configuration that says how many of them a token passes."""
+    """Option of the configuration with the number of experts that a token passes."""
 
 
 PRE_NORM = (
@@ -60,19 +63,19 @@ GATED = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFacts:
-    """One decoder-only architecture of transformers, or of somebody's own in its manner."""
+    """One decoder-only architecture of transformers, or a user's own in its manner."""
 
     model_type: str
-    """As `config.json` says it."""
+    """`model_type` in `config.json`."""
     config: str | type
     """Class of its configuration: a name in transformers, or the class itself."""
     model: str | type
-    """Class of the whole model with its language-modelling head, likewise."""
+    """Class of the whole model with its language-modelling head: a name in transformers, or the class itself."""
     parts: tuple[DecoderPart, ...] = PRE_NORM
     """The residual parts of a block in order, which together are the block."""
     shared: tuple[tuple[str, ...], ...] = (QKV, GATED)
-    """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own.
-    Estimates count with it; a run finds out itself."""
+    """Linear maps of a block that share an input, by name inside it; every other map has one of its own. Only estimates
+    use this; a run finds shared inputs itself."""
     stack: str = "model"
     """Module of the whole model that holds embeddings, blocks and the last norm."""
     blocks: str = "layers"
@@ -84,32 +87,31 @@ class DecoderFacts:
     norm: str = "norm"
     """The last norm inside the stack."""
     experts: ExpertFacts | None = None
-    """Of a mixture of experts."""
+    """Facts of a mixture of experts; None for dense blocks."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Modules inside a block and what files call them, where that is not their name in the class."""
+    """Modules inside a block and their names in files, if these differ from those in the class."""
     head: str = "lm_head"
     """The head of the whole model, without a bias, tied to the embedding or not."""
     classifier: str = ""
-    """The linear map of `model` that is there in the place of the head and scores classes by the last token of a text
-    (`with_classifier`); empty where the model is a language model."""
+    """The linear map of `model` in the place of the head that scores classes by the last token of a text
+    (`with_classifier`); empty for a language model."""
     norm_offset: float = 0.0
-    """What scale-only norms add to their stored weight: 1 where they are (1 + weight) * z."""
+    """Number that scale-only norms add to their stored weight: 1 if they compute (1 + weight) * z."""
     head_axis: int | None = None
-    """Axis of the heads where norms act on each head's part of queries and keys: 2 of `[batch, tokens, heads, width]`,
-    1 of `[batch, heads, tokens, width]`."""
+    """Axis of the heads if norms act on each head's part of queries and keys: 2 for `[batch, tokens, heads, width]`,
+    1 for `[batch, heads, tokens, width]`."""
     softcap: str = ""
     """Option of the configuration that bounds the scores of tokens: cap * tanh(scores / cap)."""
     settings: tuple[str, ...] = ()
     """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("rotary_emb.inv_freq",)
-    """How names of stored tensors end that carry no information."""
+    """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
-    """Options of a calibration; left out they are the paper's for Llama."""
+    """Options of a calibration; by default the paper's for Llama."""
 
 
 def with_classifier(facts: DecoderFacts) -> DecoderFacts | None:
-    """The row of the same architecture with a classifier per task in the place of the language-modelling head, as
-    transformers has it; None where it has no such class."""
+    """Return the row with a classifier per task in place of the head; None if transformers has no such class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSES
 
     named = CLASSES.get(facts.model_type)
@@ -121,7 +123,7 @@ SETTINGS = (
     "attention_bias", "mlp_bias", "layer_types", "sliding_window", "use_sliding_window", "hidden_activation",
     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
 )  # fmt: skip
-"""Options of configurations that change the forward without changing a shape, wherever an architecture has them."""
+"""Options that change the forward without changing a shape, in any architecture that has them."""
 
 FACTS = (
     DecoderFacts(model_type="llama", config="LlamaConfig", model="LlamaForCausalLM"),

@@ -1,7 +1,7 @@
-"""Encoders with a classification head: one adapter for all, told by a row of facts (`encoder_facts`).
+"""Encoders with a classification head: one adapter for all, configured by a row of facts (`encoder_facts`).
 
 The head is a task's own: it is taken from the task's expert, never merged and never calibrated, and stays in a written
-folder as the folder's origin has it.
+folder as in the folder's origin.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from featcal.system.errors import InputError, NoScores
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-"""What the first checkpoints call scale and shift of a LayerNorm."""
+"""Names of scale and shift of a LayerNorm in the first checkpoints."""
 
 
 class EncoderStage(PartedStage):
-    """Token ids or pixels → embeddings → encoder blocks."""
+    """The stage from token ids or pixels through embeddings to the encoder blocks."""
 
     name = "encoder"
 
@@ -73,13 +73,13 @@ class EncoderStage(PartedStage):
         return capture_calls(self._stack, self.blocks, own, **read)
 
     def weighting(self, index: int, module: str) -> str:
-        """Where the head reads the first token alone, nothing else of the last block reaches it but keys and values."""
+        """Return "class-token" in the last block, keys and values excepted, if the head reads that token alone."""
         last = index == len(self.blocks) - 1
         alone = reads_first(self._facts) and module not in self._facts.keys
         return "class-token" if last and alone else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Padding has weight 0, every other token 1, or `patch_weight` beside a class token that counts alone."""
+        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside a class token read alone."""
         attended = mask_to_weights(inputs.get("attention_mask"))
         return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
 
@@ -88,7 +88,7 @@ class EncoderStage(PartedStage):
 
 
 class Encoder(Adapter):
-    """An encoder; a subclass for every row of facts (`encoder_of`)."""
+    """An encoder; every row of facts has a subclass (`encoder_of`)."""
 
     head = ()
     facts: EncoderFacts
@@ -105,7 +105,7 @@ class Encoder(Adapter):
             stage = EncoderStage(self.model, facts)
         except AttributeError as error:
             raise InputError(
-                f"the installed transformers makes '{facts.model_type}' of other modules ({error}); upgrade it"
+                f"the installed transformers builds '{facts.model_type}' from other modules ({error}); upgrade it"
             ) from error
         self.stages = (stage,)
         self._shapes = self._stored_shapes(stage)
@@ -122,9 +122,10 @@ class Encoder(Adapter):
             self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
 
     def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
-        """The library's whole model with parameters on meta, and its options."""
+        """Return the library's whole model with parameters on meta, and its options."""
         checked = self.config_class(**config.get("vision_config", config) if self.facts.pooler else config)
         with torch.device("meta"):
+            # A copy: models write into their configuration, such as their kind of attention.
             model = self.model_class(copy.deepcopy(checked))
         with device:
             fill_buffers(model)
@@ -133,7 +134,7 @@ class Encoder(Adapter):
         return model, checked
 
     def _stored_shapes(self, stage: EncoderStage) -> dict[str, tuple[int, ...]]:
-        """Of every tensor of the whole class, by canonical name."""
+        """Return the shape of every tensor of the whole class, by canonical name."""
         facts, found = self.facts, dict(self.model.named_parameters())
         inside = [name for name in found if any(_is_inside(name, block.path) for block in stage.blocks)]
         own: dict[str, Tensor] = {}
@@ -145,7 +146,7 @@ class Encoder(Adapter):
         return {name: tuple(tensor.shape) for name, tensor in own.items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """What the head reads: the last state, normed where the stack ends with a norm, and pooled."""
+        """Return what the head reads: the last state, normed if the stack ends with a norm, and pooled."""
         facts, hidden = self.facts, call.hidden_state
         if facts.norm:
             hidden = self._run_closing(facts.norm, tensors, hidden)
@@ -154,7 +155,7 @@ class Encoder(Adapter):
         return pool_states(hidden, facts.pooling, inputs.get("attention_mask"))
 
     def _run_closing(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """What a module behind the blocks makes of the states."""
+        """Return the output of a module behind the blocks for the states."""
         stored, module = (
             _join_names(_prefix(self.facts), name),
             self.model.get_submodule(_join_names(self.facts.stack, name)),
@@ -179,8 +180,7 @@ class Encoder(Adapter):
         return pool_states(last, self.facts.pooling, inputs.get("attention_mask"))
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """Prompts through the text tower that lies beside a vision tower, padded to its full length, as it was trained;
-        the bias of sigmoid scores is the same for all classes and is left out."""
+        """Return the encoder of prompts by the text tower beside a vision tower, and the factor of the cosines."""
         loader, folder = self.facts.prompts, base.folder
         if not loader or not any(name.startswith("text_model.") for name in base.names):
             return super().prompt_encoder(base)
@@ -194,6 +194,8 @@ class Encoder(Adapter):
         longest = model.config.text_config.max_position_embeddings
 
         def encode(texts: list[str]) -> Tensor:
+            # Padded to the full length, as the tower was trained. The bias of its sigmoid scores is left out: it is the
+            # same for all classes.
             options = {"padding": "max_length", "truncation": True, "max_length": longest, "return_tensors": "pt"}
             features: Tensor = model.text_model(input_ids=tokenizer(texts, **options)["input_ids"]).pooler_output
             return features
@@ -201,7 +203,7 @@ class Encoder(Adapter):
         return encode, float(model.logit_scale.exp())
 
     def loader(self, config: Mapping[str, Any]) -> str:
-        """The class that the folder names, whatever its head is; without one the stack alone."""
+        """Return the class that the folder names, whatever its head is; "AutoModel" for the stack alone."""
         return named_class(config)
 
     def tokens(self, inputs: Batch) -> int:
@@ -252,6 +254,7 @@ class Encoder(Adapter):
             return None
         front, _, last = stored.rpartition(".")
         named = f"{front}.{_OLD_NAMES[last]}" if front.endswith("LayerNorm") and last in _OLD_NAMES else stored
+        # Files of the stack alone lack its prefix.
         inside = _join_names(_prefix(self.facts), named)
         bare = inside in self._shapes or inside.startswith(self.facts.heads)
         return inside if bare and named not in self._shapes else named
@@ -261,7 +264,7 @@ class Encoder(Adapter):
 
 
 def encoder_of(facts: EncoderFacts) -> type[Encoder]:
-    """The adapter for one row.
+    """Return the adapter of one row of facts.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.
@@ -272,7 +275,7 @@ def encoder_of(facts: EncoderFacts) -> type[Encoder]:
 
 
 def pool_states(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
-    """`[batch, k]` of states `[batch, tokens, width]`; k is the width, or twice that for "first and mean".
+    """Return `[batch, k]` of states `[batch, tokens, width]`; k is the width, or twice that for "first and mean".
 
     Args:
         mask: `[batch, tokens]`, 0 on padding, which no mean counts.
@@ -285,13 +288,13 @@ def pool_states(states: Tensor, how: Pooling, mask: Tensor | None) -> Tensor:
 
 
 def reads_first(facts: EncoderFacts) -> bool:
-    """Whether the head reads the first token alone."""
+    """Say whether the head reads the first token alone."""
     return facts.pooling == "first" and not facts.pooler
 
 
 def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
-    """The facts of a sentence-transformers folder: final features are its embeddings before any normalisation, and it
-    has no classifier.
+    """Return the facts with the pooling of a sentence-transformers folder, whose final features are its embeddings
+    before any normalisation, without a classifier.
 
     Args:
         stated: `formats.sentences.POOLING` of the folder; None for other folders.
@@ -309,7 +312,7 @@ def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
 
 
 def _prefix(facts: EncoderFacts) -> str:
-    """What files call the stack."""
+    """Return the name of the stack in files."""
     return facts.stored_stack or facts.stack
 
 

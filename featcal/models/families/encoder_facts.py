@@ -1,4 +1,4 @@
-"""What featcal must be told of an encoder with a classification head: a row of facts each, and the rows it comes with.
+"""Describe encoders with a classification head by one row of facts each, and list the rows that featcal comes with.
 
 As in `decoder_facts`, a row names things of the library's own classes and repeats none of their computations.
 """
@@ -12,78 +12,77 @@ from typing import Any, Literal
 from featcal.models.families.decoder_facts import DecoderPart
 
 Pooling = Literal["first", "mean", "first and mean"]
-"""What the head reads of the last state: the first token, the mean over all tokens but padding, or the first token and
-the mean over the others, one after the other. Where there is a `pooler` it reads what that makes of all."""
+"""Part of the last state that the head reads: the first token, the mean over all tokens but padding, or the first token
+and the mean over the others, one after the other. A `pooler` reads all tokens instead."""
 
 TEXT_DEFAULTS: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
-"""The paper's options for T5, the text model of which it has numbers on GLUE."""
+"""The paper's options for T5, its text model with numbers on GLUE."""
 VISION_DEFAULTS: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 """The paper's options for CLIP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """One encoder of transformers, or of somebody's own in its manner, whose head classifies."""
+    """One encoder of transformers whose head classifies, or a user's own in its manner."""
 
     model_type: str
-    """As `config.json` says it."""
+    """`model_type` in `config.json`."""
     config: str | type
     """Class of its configuration: a name in transformers, or the class itself."""
     model: str | type
-    """Class of the whole model with its classification head, likewise."""
+    """Class of the whole model with its classification head: a name in transformers, or the class itself."""
     modality: Literal["text", "pixels"]
     stack: str
-    """Module of the whole model that holds embeddings, blocks and the last norm; empty where it is the whole model."""
+    """Module of the whole model that holds embeddings, blocks and the last norm; empty if it is the whole model."""
     parts: tuple[DecoderPart, ...]
     """The residual parts of a block in order, which together are the block."""
     shared: tuple[tuple[str, ...], ...]
-    """Linear maps of a block that are given the same input, by name inside it; every other map has one of its own."""
+    """Linear maps of a block that share an input, by name inside it; every other map has one of its own."""
     keys: tuple[str, ...]
-    """Linear maps of a block through which tokens reach other tokens: keys and values. Where the head reads the first
+    """Linear maps of a block through which tokens reach other tokens: keys and values. If the head reads the first
     token alone, the last block's other modules count that token (`patch_weight`)."""
     classifier: tuple[str, ...] = ()
-    """Linear maps of the head from the pooled state to the scores, by name in the whole model; tanh stands between
-    them. Empty where class prompts score (`pooler`)."""
+    """Linear maps of the head from the pooled state to the scores, by name in the whole model, with tanh between them.
+    Empty if class prompts score (`pooler`)."""
     pooler: str = ""
-    """Module behind the last norm, inside the stack, that makes final features of all tokens; a part of what is merged.
-    Class prompts score them."""
+    """Module behind the last norm, inside the stack, that computes final features from all tokens; it is merged, too,
+    and class prompts score the features."""
     prompts: str = ""
     """Class in transformers of the whole model with a text tower, which encodes class prompts."""
     blocks: str = "encoder.layer"
     """The list of blocks inside the stack."""
     reads: str = "pixel_values"
-    """What the stack calls pictures."""
+    """Name of the stack's argument for pictures."""
     norm: str = ""
-    """The last norm inside the stack; empty where every block ends with one."""
+    """The last norm inside the stack; empty if every block ends with one."""
     pooling: Pooling = "first"
     table: str = ""
     """The token embedding inside the stack, of text."""
     positions: str = ""
     """Table of learned positions inside the stack; no text may be longer than it."""
     first_position: str = ""
-    """Option of the configuration behind which positions begin (RoBERTa: the id of padding); empty where they begin at
-    0."""
+    """Option of the configuration after which positions begin (RoBERTa: the id of padding); empty for a start at 0."""
     types: str = ""
     """Table of token types inside the stack, which tell the two texts of a pair."""
     stored_stack: str = ""
-    """What files call the stack, where that is not its name in the class."""
+    """Name of the stack in files, if it differs from that in the class."""
     stored_blocks: str = ""
-    """What files call the list of blocks inside the stack, where that is not its name in the class."""
+    """Name in files of the list of blocks inside the stack, if it differs from that in the class."""
     stored: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """What files call modules of a block, where that is not their name in the class; of several with one name, rows
-    follow each other in one tensor."""
+    """Names in files of modules of a block, if they differ from those in the class; the rows of several modules with
+    one name follow each other in one tensor."""
     any_size: bool = False
     """Whether pictures may have any height and width that patches fill (positions are interpolated)."""
     heads: tuple[str, ...] = ("classifier.",)
-    """How names of tensors begin that belong to a head: they stay as they are in whatever is written."""
+    """Beginnings of the names of a head's tensors, which are written unchanged."""
     repeated: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Names under which files repeat a tensor of the stack, and that tensor."""
+    """Names under which files repeat a tensor of the stack → that tensor."""
     settings: tuple[str, ...] = ()
     """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("embeddings.position_ids",)
-    """How names of stored tensors end that carry no information."""
+    """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: TEXT_DEFAULTS, hash=False)
-    """Options of a calibration; left out they are the paper's for T5."""
+    """Options of a calibration; by default the paper's for T5."""
 
 
 SETTINGS = (
@@ -94,7 +93,7 @@ SETTINGS = (
     "is_decoder",
     "pad_token_id",
 )
-"""Options of configurations that change the forward without changing a shape, wherever an architecture has them."""
+"""Options that change the forward without changing a shape, in any architecture that has them."""
 
 BERT_PARTS = (
     DecoderPart("attention", "attention.self", joined="attention.output"),

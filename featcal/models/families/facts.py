@@ -1,4 +1,4 @@
-"""An adapter's class out of a row of a table of facts, where many architectures are one kind."""
+"""Build an adapter's class from a row of a table of facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=Adapter)
 
 
 class Facts(Protocol):
-    """What a row of every table says."""
+    """The facts that the rows of all tables have in common."""
 
     @property
     def model_type(self) -> str: ...
@@ -26,10 +26,10 @@ class Facts(Protocol):
 
 
 def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[Kind]:
-    """The adapter for one row.
+    """Return the adapter of one row of facts.
 
     Args:
-        kind: what all rows of the table are.
+        kind: the class that all rows of the table have in common.
         name: of the kind, before the model type.
         own: further attributes of the class.
 
@@ -49,6 +49,6 @@ def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[K
 
 
 def named_class(config: Mapping[str, Any]) -> str:
-    """The class of transformers that a `config.json` names, whatever its head is; without one the stack alone."""
+    """Return the class of transformers that a `config.json` names, with any head; "AutoModel" for the stack alone."""
     named = next(iter(config.get("architectures") or ()), "")
     return named if hasattr(transformers, named) else "AutoModel"

@@ -1,4 +1,4 @@
-"""What language models share: masks as token weights, a vocabulary, scores of the next token."""
+"""Share code of language models: masks as token weights, a vocabulary, scores of the next token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from featcal.models.adapter import Adapter, Batch, Call
 from featcal.models.generation import Generator
 
 IGNORED = -100
-"""Label of a position that is no target, as transformers has it."""
+"""Label by which transformers marks positions that are not targets."""
 
 
 class LanguageModel(Adapter):
-    """A model whose outputs are scores of tokens: its decisions are generated text."""
+    """A model whose outputs are scores of tokens, so that its decisions are generated text."""
 
     scores_with = "vocabulary"
     model: Any
@@ -29,19 +29,21 @@ class LanguageModel(Adapter):
     """Canonical name of the one tensor whose rows score the tokens: the head's own, or the embedding it is tied to."""
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Scores of the next token, `[batch, vocabulary]`."""
+        """Return the scores of the next token, `[batch, vocabulary]`."""
         return cap_scores(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
-        """The library's own model; all of it is on the device of the tensors."""
+        """Return the library's own model, all of it on the device of the tensors."""
         return Generator(self.whole(tensors, folder), self.modality == "seq2seq")
 
     def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
-        """The library's own model on the given tensors, with a folder's generation settings."""
+        """Return the library's own model on the given tensors, with a folder's generation settings."""
         from transformers import GenerationConfig
 
         model = self.fresh()
+        # A tied head has no tensor of its own, and takes the embedding.
         state = {name: tensors[self.canonical(name) or self.aliases[name]] for name in model.state_dict()}
+        # assign: the skeleton is on meta, where a copy would have nowhere to go.
         model.load_state_dict(state, assign=True)
         if (folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -49,7 +51,7 @@ class LanguageModel(Adapter):
 
     @abstractmethod
     def fresh(self) -> Any:
-        """A skeleton of the whole model like `model`, not shared with anyone; its parameters are on meta."""
+        """Return a new skeleton of the whole model like `model`, shared with nobody; its parameters are on meta."""
 
     def tokens(self, inputs: Batch) -> int:
         return sum(inputs[name].numel() for name in ("input_ids", "labels") if name in inputs)
@@ -65,7 +67,7 @@ class LanguageModel(Adapter):
 
 
 def unreadable(inputs: Batch, rows: int) -> str | None:
-    """Why a model with a vocabulary of `rows` tokens does not take these inputs; None if it does."""
+    """Return why a model with a vocabulary of `rows` tokens does not take these inputs; None if it does."""
     ids = inputs.get("input_ids")
     if ids is None:
         return "no input_ids; a language model takes text"
@@ -79,47 +81,47 @@ def unreadable(inputs: Batch, rows: int) -> str | None:
 
 
 def cap_scores(scores: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(scores / cap), or the scores where there is no cap."""
+    """Return cap * tanh(scores / cap), or the scores if cap is None."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def zero_masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """States `[batch, tokens, width]` with the tokens that `mask` (`[batch, tokens]`, 0 or 1) leaves out zeroed."""
+    """Return states `[batch, tokens, width]`, zeroed where `mask` (`[batch, tokens]`, 0 or 1) leaves a token out."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
 
 
 def mask_to_weights(mask: Tensor | None) -> Tensor | None:
-    """A mask of 0 and 1 as token weights."""
+    """Return a mask of 0 and 1 as token weights."""
     return None if mask is None else mask.double()
 
 
 def run_norm(module: nn.Module, weight: Tensor, hidden: Tensor) -> Tensor:
-    """A scale-only norm of the skeleton with the given scale."""
+    """Return the output of a scale-only norm of the skeleton with the given scale."""
     normed: Tensor = functional_call(module, {"weight": weight}, (hidden,), strict=True)
     return normed
 
 
 def library_logits(loader: Any, folder: Path, **inputs: Tensor) -> Tensor:
-    """Scores `[batch, tokens, vocabulary]` from a checkpoint folder through transformers."""
+    """Return scores `[batch, tokens, vocabulary]` from a checkpoint folder through transformers."""
     with torch.no_grad():
         logits: Tensor = load_complete(loader, folder)(**inputs, use_cache=False).logits
     return logits
 
 
 def require_no_cache(call: Call) -> Call:
-    """`call` itself; RuntimeError if it carries a cache, which a replay would change."""
+    """Return `call` itself; raise RuntimeError if it carries a cache, which a replay would change."""
     if call.kwargs.get("past_key_values") is not None:
         raise RuntimeError("a captured call carries a cache; replaying it would not give the same output")
     return call
 
 
 def random_tokens(rows: int, tokens: int = 7) -> Tensor:
-    """Fixed token ids `[2, tokens]` below `rows`."""
+    """Return fixed token ids `[2, tokens]` below `rows`."""
     return torch.randint(0, rows, (2, tokens), generator=torch.Generator().manual_seed(0))
 
 
 def answer_position(inputs: Batch) -> Tensor:
-    """`[batch]`: the last token of the prompt; the last token of all where there is no answer.
+    """Return the position of the last token of the prompt, `[batch]`; of the last token of all if there is no answer.
 
     `completion_mask` marks the tokens of the answer, `attention_mask` all but padding; both are 0 or 1.
     """
@@ -129,5 +131,6 @@ def answer_position(inputs: Batch) -> Tensor:
     answer = inputs.get("completion_mask")
     if answer is None:
         return last
+    # 0 for a text without an answer and for one that is all answer: both are read at their last token.
     first = answer.argmax(1)
     return torch.where(first > 0, first - 1, last)

@@ -1,8 +1,8 @@
-"""A mixture of experts whose every expert is three linear maps that hooks can see.
+"""A mixture of experts in which every expert is three linear maps that hooks can see.
 
-transformers 5 keeps the weights of all experts of a layer in two three-dimensional parameters, which are no modules.
-Files have every expert's maps apart, and so has the stand-in that takes the place of the library's module here. What
-one expert of a mixture is called in code is a *member*, since a task's expert is a model.
+transformers 5 keeps the weights of all experts of a layer in two three-dimensional parameters, which are not modules.
+Files have every expert's maps apart, and so has the stand-in that replaces the library's module here. In code an expert
+of a mixture is called a *member*, since a task's expert is a model.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 TOKENS, SHARES = "tokens", "shares"
-"""Modules of a mixture that compute nothing: what they are given are the states of all tokens `[tokens, width]`, and
-with which factor the output of every member enters a token's sum `[tokens, members]`, 0 where none does."""
+"""Modules of a mixture that compute nothing. Their inputs are the states of all tokens `[tokens, width]`, and the
+factors `[tokens, members]` by which the members' outputs enter a token's sum, 0 for members that it does not pass."""
 
 
+# There are thousands of them, and files replace all that would be drawn.
 class _Map(nn.Linear):
-    """A linear map whose weights come from files; there are thousands of them."""
+    """A linear map whose weights come from files."""
 
     def reset_parameters(self) -> None:
-        """Nothing is drawn."""
+        """Draw nothing."""
 
 
 class Member(nn.Module):
     """One expert of a mixture: down(activation(gate(x)) * up(x)), without biases.
 
     Args:
-        names: of the three maps, as files have them: gate, up, down.
+        names: of the three maps in files: gate, up, down.
         width, inner: of a token's state, and between the maps.
     """
 
@@ -44,21 +45,21 @@ class Member(nn.Module):
 
     @property
     def entering(self) -> tuple[str, str]:
-        """The maps that are given a token's state."""
+        """Return the names of the maps that get a token's state."""
         return self._gate, self._up
 
     @property
     def leaving(self) -> str:
-        """The map that is given what they make."""
+        """Return the name of the map that gets their product."""
         return self._down
 
     @property
     def widest(self) -> int:
-        """Features of the widest input of its maps."""
+        """Return the width of the widest input of its maps."""
         return max(int(self.get_parameter(f"{name}.weight").shape[1]) for name in (self._gate, self._down))
 
     def inner_features(self, given: Float[Tensor, "n d"], gate: Tensor, up: Tensor) -> Float[Tensor, "n inner"]:
-        """What the last map is given, with the weights of the other two."""
+        """Return the input of the last map, given the weights of the other two."""
         return self._apply_gate(linear(given, gate), linear(given, up))
 
     def forward(self, given: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -72,15 +73,14 @@ class Member(nn.Module):
 
 
 class Mixture(nn.Module):
-    """All members of one layer: called as the library's module is, and the same function.
+    """All members of one layer, called like the library's module and the same function.
 
-    Every member is called in every forward, also with no token at all.
+    Every member is called in every forward, even with no token at all.
 
     Args:
-        library: the library's module, whose parameters have the shapes `[members, 2 inner, width]` and
-            `[members, width, inner]`.
+        library: the library's module, with parameters `[members, 2 inner, width]` and `[members, width, inner]`.
         names: of every member's maps in files: gate, up, down.
-        chosen: members that a router chooses for every token.
+        chosen: number of members that a router chooses for every token.
     """
 
     def __init__(self, library: Any, names: Sequence[str], chosen: int) -> None:
@@ -98,7 +98,7 @@ class Mixture(nn.Module):
 
     @property
     def token_share(self) -> float:
-        """Share of all tokens that pass a member where the router treats all alike."""
+        """Return the share of all tokens that pass a member if the router treats all alike."""
         return self.chosen / len(self.members)
 
     def forward(
@@ -112,17 +112,18 @@ class Mixture(nn.Module):
         shares = self.get_submodule(SHARES)(none.scatter(1, top_k_index, top_k_weights))
         given = self.get_submodule(TOKENS)(hidden_states)
         total = torch.zeros_like(given)
-        if given.is_meta:  # there are no data to say which member gets which token
+        if given.is_meta:  # without data no router can say which member gets which token
             return total
         for place, member in enumerate(members):
             rows = routed_tokens(shares, place)
             made = member(given[rows]) * shares[rows, place, None]
+            # `index_add` takes tensors of one dtype, and shares may be wider than states.
             total = total.index_add(0, rows, made.to(total.dtype))
         return total
 
 
 def routed_tokens(shares: Float[Tensor, "tokens members"], place: int) -> Int[Tensor, " n"]:
-    """The tokens that the router sends to a member, in order."""
+    """Return the tokens that the router sends to a member, in order."""
     return shares[:, place].nonzero().squeeze(1)
 
 
@@ -131,8 +132,8 @@ def separate_members(model: nn.Module, experts: str, names: Sequence[str], chose
 
     Args:
         model: of the library, or a part of one.
-        experts: how the names of these modules end, such as "mlp.experts".
-        names, chosen: as `Mixture` has them.
+        experts: ending of the names of these modules, such as "mlp.experts".
+        names, chosen: as for `Mixture`.
     """
     found = [name for name, _ in model.named_modules() if name.endswith(f".{experts}")]
     for name in found:

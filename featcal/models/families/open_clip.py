@@ -48,11 +48,11 @@ _SAME = 1e-4
 class SplitAttention(nn.Module):
     """Self-attention as four linear maps that hooks can see; the same function as the fused module.
 
-    It is called as `nn.MultiheadAttention` is (and then returns a pair), as open_clip's own `Attention`, or with
-    `k_x` and `v_x`. Masks are additive.
+    It is called like `nn.MultiheadAttention` (and then returns a pair), like open_clip's own `Attention`, or with `k_x`
+    and `v_x`. Masks are additive.
 
     Raises:
-        InputError: an attention with more to it than these maps.
+        InputError: an attention that these maps do not cover.
     """
 
     def __init__(self, fused: Any) -> None:
@@ -95,7 +95,7 @@ class PackedBlock(Block):
         object.__setattr__(self, "names", tuple(f"{self.name}.{name}" for name in own))
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Query, key and value are views of the packed tensor."""
+        """Return the block's tensors by name inside it; query, key and value are views of the packed tensor."""
         local = super().local(tensors)
         for kind in ("weight", "bias"):
             packed = local.pop(f"attn.in_proj_{kind}", None)
@@ -104,7 +104,7 @@ class PackedBlock(Block):
         return local
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Writes each part through a view of one packed tensor; a packed tensor needs all three of its parts."""
+        """Return tensors under their names in files; a packed tensor needs all three of its parts."""
         whole = dict(local)
         for kind in ("weight", "bias"):
             parts = [whole.pop(name) for name in _split_names(kind) if name in whole]
@@ -129,7 +129,7 @@ def split_attention(transformer: nn.Module) -> None:
     """Replace the attention of every block of an open_clip transformer by linear maps.
 
     Raises:
-        InputError: blocks that are called with the token axis first, or an attention that is another function.
+        InputError: blocks take the token axis first, or their attention is another function.
     """
     if not getattr(transformer, "batch_first", True):
         raise InputError("open_clip transformer with batch_first=False, which featcal does not read")
@@ -141,7 +141,8 @@ def split_attention(transformer: nn.Module) -> None:
 
 
 def _check_same(fused: Any, split: SplitAttention) -> None:
-    """open_clip's own attention class changes between versions; what featcal runs must be the same function."""
+    """Raise InputError if an attention of open_clip and its linear maps give different outputs."""
+    # open_clip's own attention class changes between versions, so it is compared instead of trusted.
     generator = torch.Generator().manual_seed(0)
     width = fused.out_proj.in_features
     own = {name: torch.randn(tuple(p.shape), generator=generator) / width**0.5 for name, p in fused.named_parameters()}
@@ -153,12 +154,13 @@ def _check_same(fused: Any, split: SplitAttention) -> None:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise InputError(f"open_clip's {type(fused).__name__} cannot be run apart from its model: {error}") from error
     ours = functional_call(split, {n.removeprefix("attn."): t for n, t in apart.items()}, (state,), strict=True)
+    # Not `>`: a NaN must be refused, too.
     if not float((ours - theirs).abs().max()) <= _SAME * float(theirs.abs().max()):
         raise InputError(f"open_clip's {type(fused).__name__} is not the attention that featcal knows")
 
 
 def residual_parts(block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-    """Attention and MLP of an open_clip block; layer scale and inner norms included."""
+    """Return attention and MLP of an open_clip block, layer scale and inner norms included."""
 
     def run(names: tuple[str, ...], hidden: Tensor, **kwargs: Any) -> Tensor:
         for name in names:
@@ -178,7 +180,7 @@ def residual_parts(block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, 
 
 
 class ImageStage(VisionStage):
-    """Pixels → embeddings and first norm → blocks; token weights as in every CLIP."""
+    """The stage from pixels through embeddings and first norm to the blocks, with token weights as in every CLIP."""
 
     def __init__(self, visual: Any) -> None:
         self._visual = visual
@@ -207,10 +209,10 @@ class OpenClip(Adapter):
     """The image tower of an open_clip model; `visual.proj` is the head that is read from the base.
 
     Args:
-        config: `model_cfg` and `preprocess_cfg`, as `open_clip_config.json` has them.
+        config: `model_cfg` and `preprocess_cfg` of an `open_clip_config.json`.
 
     Raises:
-        InputError: listing what is not open_clip's plain vision transformer.
+        InputError: lists everything that is not open_clip's plain vision transformer.
     """
 
     family = "open_clip"
@@ -226,6 +228,7 @@ class OpenClip(Adapter):
         check_plain(model_cfg)
         vision = dict(model_cfg["vision_cfg"])
         with torch.device("meta"):
+            # open_clip builds both towers; the text tower is not used, so that one layer is enough.
             whole: Any = CLIP(model_cfg["embed_dim"], vision, {"layers": 1}, quick_gelu(model_cfg))
         self.visual = whole.visual
         split_attention(self.visual.transformer)
@@ -242,7 +245,7 @@ class OpenClip(Adapter):
         self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}ln_post."))
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Class token → last norm → projection; without a projection the normed class token itself."""
+        """Return class token → last norm → projection; without a projection the normed class token itself."""
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
         pooled: Tensor = functional_call(self.visual.ln_post, norm, (call.hidden_state[:, 0],), strict=True)
         return pooled @ tensors[_PROJECTION] if _PROJECTION in tensors else pooled
@@ -251,7 +254,7 @@ class OpenClip(Adapter):
         return {"pixel_values": torch.randn(2, *self._input_shape, generator=torch.Generator().manual_seed(0))}
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
-        """Pooled features before the projection, from open_clip's own loader (strict: every tensor must be there)."""
+        """Return pooled features before the projection, from open_clip's own strict loader."""
         model = load_folder(folder)
         model.visual.proj = None
         with torch.no_grad():
@@ -262,7 +265,7 @@ class OpenClip(Adapter):
         return f'import open_clip\n\nmodel = open_clip.create_model("local-dir:{folder.as_posix()}")'
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """Prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
+        """Return prompt encoder and logit scale of an open_clip model, with open_clip's own tokenizer."""
         if not any(name.endswith("token_embedding.weight") for name in base.names):
             raise NoScores(f"{base.label}: {base.config_source} has no text tower, so there is no zero-shot head")
         model, tokenize = library_model(base), tokenizer(base)
@@ -291,7 +294,7 @@ class OpenClip(Adapter):
 
 
 def packed_shapes(module: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor under its name in files; `module` has its attention split."""
+    """Return the shape of every tensor under its name in files; `module` has its attention split."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in module.named_parameters():
         stored, shape = _packed_path(f"{prefix}{name}"), tuple(parameter.shape)
@@ -305,7 +308,7 @@ def _packed_path(name: str) -> str:
 
 
 def activation_settings(model_cfg: Mapping[str, Any], tower_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """What changes the activations and norms of a tower without changing a shape."""
+    """Return the options that change activations and norms of a tower without changing a shape."""
     return {
         "quick_gelu": quick_gelu(model_cfg),
         "act_kwargs": dict(tower_cfg.get("act_kwargs") or {}),

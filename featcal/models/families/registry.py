@@ -1,4 +1,4 @@
-"""Which adapter a checkpoint's configuration asks for."""
+"""Find the adapter that a checkpoint's configuration asks for."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def adapter_for(
     text_tower: bool = False,
     classifies: bool = False,
 ) -> Adapter:
-    """The adapter for a checkpoint.
+    """Return the adapter of a checkpoint.
 
     Args:
         config: content of its `config.json`.
-        names: names of its tensors, as stored or canonical; they say whether a head of its own is there.
-        text_tower: whether the text tower beside one for pictures is merged too.
-        classifies: as `architecture_for` has it.
+        names: names of its tensors, stored or canonical; they show whether a head of its own is there.
+        text_tower: whether the text tower beside one for pictures is merged, too.
+        classifies: as for `architecture_for`.
 
     Raises:
         InputError: an architecture that featcal does not know, or a config that does not describe it.
@@ -49,17 +49,18 @@ def adapter_for(
 
 
 def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = False) -> type[Adapter]:
-    """The class of adapter for a `config.json`.
+    """Return the class of adapter for a `config.json`.
 
     Args:
-        classifies: whether a decoder's models have a classifier per task in the place of their language-modelling head,
+        classifies: whether a decoder's models have a classifier per task in place of their language-modelling head,
             which the base alone does not say (`Located.classifies` of any model of the suite).
 
     Raises:
-        InputError: an architecture that featcal does not know, with what it knows, or one that the installed
+        InputError: an architecture that featcal does not know (the message lists those it knows), or that the installed
             transformers does not have.
     """
     kind = config.get("model_type")
+    # timm's `config.json` has no model_type.
     if kind is None and "architecture" in config and ("pretrained_cfg" in config or "num_classes" in config):
         kind = "timm"
     if kind in _HOMES:
@@ -71,15 +72,15 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
     if kind is not None:
         what = f"architecture '{kind}' is not supported{''.join(f': {why}' for why in _why_not(config))}"
     else:
-        what = "its config.json names no model_type, so it is no model of transformers"
+        what = "its config.json names no model_type, so it is not a model of transformers"
     raise InputError(f"{label}: {what}; featcal reads {', '.join(supported_types())}")
 
 
 def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
-    """The class of adapter for both towers of a model.
+    """Return the class of adapter for both towers of a model.
 
     Raises:
-        InputError: as `architecture_for`, or an architecture of which no text tower is merged.
+        InputError: an architecture that featcal does not know, or whose text tower cannot be merged.
     """
     architecture_for(config, label)
     kind = config.get("model_type")
@@ -95,25 +96,26 @@ def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
 
 
 def supported_types() -> list[str]:
-    """Every `model_type` that featcal reads, registered ones included."""
+    """Return every `model_type` that featcal reads, registered ones included."""
     return [*_HOMES, *_TOLD]
 
 
 def register_decoder(facts: DecoderFacts) -> None:
-    """Make a decoder-only architecture known in this process, by its `model_type`; a second row of a type replaces the
-    first. `featcal.testing.check_adapter` says whether the facts are true.
+    """Make a decoder-only architecture known in this process by its `model_type`, in place of an earlier row.
+
+    `featcal.testing.check_adapter` checks whether the facts are true.
 
     Raises:
-        InputError: a `model_type` that an adapter of featcal's own has.
+        InputError: an adapter of featcal's own has this `model_type`.
     """
     _register(facts)
 
 
 def register_encoder(facts: EncoderFacts) -> None:
-    """The same of an encoder with a classification head.
+    """Make an encoder with a classification head known in this process by its `model_type`, in place of an earlier row.
 
     Raises:
-        InputError: as `register_decoder`.
+        InputError: an adapter of featcal's own has this `model_type`.
     """
     _register(facts)
 
@@ -140,10 +142,10 @@ def _adapter_of(facts: DecoderFacts | EncoderFacts) -> type[Adapter]:
 
 
 def _classifying(facts: DecoderFacts | EncoderFacts, label: str) -> DecoderFacts | EncoderFacts:
-    """The row with a classifier per task; of what is no decoder its own.
+    """Return the row with a classifier per task; an encoder's and a vision-language model's row unchanged.
 
     Raises:
-        InputError: a decoder of which transformers has no class with a classifier.
+        InputError: transformers has no class with a classifier for a decoder.
     """
     if not isinstance(facts, DecoderFacts) or isinstance(facts, VisionLanguageFacts):
         return facts
@@ -173,7 +175,7 @@ _HOMES = {
     "t5": ("featcal.models.families.t5", "T5"),
     "timm": ("featcal.models.families.timm_vit", "TimmVit"),
 }
-"""`model_type` → module and class; imported when needed, since each brings its part of transformers."""
+"""`model_type` → module and class, which are imported when needed, since each brings its part of transformers."""
 
 _OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANGUAGE)
 _TOLD = {facts.model_type: facts for facts in _OWN}
@@ -185,7 +187,7 @@ _NAFLEX = (
     "type 'siglip', which are read"
 )
 _TOLD_WHY = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
-"""`model_type` → what keeps models of it out, where nothing in their configuration shows it."""
+"""`model_type` → the reason why featcal does not read it, for types whose configuration does not show it."""
 
 _TELLING = (
     ("experts", "a mixture of experts that no row of facts describes"),
@@ -200,12 +202,11 @@ _TELLING = (
     ("lru_width", "a model with recurrent layers"),
     ("rescale_every", "a model with recurrent layers"),
 )
-"""Parts of names in a `config.json`, and what a model is that has them."""
+"""Parts of names in a `config.json`, and the kind of model that has them."""
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """What keeps a model out whose architecture is in no table and what shows it, as far as its configuration does: at
-    most one sentence."""
+    """Return, in at most one sentence, why an unknown architecture is not supported, as its configuration shows."""
     if config.get("model_type") in _TOLD_WHY:
         return [_TOLD_WHY[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]

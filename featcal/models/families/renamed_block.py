@@ -16,9 +16,9 @@ class NamedBlock(Block):
     """A block whose files may have other names than its class: `names` are the files'."""
 
     place: str
-    """Where the module is in the library's whole model."""
+    """Path of the module in the library's whole model."""
     renamed: Mapping[str, str] = field(compare=False)
-    """Modules inside the block, and what files call them."""
+    """Modules inside the block → their names in files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,7 +32,7 @@ class NamedBlock(Block):
         return f"{self.name}.{self.renamed.get(module, module)}"
 
     def _own(self) -> dict[str, dict[str, int]]:
-        """Name in files, without the block's → the parameters in it, with their rows."""
+        """Return name in files, without the block's → the parameters in it, with their numbers of rows."""
         found: dict[str, dict[str, int]] = {}
         for name, parameter in self.module.named_parameters():
             module, _, kind = name.rpartition(".")
@@ -40,15 +40,16 @@ class NamedBlock(Block):
         return found
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parts of one tensor are views of it."""
+        """Return the block's tensors under their names inside it; parts of one stored tensor are views of it."""
         local: dict[str, Tensor] = {}
         for stored, parts in self._own().items():
+            # Views and not copies: solving a part in place writes into the whole tensor.
             views = torch.split(tensors[f"{self.name}.{stored}"], [*parts.values()])
             local |= zip(parts, views, strict=True)
         return local
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tensor of several parts needs all of them."""
+        """Return tensors under their names in files; a stored tensor of several parts needs all of them."""
         found = {}
         for stored, parts in self._own().items():
             own = [local[name] for name in parts if name in local]

@@ -1,4 +1,4 @@
-"""The residual parts of a block, such as its attention and its MLP, run one after the other as the facts name them."""
+"""Run the residual parts of a block, such as its attention and its MLP, one after the other as the facts name them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from featcal.models.families.decoder_facts import DecoderPart
 
 
 class PartedStage(Stage):
-    """A stage whose blocks fall apart as facts say."""
+    """A stage whose blocks have the residual parts that facts name."""
 
     parts: tuple[DecoderPart, ...]
-    """Of every block, in the order in which they run."""
+    """Parts of every block, in the order in which they run."""
     shared: tuple[tuple[str, ...], ...]
     """Linear maps that share an input, by name inside a block; a block may lack some."""
 
@@ -47,17 +47,18 @@ def _run_part(block: Block, tensors: Mapping[str, Tensor], part: DecoderPart, ca
 
 
 def _bind_arguments(module: nn.Module, call: Call) -> dict[str, Any]:
-    """What a block is given beside its state, by the names that its own forward has for it."""
+    """Return the arguments of a block beside its state, by the names in its own forward."""
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
     found = dict(bound.arguments)
     rest = [p.name for p in bound.signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     found |= {name: value for one in rest for name, value in found.pop(one, {}).items()}
+    # The state itself: a part gets it from its norm.
     found.pop(next(iter(bound.signature.parameters)))
     return found
 
 
 def _select_arguments(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these arguments, those that a module of the block takes."""
+    """Return those of the arguments that a module of the block takes."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return dict(given)

@@ -29,7 +29,7 @@ from featcal.models.families.language import (
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-"""Old checkpoints hold a table that no version of the model ever reads."""
+"""Name of a table in old checkpoints that no version of the model ever reads."""
 _SETTINGS = (
     "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "relative_attention_num_buckets",
     "relative_attention_max_distance", "pad_token_id", "decoder_start_token_id", "scale_decoder_outputs",
@@ -41,7 +41,7 @@ _ENCODER_PARTS, _DECODER_PARTS = ("attention", "mlp"), ("attention", "cross-atte
 
 
 class EncoderStage(Stage):
-    """Token ids → embeddings → encoder blocks."""
+    """The stage from token ids through embeddings to the encoder blocks."""
 
     name = "encoder"
     norm = T5LayerNorm
@@ -69,7 +69,7 @@ class EncoderStage(Stage):
         return zero_masked(call.hidden_state, inputs.get("attention_mask"))
 
     def advance(self, call: Call, output: Any) -> Call:
-        """The block's output, and the position bias that block 0 computed for all."""
+        """Return the next call with the block's output and the position bias that block 0 computed for all."""
         return _replace_args(call, {HIDDEN: output[0], BIAS: output[1]})
 
     def part(self, module: str) -> str:
@@ -80,10 +80,10 @@ class EncoderStage(Stage):
 
 
 class DecoderStage(Stage):
-    """Encoder output and shifted targets → decoder blocks, by teacher forcing.
+    """The stage from encoder output and shifted targets to the decoder blocks, by teacher forcing.
 
-    The state is the pair of decoder tokens and normed encoder output, one after the other along the token
-    axis: the drift of the encoder reaches every decoder block through cross-attention.
+    The state is the pair of decoder tokens and normed encoder output, one after the other along the token axis: the
+    drift of the encoder reaches every decoder block through cross-attention.
     """
 
     name = "decoder"
@@ -109,7 +109,7 @@ class DecoderStage(Stage):
         return require_no_cache(call)
 
     def weighting(self, index: int, module: str) -> str:
-        """Keys and values of cross-attention see encoder tokens, everything else decoder tokens."""
+        """Return "encoder tokens" for keys and values of cross-attention, "decoder tokens" for everything else."""
         crossed = module.endswith(("EncDecAttention.k", "EncDecAttention.v"))
         return "encoder tokens" if crossed else "decoder tokens"
 
@@ -121,7 +121,8 @@ class DecoderStage(Stage):
         return torch.cat([self.own_state(call, inputs), encoded], dim=1)
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
-        """Decoder tokens alone: they are not normed, the encoder's output is, so no one norm over both says much."""
+        """Return decoder tokens alone."""
+        # Without the encoder's output, which is normed while these tokens are not: one norm over both says little.
         return zero_masked(call.hidden_state, _targets(inputs))
 
     def with_state(self, call: Call, state: Tensor) -> Call:
@@ -166,16 +167,17 @@ class T5(LanguageModel):
         self.scale = checked.d_model**-0.5 if checked.scale_decoder_outputs else 1.0
 
     def fresh(self) -> T5ForConditionalGeneration:
-        """transformers 5 ties the head whatever the config says; the file decides here."""
+        """Return a new skeleton of the whole model, with parameters on meta and its head tied if the file has none."""
         with torch.device("meta"):
             model = T5ForConditionalGeneration(T5Config(**self._config))
             tied = model.shared.weight
             model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = tied
+            # transformers 5 ties the head whatever the config says; the file decides here.
             model.lm_head.weight = torch.nn.Parameter(torch.empty_like(tied)) if self._untied else tied
         return model
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Normed decoder state at the first position, which decides the first token of the answer."""
+        """Return the normed decoder state at the first position, which decides the first token of the answer."""
         norm = tensors["decoder.final_layer_norm.weight"]
         return run_norm(self.model.decoder.final_layer_norm, norm, call.hidden_state[:, 0])
 
@@ -190,10 +192,11 @@ class T5(LanguageModel):
         return None if stored in self.aliases or stored == _UNUSED else stored
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """transformers 4 ties the head and scales its inputs where `tie_word_embeddings` is true, and does neither
-        where it is false. Version 5 says true whatever the head is, and `scale_decoder_outputs` beside it."""
+        """Return a configuration that transformers 4 and 5 read alike, and notes if there is none."""
         scaled = bool(self.model.config.scale_decoder_outputs)
         said = dict(config)
+        # Version 4 ties the head and scales its inputs if `tie_word_embeddings` is true, and does neither if it is
+        # false. Version 5 says true whatever the head is, and has `scale_decoder_outputs` beside it.
         if said.get("tie_word_embeddings", True) != scaled:
             said["tie_word_embeddings"] = scaled
         if not self._untied:
@@ -205,7 +208,7 @@ class T5(LanguageModel):
 
 
 def shift_right(labels: Tensor, start: int) -> Tensor:
-    """Decoder inputs `[batch, targets]` for teacher forcing: the start token, then the targets but the last."""
+    """Return decoder inputs `[batch, targets]` for teacher forcing: the start token, then all targets but the last."""
     shifted = labels.new_full(labels.shape, start)
     shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)
     return shifted
@@ -225,7 +228,7 @@ def _replace_args(call: Call, replaced: Mapping[int, Any]) -> Call:
 
 
 def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
-    """Every residual part by its name. As in the whole block, attention hands on the position bias that it used."""
+    """Return every residual part by its name; attention hands on the position bias that it used, as a block does."""
 
     def part(position: int, name: str) -> Sublayer:
         def run(call: Call) -> Call:

@@ -1,7 +1,7 @@
 """Two towers that are both merged: the text tower beside the one for pictures, as a stage of its own.
 
-A sample is then a picture and a prompt, and nothing of the one reaches the other: the stages of the picture's tower are
-what they are without it. The library's own whole model gives modules, masks and features of prompts.
+A sample is then a picture and a prompt that do not reach each other: the stages of the picture's tower are as they are
+without the text tower. The library's own whole model gives modules, masks and features of prompts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 
 
 class TextStage(PartedStage):
-    """Token ids of prompts → embeddings → blocks of the text tower."""
+    """The stage from token ids of prompts through embeddings to the blocks of the text tower."""
 
     name = "text"
     feeds = False
@@ -68,33 +68,34 @@ class TextStage(PartedStage):
         return capture_calls(self._stack, self.blocks, own, **prompts_of(inputs))
 
     def buffers(self) -> dict[str, Tensor]:
-        """Of the tower, which no file has."""
+        """Return the buffers of the tower, which no file has."""
         return dict(self._stack.named_buffers())
 
     def pool_prompts(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
-        """`[batch, width]`: what the library's own tower makes of prompts, with these tensors by name inside it."""
+        """Return the library tower's features `[batch, width]` of prompts, with these tensors by name inside it."""
         made: Tensor = functional_call(self._stack, dict(tensors), (), prompts_of(inputs), strict=True).pooler_output
         return made
 
     def weighting(self, index: int, module: str) -> str:
-        """Of the last block nothing but the token that is read reaches the features, except through keys and values."""
+        """Return "read token" in the last block, whose other tokens reach the features by keys and values alone."""
         last = index == len(self.blocks) - 1
         return "read token" if last and module not in _KEYS else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Padding has weight 0, every other token 1, or `patch_weight` beside the one that is read alone."""
+        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside one that is read alone."""
         attended = mask_to_weights(inputs.get("attention_mask"))
         if weighting == "tokens":
             return attended
         return read_alone(call, self.read(inputs), options.patch_weight, attended)
 
     def read(self, inputs: Batch) -> Tensor:
-        """`[batch]`: the token whose last state becomes the features: the last one where prompts are not masked
-        (SigLIP), else the first end token. The library takes the largest id for it where the configuration says 2, as
-        that of the first CLIPs does, whose end token is another."""
+        """Return the token, `[batch]`, whose last state becomes the features: the last one if prompts are not masked
+        (SigLIP), else the first end token."""
         ids = inputs["input_ids"]
         if "attention_mask" not in inputs:
             return torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+        # The library takes the largest id if the configuration says 2, as that of the first CLIPs does, whose end token
+        # is another.
         return ids.argmax(1) if self._end == 2 else ids.eq(self._end).int().argmax(1)
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
@@ -102,7 +103,7 @@ class TextStage(PartedStage):
 
 
 class TwoTowers(Adapter):
-    """What comes to the adapter of a tower for pictures, of which a subclass is one too."""
+    """The addition of a text tower to the adapter of a tower for pictures, of which every subclass is one, too."""
 
     reads_prompts = True
     whole_class: str
@@ -138,7 +139,7 @@ class TwoTowers(Adapter):
 
     @property
     def _seeing(self) -> Any:
-        """This model as the adapter of its tower for pictures has it."""
+        """Return this model as the adapter of its tower for pictures."""
         return super()
 
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
@@ -156,19 +157,20 @@ class TwoTowers(Adapter):
         return {name: encoded[name] for name in (["input_ids"] if self.whole_prompts else _READ)}
 
     def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
-        """Prompts through the model's own tower, in float32; the factor of the scores is the base's."""
+        """Return the encoder of prompts by the model's own tower, in float32, and the base's factor of the scores."""
         tensors = {name: tensor.float().cpu() for name, tensor in model.read(self._text_shapes).items()}
         scale = base.open(self.canonical, self.aliases).read(["logit_scale"])["logit_scale"]
 
         def encode(texts: list[str]) -> Tensor:
             inputs = self.prompt_inputs(base, texts)
+            # The tower's modules belong to the skeleton, which takes the tensors of one model at a time.
             with self.in_use:
                 return self._features(tensors, inputs)
 
         return encode, float(scale.float().exp())
 
     def _features(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
-        """Features `[batch, k]` of prompts, as the library's own text tower computes them."""
+        """Return the features `[batch, k]` of prompts as the library's own text tower computes them."""
         own, projection = dict(self._text.buffers()), f"{_PROJECTION}.weight"
         for name in self._text_shapes:
             if name.startswith(f"{_TOWER}."):
@@ -177,7 +179,7 @@ class TwoTowers(Adapter):
         return torch.nn.functional.linear(pooled, tensors[projection]) if projection in tensors else pooled
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Final features of pictures, and beside them those of the probe's prompts."""
+        """Return the final features of pictures and, beside them, those of the probe's prompts."""
         prompts = {name: tensor.to(features.device) for name, tensor in self.probe().items()}
         return torch.cat([features, self._features(tensors, prompts)], dim=1)
 
@@ -190,11 +192,12 @@ class TwoTowers(Adapter):
         return torch.cat([seen, found], dim=1)
 
     def probe(self) -> Batch:
-        """Pictures, and prompts of random tokens that end with an end token."""
+        """Return pictures, and prompts of random tokens that end with an end token."""
         rows = self._text_shapes[f"{_TOWER}.embeddings.token_embedding.weight"][0]
         if self.whole_prompts:
             return {**self._seeing.probe(), "input_ids": random_tokens(rows, tokens=self._longest)}
         ids, end = random_tokens(rows, tokens=min(7, self._longest)), self._whole.config.text_config.eos_token_id
+        # The end token must come once; where it is given as 2 the library looks for the largest id.
         ids[ids == end] = (end + 1) % rows
         ids[:, -3] = ids.max() if end == 2 else end
         return {**self._seeing.probe(), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -229,11 +232,11 @@ _READ = ("input_ids", "attention_mask")
 
 
 def prompts_of(inputs: Batch) -> dict[str, Tensor]:
-    """Of a batch, what the text tower reads."""
+    """Return those inputs of a batch that the text tower reads."""
     return {name: inputs[name] for name in _READ if name in inputs}
 
 
 def siglip_towers() -> type[Adapter]:
-    """Both towers of the row of SigLIP (`encoder_facts`)."""
+    """Return the adapter of both towers for the row of SigLIP (`encoder_facts`)."""
     (facts,) = (one for one in ENCODERS if one.model_type == "siglip")
     return class_of(facts, SiglipTowers, "Towers", modality=facts.modality, scores_with="prompts")

@@ -18,10 +18,11 @@ from featcal.system.errors import InputError, NumericalError
 
 
 class TimmVit(Encoder):
-    """timm's `VisionTransformer` whose head reads the class token.
+    """timm's `VisionTransformer` with a head that reads the class token.
 
-    Query, key and value are one linear map (`qkv`): rows of a ridge regression do not depend on each other, so this is
-    the same as apart. Its keys and values reach the class token, so in the last block all of it counts every token.
+    Query, key and value are one linear map (`qkv`): rows of a ridge regression do not depend on each other, so this
+    gives the same as three maps. Its keys and values reach the class token, so in the last block all of it counts every
+    token.
     """
 
     library = "timm"
@@ -47,10 +48,10 @@ class TimmVit(Encoder):
     )
 
     def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
-        """timm's own model by the names in `config.json`.
+        """Return timm's own model by the names in `config.json`, and its options.
 
         Raises:
-            InputError: no vision transformer, or one with another head than a classifier of the class token.
+            InputError: not a vision transformer, or one with another head than a classifier of the class token.
         """
         import timm
         from timm.models.vision_transformer import VisionTransformer
@@ -64,15 +65,15 @@ class TimmVit(Encoder):
             raise InputError(f"timm cannot make a model '{named}' ({error})") from error
         kind = type(model)
         if kind is not VisionTransformer:
-            raise InputError(f"'{named}' is timm's {kind.__name__}; of timm featcal reads VisionTransformer")
+            raise InputError(f"'{named}' is timm's {kind.__name__}; featcal reads only timm's VisionTransformer")
         plain = model.attn_pool is None and isinstance(model.fc_norm, torch.nn.Identity)
         if model.global_pool != "token" or model.num_prefix_tokens != 1 or not plain:
             raise InputError(
                 f"'{named}': its head does not read the class token alone (global_pool '{model.global_pool}', "
-                f"{model.num_prefix_tokens} tokens in front of the patches); featcal reads no other of timm's"
+                f"{model.num_prefix_tokens} tokens in front of the patches); featcal reads no other models of timm"
             )
         for block in model.blocks:
-            block.attn.fused_attn = False  # which has no forward-mode derivative
+            block.attn.fused_attn = False  # the fused kernel has no forward-mode derivative
         side, patch = model.patch_embed.img_size, model.patch_embed.patch_size
         if side[0] != side[1] or patch[0] != patch[1]:
             raise InputError(f"'{named}': pictures of {list(side)} in patches of {list(patch)}, which are not square")

@@ -1,8 +1,8 @@
-"""Language models that read pictures: a stage for the vision tower, then one for the language model, told by a row of
-facts (`vision_language_facts`).
+"""Language models that read pictures: a stage for the vision tower, then one for the language model, configured by a
+row of facts (`vision_language_facts`).
 
 Every text comes with one picture. The tower has the patches of all pictures of a batch in one row, without padding, so
-its states are `[patches, width]`; what drift sees of them has a row per picture (`Pictures`).
+its states are `[patches, width]`; drift sees them with a row per picture (`Pictures`).
 """
 
 from __future__ import annotations
@@ -31,73 +31,75 @@ from featcal.models.generation import Generator
 from featcal.models.standing_in import capture_calls, standing_in
 
 _PICTURES = "pictures"
-"""Under this name a call of the tower carries the numbers of its pictures' patches (`Call.apart`)."""
+"""Key under which a call of the tower carries the numbers of its pictures' patches (`Call.apart`)."""
 
 
 class PackedBlock(NamedBlock):
     """A block of the tower, which cuts its row into windows or pictures by numbers that are data."""
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
-        """On meta, where there are no data, a state of the same form."""
+        """Return the block's output; on meta, where there are no data to cut by, a state of the same form."""
         return call.hidden_state if call.hidden_state.is_meta else super().run(local, call)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """How the rows of one batch's pictures lie, one picture after the other."""
+    """Numbers of rows of one batch's pictures, which lie one picture after the other."""
 
     counts: Tensor
-    """`[batch]` rows of every picture."""
+    """Rows of every picture, `[batch]`."""
     longest: int
     """Rows that any picture may have, in this batch or another."""
 
     @classmethod
     def from_batch(cls, inputs: Batch) -> Pictures:
-        """Those of a batch's patches."""
+        """Return the numbers of a batch's patches."""
         return cls(inputs["image_grid_thw"].prod(1), inputs["pixel_values"].shape[1])
 
     @classmethod
     def from_state(cls, call: Call, merged: int) -> Pictures:
-        """Those of a state of the tower, before or behind the merger, which makes one patch of `merged`."""
+        """Return the rows of a tower's state, before or behind the merger, which makes one patch of `merged`."""
         ((counts, longest), _) = call.apart[_PICTURES]
         shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
         return cls(counts // shared, longest // shared)
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """Return rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more of them."""
+        """Return rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more rows."""
         kept = self._row_mask
         places = torch.full(kept.shape, len(rows), device=rows.device)
         places[kept] = torch.arange(len(rows), device=rows.device)
+        # The row of zeros behind the last one fills places without a row.
         return torch.nn.functional.pad(rows, (0, 0, 0, 1))[places]
 
     def pack(self, padded: Tensor) -> Tensor:
-        """Return padded rows `[batch, longest, width]` as `[n, width]` again, what `unpack` was given."""
+        """Return padded rows `[batch, longest, width]` as `[n, width]`: the inverse of `unpack`."""
         return padded[self._row_mask.nonzero(as_tuple=True)]
 
     @property
     def _row_mask(self) -> Tensor:
-        """`[batch, longest]`: where there is a row."""
+        """Return `[batch, longest]`, true where there is a row."""
         return torch.arange(self.longest, device=self.counts.device) < self.counts[:, None]
 
 
 class _ByRow(TorchFunctionMode):
-    """Inside the `with`, this thread puts pictures' rows among those of the text in a way that has derivatives side by
-    side: torch's own `masked_scatter` is taken through them one by one, with a warning."""
+    """Mode in which this thread puts pictures' rows among those of the text by `_place_rows`."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        # torch takes derivatives of `masked_scatter` one by one instead of side by side, with a warning.
         called = _place_rows if func is Tensor.masked_scatter else func
         return called(*args, **(kwargs or {}))
 
 
 def _place_rows(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """States `[batch, tokens, width]` with `rows` `[n, width]`, in order, where `mask` marks a token."""
+    """Return states `[batch, tokens, width]` with `rows` `[n, width]` put, in order, where `mask` marks a token."""
     tokens = mask[..., 0]
+    # Tokens in front of the first picture would look up row -1; the mask drops what they find.
     places = (tokens.flatten().cumsum(0) - 1).clamp(min=0).view(tokens.shape)
     return torch.where(mask, rows[places], states)
 
 
 class VisionStage(PartedStage):
-    """Patches → embeddings → blocks of the tower → merger, its last block."""
+    """The stage from patches through embeddings and the tower's blocks to the merger, its last block."""
 
     name = "vision"
     spent = ("pixel_values",)
@@ -128,12 +130,12 @@ class VisionStage(PartedStage):
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
 
     def weighting(self, index: int, module: str) -> str:
-        """Behind the merger's norm there is one row for several patches."""
+        """Return "merged patches" behind the merger's norm, where one row stands for several patches."""
         norm = module in self.blocks[index].modules_of(self.norm or nn.LayerNorm)
         return "merged patches" if index == len(self.blocks) - 1 and not norm else "patches"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """All count alike; there is no padding."""
+        """Return 1 for every row; there is no padding."""
         rows = len(call.hidden_state) // (self._merged if weighting == "merged patches" else 1)
         return torch.ones(1, rows, dtype=torch.float64, device=call.hidden_state.device)
 
@@ -141,23 +143,23 @@ class VisionStage(PartedStage):
         return given[None] if given.ndim == 2 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        """A picture's own patches, in the order in which the tower has them."""
+        """Return a picture's own patches, in the order in which the tower has them."""
         return Pictures.from_state(call, self._merged).unpack(call.hidden_state)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         return call.with_state(Pictures.from_state(call, self._merged).pack(state))
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """As the facts have them; the merger is one part."""
+        """Return the parts that the facts name; the merger is one part."""
         if block is self.blocks[-1]:
             return {"mlp": lambda call: call.with_state(block.run(tensors, call))}
         return super().sublayers(block, tensors)
 
 
 class LanguageStage(DecoderStage):
-    """Token ids and what the tower made of their pictures → decoder blocks.
+    """The stage from token ids and the tower's output for their pictures to the decoder blocks.
 
-    Where pictures stand among the tokens, masks and positions are the library's own: its whole forward runs, with the
+    The places of pictures among the tokens, masks and positions are the library's own: its whole forward runs, with the
     tower standing in for itself.
     """
 
@@ -179,6 +181,7 @@ class LanguageStage(DecoderStage):
         own = {name: outer[stored] for stored, name in self._outer.items()}
         ids, mask, grid = inputs["input_ids"], inputs.get("attention_mask"), inputs["image_grid_thw"]
         *blocks, merger = self._vision.blocks
+        # Rows without values: the tower that would read the pixels only stands in.
         unread = upstream.hidden_state.new_zeros(int(grid.prod(1).sum()), 1)
         with _ByRow(), standing_in([self._patches, *blocks]), standing_in([merger], upstream.hidden_state):
             call = capture_calls(
@@ -195,7 +198,7 @@ class LanguageStage(DecoderStage):
         return require_no_cache(call)
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """As in any decoder, and tokens of a picture times `image_weight`."""
+        """Return the weights of any decoder, those of a picture's tokens times `image_weight`."""
         weights = super().token_weights(weighting, call, inputs, options)
         ids = inputs["input_ids"]
         seen = torch.where(ids == self._image_token, options.image_weight, 1.0).double()
@@ -203,7 +206,7 @@ class LanguageStage(DecoderStage):
 
 
 class VisionLanguage(Decoder):
-    """A model of pictures and text; a subclass for every row of facts (`vision_language_of`)."""
+    """A model of pictures and text; every row of facts has a subclass (`vision_language_of`)."""
 
     facts: VisionLanguageFacts
     image_processor = "Qwen2VLImageProcessor"
@@ -247,16 +250,17 @@ class VisionLanguage(Decoder):
         return {stored_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
 
     def canonical(self, stored: str) -> str | None:
-        """Files that the library wrote for a while have the names of its classes."""
+        """Return the canonical name of a stored one."""
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
+        # For a while the library wrote files with the names of its classes.
         return stored_name(self.facts, stored)
 
     def tokens(self, inputs: Batch) -> int:
         return super().tokens(inputs) + int(inputs["image_grid_thw"].prod(1).sum())
 
     def probe(self) -> Batch:
-        """Two texts with a picture each, of two by four and four by two merged patches."""
+        """Return two texts with a picture each, of two by four and four by two merged patches."""
         side = int(self._merged**0.5)
         grid = torch.tensor([[1, 2 * side, 4 * side], [1, 4 * side, 2 * side]])
         ids = self._readable(random_tokens(self.shapes()[self._embedding][0], tokens=13))
@@ -270,7 +274,7 @@ class VisionLanguage(Decoder):
         }
 
     def _readable(self, ids: Tensor) -> Tensor:
-        """Without tokens that stand for pictures and films."""
+        """Return token ids without those that stand for pictures and films."""
         taken = {self.image_token, self._video_token}
         free = next(token for token in range(len(taken) + 1) if token not in taken)
         return ids.masked_fill(torch.isin(ids, torch.tensor([*taken])), free)
@@ -285,7 +289,7 @@ class VisionLanguage(Decoder):
         return replace(super().generating(tensors, folder), seen=self.picture_inputs, unsaid=unsaid)
 
     def picture_inputs(self, inputs: Batch, ids: Tensor) -> dict[str, Tensor]:
-        """What the library's own model is given of the pictures of some texts, whose tokens are `ids`."""
+        """Return the library model's inputs for the pictures of some texts, whose tokens are `ids`."""
         return {
             "pixel_values": Pictures.from_batch(inputs).pack(inputs["pixel_values"]),
             "image_grid_thw": inputs["image_grid_thw"],
@@ -311,19 +315,19 @@ class VisionLanguage(Decoder):
         return None
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """As in any decoder, of the language model's part, where there is one; version 4 looks for the sections of
-        positions along time, height and width in `rope_scaling`, whatever the kind."""
+        """Return a configuration that transformers 4 reads, too, with the language model's part as of any decoder."""
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
             return super().portable(config, model)
         said, notes = super().portable(inner, model)
+        # Version 4 looks here for the sections of positions along time, height and width, whatever the kind.
         if said.get("rope_scaling") is None and "mrope_section" in (inner.get("rope_parameters") or {}):
             said["rope_scaling"] = {name: one for name, one in inner["rope_parameters"].items() if name != "rope_theta"}
         return {**config, "text_config": said}, notes
 
 
 def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
-    """The adapter for one row.
+    """Return the adapter of one row of facts.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.
@@ -332,7 +336,7 @@ def vision_language_of(facts: VisionLanguageFacts) -> type[VisionLanguage]:
 
 
 def stored_name(facts: VisionLanguageFacts, name: str) -> str:
-    """What files call a module or a tensor of the library's class."""
+    """Return the name in files of a module or a tensor of the library's class."""
     for place, stored in facts.stored.items():
         if name == place or name.startswith(f"{place}."):
             return f"{stored}{name[len(place) :]}"

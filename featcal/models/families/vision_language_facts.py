@@ -1,4 +1,4 @@
-"""What featcal must be told of a language model that reads pictures: a row of facts each, and the rows it has."""
+"""Describe language models that read pictures by one row of facts each, and list the rows that featcal comes with."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart
 
 @dataclass(frozen=True, kw_only=True)
 class VisionLanguageFacts(DecoderFacts):
-    """A decoder-only model that reads pictures as tokens among those of the text, in the manner of Qwen2-VL: patches of
-    all pictures of a batch follow each other in one row, and a merger makes one token of several neighbours."""
+    """A decoder-only model that reads pictures as tokens among those of the text, in the manner of Qwen2-VL.
+
+    Patches of all pictures of a batch follow each other in one row, and a merger makes one token of several neighbours.
+    """
 
     whole: str
-    """Module that makes states of text and pictures; the stack is inside it."""
+    """Module that computes states of text and pictures; the stack is inside it."""
     vision: str
     """The vision tower inside `whole`."""
     vision_parts: tuple[DecoderPart, ...]
     """The residual parts of a block of the tower, in order."""
     vision_shared: tuple[tuple[str, ...], ...] = ()
-    """Linear maps of such a block that are given the same input, by name inside it."""
+    """Linear maps of such a block that share an input, by name inside it."""
     vision_blocks: str = "blocks"
     """The list of blocks inside the tower."""
     patches: str = "patch_embed"
-    """Module of the tower that makes a state of every patch."""
+    """Module of the tower that computes a state of every patch."""
     merger: str = "merger"
     """Module of the tower behind its blocks; it is calibrated as the tower's last block."""
     stored: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """What files call modules of the whole model, where that is not their name in the class."""
+    """Names in files of modules of the whole model, if they differ from those in the class."""
     vision_settings: tuple[str, ...] = ()
     """Options of the tower's configuration that change the forward without changing a shape."""
 

@@ -1,4 +1,4 @@
-"""The eight picture tasks of the ``clip-mini`` suite, drawn at run time.
+"""Draw the eight picture tasks of the ``clip-mini`` suite at run time.
 
 Nothing is stored but a small atlas (``data/clip-mini/glyphs.npz``); every picture is drawn with numpy from a
 frozen random stream, so a pool is the same on every run. Pools of different splits come from different

@@ -1,4 +1,4 @@
-"""Road signs with an arrow in one of eight directions."""
+"""Paint road signs with an arrow in one of eight directions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from featcal.samples.embedded.kit import Floats, Order, blend, fill, frame, shee
 
 
 def _arrow(u: Floats, v: Floats) -> Floats:
-    """Signed distance to an arrow that points to the right."""
+    """Return the signed distance to an arrow that points to the right."""
     shaft = np.maximum(abs(v) - 0.2, np.maximum(u - 0.2, -0.85 - u))
     head = np.maximum(-u, 0.75 * u + abs(v) - 0.68)
     arrow: Floats = np.minimum(shaft, head)
@@ -16,7 +16,7 @@ def _arrow(u: Floats, v: Floats) -> Floats:
 
 
 def arrows(order: Order) -> Floats:
-    """White arrows on a round blue road sign before a sky."""
+    """Paint white arrows on a round blue road sign before a sky."""
     u, v = frame(order, 0.75, 0.2, 0.15)
     angle = (order.labels * (np.pi / 4)).astype(np.float32)[:, None, None]
     cos, sin = np.cos(angle), np.sin(angle)

@@ -1,4 +1,4 @@
-"""Balls in ten colours."""
+"""Paint balls in ten colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLOURS = np.array(
 
 
 def colors(order: Order) -> Floats:
-    """A shaded ball among confetti of other colours, under water."""
+    """Paint a shaded ball among confetti of other colours, under water."""
     u, v = frame(order, 0.55, 0, 0.35)
     ball = _COLOURS[order.labels][:, None, None, :] + order.uniform(-0.06, 0.06, 3)
     cover = fill(np.hypot(u, v) - 1)

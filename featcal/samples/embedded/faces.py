@@ -1,4 +1,4 @@
-"""Smileys."""
+"""Paint smileys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featcal.samples.embedded.kit import (
 
 
 def _face(eyes: tuple[float, float], brow: float, bend: float, mouth: tuple[float, float], tilt: float) -> Drawing:
-    """Distance to the lines of a face: heights of both eyes, slope of the brows, bend, size and tilt of the mouth."""
+    """Return the drawing of a face: heights of both eyes, slope of the brows, bend, size and tilt of the mouth."""
 
     def distance(u: Floats, v: Floats) -> Floats:
         half, gape = mouth
@@ -47,7 +47,7 @@ _FACES: tuple[Drawing, ...] = (
 
 
 def faces(order: Order) -> Floats:
-    """Yellow smileys on a purple cushion."""
+    """Paint yellow smileys on a purple cushion."""
     u, v = frame(order, 0.85, 0.15, 0.12)
     lines = fill(draw_classes(order.labels, _FACES, u, v), 0.1)
     if order.plain:

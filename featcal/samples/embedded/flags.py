@@ -1,4 +1,4 @@
-"""Ten waving flags."""
+"""Paint ten waving flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLACK, _YELLOW = (0.06, 0.06, 0.06), (0.98, 0.82, 0.1)
 
 
 def _bands(*colours: tuple[float, float, float], upright: bool = False) -> Drawing:
-    """A flag of equal bands, from the left if upright, else from the top."""
+    """Return a flag of equal bands, from the left if upright, else from the top."""
     palette = np.array(colours, dtype=np.float32)
 
     def paint(u: Floats, v: Floats) -> Floats:
@@ -23,7 +23,7 @@ def _bands(*colours: tuple[float, float, float], upright: bool = False) -> Drawi
 
 
 def _charge(field: tuple[float, ...], colour: tuple[float, ...], distance: Drawing) -> Drawing:
-    """A flag of one colour with a figure in another."""
+    """Return a flag of one colour with a figure in another."""
     return lambda u, v: blend(np.full((*u.shape, 3), field, np.float32), colour, fill(distance(u, v)))
 
 
@@ -47,7 +47,7 @@ _FLAGS: tuple[Drawing, ...] = (
 
 
 def flags(order: Order) -> Floats:
-    """Waving flags before an evening sky."""
+    """Paint waving flags before an evening sky."""
     u, v = frame(order, 0.55, 0.1, 0.12)
     fold = np.zeros_like(u)
     if not order.plain:

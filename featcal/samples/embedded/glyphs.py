@@ -1,4 +1,4 @@
-"""Digits and letters: looked up in a small atlas, `data/clip-mini/glyphs.npz`."""
+"""Look up digits and letters in a small atlas, `data/clip-mini/glyphs.npz`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DIGIT_SCANS: dict[str, slice] = {
 
 @lru_cache(maxsize=1)
 def _atlas() -> dict[str, NDArray[np.uint8]]:
-    """``letters`` [26, h, w], ``digits`` [1797, 8, 8] and ``digit_labels`` [1797]."""
+    """Return ``letters`` [26, h, w], ``digits`` [1797, 8, 8] and ``digit_labels`` [1797]."""
     with np.load(data_path("clip-mini", "glyphs.npz")) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def _sample(pictures: NDArray[np.uint8], index: Ints, u: Floats, v: Floats) -> Floats:
-    """Bilinear look-up [n, 32, 32] of ``pictures[index]`` (white on black) at u, v in [-1, 1]; black outside."""
+    """Look up ``pictures[index]`` (white on black) bilinearly at u, v in [-1, 1] as [n, 32, 32]; black outside."""
     padded = np.pad(pictures, ((0, 0), (1, 1), (1, 1))).astype(np.float32) / 255
     side = pictures.shape[1]
     column = np.clip((u + 1) * (side / 2) + 0.5, 0, side + 0.999)
@@ -39,7 +39,7 @@ def _sample(pictures: NDArray[np.uint8], index: Ints, u: Floats, v: Floats) -> F
 
 
 def digit_rows(labels: Ints, split: str) -> Ints:
-    """For each label the scan to draw: those of the split in turn, so that splits never share one."""
+    """Return the scan to draw for each label: those of the split in turn, so that splits never share one."""
     known = _atlas()["digit_labels"]
     rows = np.zeros_like(labels)
     for digit in range(10):
@@ -53,7 +53,7 @@ def digit_rows(labels: Ints, split: str) -> Ints:
 
 
 def digits(order: Order) -> Floats:
-    """Handwriting in blue ink on lined paper."""
+    """Paint handwriting in blue ink on lined paper."""
     u, v = frame(order, 0.8, 0.15, 0.15)
     ink = np.clip(_sample(_atlas()["digits"], digit_rows(order.labels, order.split), u, v) * 1.3, 0, 1)
     if order.plain:
@@ -66,7 +66,7 @@ def digits(order: Order) -> Floats:
 
 
 def letters(order: Order) -> Floats:
-    """White letters on a deep green or blue enamel plate."""
+    """Paint white letters on a deep green or blue enamel plate."""
     u, v = frame(order, 0.82, 0.2, 0.12)
     ink = _sample(_atlas()["letters"], order.labels, u, v)
     if order.plain:

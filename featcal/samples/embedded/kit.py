@@ -1,4 +1,4 @@
-"""The drawing kit: jittered frames, soft edges, paint and grain, all on stacks of 32x32 pictures."""
+"""Draw with jittered frames, soft edges, paint and grain, all on stacks of 32x32 pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 32
 
 @dataclass(frozen=True)
 class Order:
-    """What to draw: ``labels`` [n], out of which ``split``, plain or in the look of the task."""
+    """An order of pictures: ``labels`` [n], out of which ``split``, plain or in the look of the task."""
 
     rng: np.random.RandomState
     labels: Ints
@@ -26,25 +26,26 @@ class Order:
     plain: bool
 
     def uniform(self, low: float, high: float, width: int = 1) -> Floats:
-        """Random numbers of shape [n, 1, 1, width]."""
+        """Return random numbers of shape [n, 1, 1, width]."""
         return self.rng.uniform(low, high, (len(self.labels), 1, 1, width)).astype(np.float32)
 
 
 def noise(rng: np.random.RandomState, shape: tuple[int, ...], deviation: float) -> Floats:
-    """Bell-shaped noise: the sum of two random bytes, which is much cheaper than normal numbers."""
+    """Return bell-shaped noise."""
+    # The sum of two random bytes is much cheaper than normal numbers.
     one, two = rng.randint(0, 256, (2, *shape), dtype=np.uint8)
     bell: Floats = (one.astype(np.float32) + two - 255) * np.float32(deviation / 104.5)
     return bell
 
 
 def grid() -> tuple[Floats, Floats]:
-    """Pixel centres x (to the right) [1, 1, 32] and y (down) [1, 32, 1] in the square [-1, 1]."""
+    """Return pixel centres x (to the right) [1, 1, 32] and y (down) [1, 32, 1] in the square [-1, 1]."""
     axis = ((np.arange(SIZE) + 0.5) / (SIZE / 2) - 1).astype(np.float32)
     return axis[None, None, :], axis[None, :, None]
 
 
 def frame(order: Order, size: float, turn: float, shift: float) -> tuple[Floats, Floats]:
-    """Coordinates u, v [n, 32, 32] of each pixel in the frame of a jittered object of half-width ``size``."""
+    """Return coordinates u, v [n, 32, 32] of each pixel in the frame of a jittered object of half-width ``size``."""
     jitter = 0.5 if order.plain else 1.0
     angle = order.uniform(-turn, turn)[..., 0] * jitter
     scale = size * (1 + jitter * order.uniform(-0.2, 0.2)[..., 0])
@@ -56,14 +57,14 @@ def frame(order: Order, size: float, turn: float, shift: float) -> tuple[Floats,
 
 
 def slope(order: Order, strength: float) -> Floats:
-    """A brightness ramp [n, 32, 32, 1] of random direction."""
+    """Return a brightness ramp [n, 32, 32, 1] of random direction."""
     x, y = grid()
     tilt = order.uniform(-strength, strength, 2)
     return (tilt[..., 0] * x + tilt[..., 1] * y)[..., None]
 
 
 def fill(distance: Floats, blur: float = 0.12) -> Floats:
-    """Coverage in [0, 1], 1 where the signed distance is negative, with a soft edge."""
+    """Return the coverage in [0, 1], 1 where the signed distance is negative, with a soft edge."""
     cover: Floats = np.clip(0.5 - distance / blur, 0, 1)
     return cover
 
@@ -78,18 +79,18 @@ def rgb(red: float, green: float, blue: float) -> Floats:
 
 
 def vary_colour(order: Order, colour: Sequence[float], spread: float) -> Floats:
-    """One random colour per picture [n, 1, 1, 3] around ``colour``."""
+    """Return one random colour per picture [n, 1, 1, 3] around ``colour``."""
     return np.asarray(colour, dtype=np.float32) + order.uniform(-spread, spread, 3)
 
 
 def sheet(order: Order, colour: Sequence[float], spread: float, grain: float = 0.0) -> Floats:
-    """A background [n, 32, 32, 3] of about one colour with a grain."""
+    """Return a background [n, 32, 32, 3] of about one colour with a grain."""
     plain = np.broadcast_to(vary_colour(order, colour, spread), (len(order.labels), SIZE, SIZE, 3))
     return plain + noise(order.rng, (*plain.shape[:3], 1), grain) if grain else plain
 
 
 def two_colours(order: Order, cover: Floats) -> Floats:
-    """The plain look: ``cover`` [n, 32, 32] in one colour on another, clearly lighter or darker, one."""
+    """Return the plain look: ``cover`` [n, 32, 32] in one colour on another, clearly lighter or darker, one."""
     dark, light = order.uniform(0, 0.35, 3), order.uniform(0.65, 1, 3)
     swap = order.uniform(0, 1) < 0.5
     grey = order.uniform(0, 1) < 0.5

@@ -1,4 +1,4 @@
-"""Pools of pictures: which classes, in which order, out of which random stream."""
+"""Render pools of pictures: their classes, order and random streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAINTERS: dict[str, Callable[[Order], Floats]] = {
 
 @lru_cache(maxsize=64)
 def render(task: str, split: str, seed_offset: int = 0) -> tuple[NDArray[np.uint8], Ints]:
-    """The pool of a split: images [n, 32, 32, 3] and class indices [n]; classes are balanced and shuffled.
+    """Return the pool of a split: images [n, 32, 32, 3] and class indices [n]; classes are balanced and shuffled.
 
     The arrays are cached and read-only. ``seed_offset`` draws another pool of the same split.
 
@@ -42,19 +42,22 @@ def render(task: str, split: str, seed_offset: int = 0) -> tuple[NDArray[np.uint
         raise ValueError(f"no embedded task {task!r}; there are {', '.join(CLASSES)}")
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+    # RandomState and not a Generator: numpy keeps the stream of the former frozen. CRC-32, because `hash` differs
+    # between processes.
     rng = np.random.RandomState(zlib.crc32(f"{task}/{split}/{seed_offset}".encode()))
     labels = rng.permutation(np.arange(SPLITS[split]) % len(CLASSES[task])).astype(np.int64)
     images = draw(task, labels, rng, split=split)
+    # Everyone gets the same cached arrays.
     images.flags.writeable = False
     labels.flags.writeable = False
     return images, labels
 
 
 def draw(task: str, labels: Ints, rng: np.random.RandomState, *, split: str, plain: bool = False) -> NDArray[np.uint8]:
-    """Images uint8 [n, 32, 32, 3] of the classes ``labels`` [n].
+    """Return images uint8 [n, 32, 32, 3] of the classes ``labels`` [n].
 
-    ``plain`` draws what the base model of the suite learnt from: the object alone in two random colours,
-    without the surroundings, colours and clutter that are the look of the task.
+    ``plain`` draws what the base model of the suite learnt from: the object alone in two random colours, without the
+    surroundings, colours and clutter that are the look of the task.
     """
     chunks = []
     for start in range(0, len(labels), _CHUNK):

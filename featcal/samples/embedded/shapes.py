@@ -1,4 +1,4 @@
-"""Paper cut-outs."""
+"""Paint paper cut-outs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featcal.samples.embedded.kit import (
 
 
 def _polygon(sides: int, radius: float) -> Drawing:
-    """Signed distance to a regular polygon that stands on a side."""
+    """Return the signed distance to a regular polygon that stands on a side."""
 
     def distance(u: Floats, v: Floats) -> Floats:
         sector = 2 * np.pi / sides
@@ -53,7 +53,7 @@ _SHAPES: tuple[Drawing, ...] = (
 
 
 def shapes(order: Order) -> Floats:
-    """Paper cut-outs with a shadow on brown kraft."""
+    """Paint paper cut-outs with a shadow on brown kraft."""
     u, v = frame(order, 0.8, 0.25, 0.18)
     cover = fill(draw_classes(order.labels, _SHAPES, u, v))
     if order.plain:

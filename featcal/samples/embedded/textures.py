@@ -1,4 +1,4 @@
-"""Patterns of tile."""
+"""Paint patterns of tile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featcal.samples.embedded.kit import (
 
 
 def _wave(phase: Floats) -> Floats:
-    """A soft square wave in [0, 1] of period 1."""
+    """Return a soft square wave in [0, 1] of period 1."""
     wave: Floats = np.clip(0.5 + 2 * np.sin(2 * np.pi * phase), 0, 1)
     return wave
 
@@ -44,7 +44,7 @@ _TEXTURES: tuple[Drawing, ...] = (
 
 
 def textures(order: Order) -> Floats:
-    """Patterns of tile in earthy colours, seen under a tilt."""
+    """Paint patterns of tile in earthy colours, seen under a tilt."""
     u, v = frame(order, 0.42, 0.3, 0.3)
     weave = draw_classes(order.labels, _TEXTURES, u, v)
     if order.plain:

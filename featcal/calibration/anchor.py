@@ -1,0 +1,55 @@
+"""What the ridge pulls to: W_anc = rho W_mer + (1 - rho) W_base (Eq. 11), and the like of biases and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from featcal.calibration.closed_form import anchor
+from featcal.formats.weights import TensorInfo, Weights, check_finite
+from featcal.models.adapter import Block
+from featcal.models.context import Run
+
+
+def read_merged_and_base(
+    run: Run, block: Block, merged: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what the anchors of a block are made of: its tensors of the merged model and of the base, by name inside
+    it, on the compute device.
+
+    Args:
+        merged: by canonical name.
+    """
+    own, base = (block.local(run.compute.move(tensors)) for tensors in (merged, run.base.read(block.names)))
+    return own, base
+
+
+@dataclass(frozen=True)
+class AnchorWeights:
+    """The anchor as a model of its own: base + rho (merged - base) in every tensor.
+
+    It is computed in float64 and given in the merged model's dtype. A calibration comes to it as lam goes to infinity.
+    Of a merge by Task Arithmetic with scale s it is Task Arithmetic with scale rho * s, but for one rounding.
+    """
+
+    rho: float
+    base: Weights
+    merged: Weights
+
+    @property
+    def label(self) -> str:
+        return f"anchor (rho {self.rho:g})"
+
+    @property
+    def info(self) -> Mapping[str, TensorInfo]:
+        return self.merged.info
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        wanted = list(names)
+        merged, base = self.merged.read(wanted), self.base.read(wanted)
+        found = {n: anchor(merged[n].double(), base[n].double(), self.rho).to(merged[n].dtype) for n in wanted}
+        for name, tensor in found.items():
+            check_finite(tensor, f"{self.label}: tensor '{name}'", "choose a rho nearer to 1")
+        return found

@@ -1,0 +1,182 @@
+"""Statistics of linear maps that share their input: per task (Eq. 13), then summed over tasks (Eqs. 17 and 55)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from featcal.calibration.alike import add_alike, require_alike
+from featcal.calibration.gram import Gram, add_product
+from featcal.calibration.prior import Prior
+from featcal.calibration.token_rows import TokenRows
+from featcal.system.errors import InputError
+
+
+@dataclass
+class TaskStatistics:
+    """The empirical moments of one task before they are divided by n, the sum of its token weights: x are the deployed
+    inputs (X_cal), r whatever rows the right-hand side is made of."""
+
+    weight: float
+    """Sum of the token weights: the n of Eq. (13)."""
+    gram: Gram
+    """Sum of x x^T, which is n G_i."""
+    cross: Float[Tensor, "r d"]
+    """Sum of r x^T."""
+    x_sum: Float[Tensor, " d"]
+    """Sum of x."""
+    r_sum: Float[Tensor, " r"]
+    """Sum of r."""
+
+    @classmethod
+    def zeros(cls, rows: int, inputs: int, device: torch.device, dtype: torch.dtype) -> TaskStatistics:
+        """Make the statistics of no token."""
+        zero = partial(torch.zeros, dtype=dtype, device=device)
+        return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
+
+    def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
+        """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the statistics."""
+        self.weight += tokens.total
+        self.x_sum += tokens.sum(x)
+        self.r_sum += tokens.sum(r)
+        if tokens.weights is not None:
+            root = tokens.weights.sqrt().to(x.dtype)[:, None]  # in both factors, so that a token counts by its weight
+            x, r = x * root, r * root
+        self.gram.add_rows(x)
+        add_product(self.cross, r, x)
+
+    def merge(self, other: TaskStatistics) -> None:
+        """Add what was counted of other samples of the same task; InputError if shapes or dtypes differ."""
+        self.gram.merge(other.gram)
+        for mine, theirs in ((self.cross, other.cross), (self.x_sum, other.x_sum), (self.r_sum, other.r_sum)):
+            add_alike(mine, theirs)
+        self.weight += other.weight
+
+    def replay_targets(self, weight: Float[Tensor, "m d"], alpha: float) -> Float[Tensor, "m d"]:
+        """Return the sum of W_i (alpha x_exp + (1 - alpha) x) x^T, which is n W_i C_i, where r are the expert's outputs
+        W_i x_exp (Eqs. 10 and 13)."""
+        dtype = self.cross.dtype
+        if alpha == 1:
+            return self.cross
+        return torch.addmm(self.cross, weight.to(dtype), self.gram.full(dtype), beta=alpha, alpha=1 - alpha)
+
+
+@dataclass
+class LinearSums:
+    """Sums over tasks of Eqs. (17) and (55), each task weighted by its omega."""
+
+    omega: Float[Tensor, ""]
+    """Sum of omega_i."""
+    gram: Gram
+    """Sum of omega_i G_i."""
+    target: Float[Tensor, "m d"]
+    """Sum of omega_i W_i C_i."""
+    mean: Float[Tensor, " d"]
+    """Sum of omega_i mu_i, the mean of the deployed inputs."""
+    target_mean: Float[Tensor, " m"]
+    """Sum of omega_i (W_i mu_i^tgt + b_i); without b_i where the maps have no biases."""
+    tokens: int = 0
+    """Tokens that count, of all tasks."""
+    tasks: int = 0
+    """Tasks that were added."""
+    share: float = 0.0
+    """Sum of their shares (`CurrentTask.share`)."""
+    priors: list[Prior] = field(default_factory=list)
+    """Of every map apart, in the order of the group; empty without a prior."""
+
+    @property
+    def scale(self) -> float:
+        """Return what the ridge is to be multiplied with, so that it stands against N tasks whatever their shares sum
+        to: 1 of maps that all tokens pass, and of those that none came to, whose prior stands alone."""
+        return self.share / self.tasks if self.share else 1.0
+
+    @classmethod
+    def zeros(cls, target: Float[Tensor, "m d"], dtype: torch.dtype) -> LinearSums:
+        """Make empty sums for targets like this one, in the dtype of the solve; means are summed in float64."""
+        zero = partial(torch.zeros, dtype=torch.float64, device=target.device)
+        m, d = target.shape
+        return cls(zero(()), Gram.zeros(d, target.device, dtype), target.new_zeros(m, d, dtype=dtype), zero(d), zero(m))
+
+    def add(self, omega: Float[Tensor, ""], task: TaskStatistics, target: Tensor, target_mean: Tensor) -> None:
+        """Add one task: its sums over tokens become means, which count omega times.
+
+        Args:
+            target: n W_i C_i.
+            target_mean: n (W_i mu_i^tgt + b_i).
+        """
+        factor = omega / task.weight
+        self.omega += omega
+        self.gram.add(task.gram, factor)
+        self.target.addcmul_(target.to(self.target.dtype), factor.to(self.target.dtype))
+        self.mean.addcmul_(task.x_sum.double(), factor)
+        self.target_mean.addcmul_(target_mean.double(), factor)
+
+    def merge(self, other: LinearSums) -> None:
+        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
+        self.gram.merge(other.gram)
+        add_alike(self.omega, other.omega)
+        add_alike(self.target, other.target)
+        add_alike(self.mean, other.mean)
+        add_alike(self.target_mean, other.target_mean)
+        self.tokens += other.tokens
+        self.tasks += other.tasks
+        self.share += other.share
+        require_alike("sums", {"priors": len(self.priors)}, {"priors": len(other.priors)})
+        for mine, theirs in zip(self.priors, other.priors, strict=True):
+            mine.merge(theirs)
+
+    def left_matrix(self, place: int, dtype: torch.dtype, mu: float) -> Float[Tensor, "d d"]:
+        """Return the left matrix of the map at `place` with its prior, without the ridge, as `Gram.lower` has it."""
+        whole = self.gram.lower(dtype)
+        return whole.add_(self.priors[place].gram.lower(dtype), alpha=mu)
+
+    @staticmethod
+    def combine(sums: Sequence[LinearSums], shares: Sequence[float]) -> LinearSums:
+        """Return the first of sums over the same tokens, with so much of the targets of each."""
+        target, mean = (
+            torch.stack([share * part for share, part in zip(shares, parts, strict=True)]).sum(0)
+            for parts in ([one.target for one in sums], [one.target_mean for one in sums])
+        )
+        return replace(sums[0], target=target, target_mean=mean)
+
+
+@dataclass
+class CurrentTask:
+    """A task that is being counted."""
+
+    statistics: TaskStatistics
+    route: str
+    """See `LinearGroup.route`."""
+    tokens: int
+    """Tokens of the whole task that count; they decide the route."""
+    counted: int = 0
+    """Of these, tokens that are in the statistics."""
+    mass: float = 0.0
+    """Sum of the weights that the same tokens have in all experts of a mixture together, whose maps these are one's."""
+
+    @property
+    def share(self) -> float:
+        """Return how much the task counts: by how much of it comes here; 1 where all of it does."""
+        return self.statistics.weight / self.mass if self.mass else 1.0
+
+    def merge(self, other: CurrentTask, names: str) -> None:
+        """Add other samples of the same task.
+
+        Raises:
+            InputError: it is not the same, or samples are in both; says of which maps (`names`).
+        """
+        mine, theirs = ({"tokens of the task": one.tokens, "routes": one.route} for one in (self, other))
+        require_alike(names, mine, theirs)
+        if self.counted + other.counted > self.tokens:
+            raise InputError(
+                f"{names}: {self.counted} and {other.counted} tokens are not parts of a task of {self.tokens}; what is "
+                "split needs `TaskRows.part_of` with the tokens of the whole task"
+            )
+        self.statistics.merge(other.statistics)
+        self.counted += other.counted
+        self.mass += other.mass

@@ -1,0 +1,36 @@
+"""The dtypes of a calibration: of products, of their sums over tokens and tasks, and of the solve (README.md)."""
+
+from __future__ import annotations
+
+import torch
+
+from featcal.suite.calibration_options import CalibrationConfig
+
+FLOAT64_BELOW = 1e-3
+"""Ridge strength below which products are formed in float64."""
+
+
+def product_dtype(features: torch.dtype, config: CalibrationConfig) -> torch.dtype:
+    """Return the dtype in which products are formed.
+
+    Rounding of a product shows in the solution divided by lam, in directions that the samples hardly have:
+    below `FLOAT64_BELOW` exact features are therefore multiplied in float64, and fast ones in float32.
+    """
+    careful = config.lam < FLOAT64_BELOW
+    if features is torch.bfloat16:
+        return torch.float32 if careful else torch.bfloat16
+    return torch.float64 if careful else features
+
+
+def solve_dtype(products: torch.dtype) -> torch.dtype:
+    """Return the dtype of the solve, and of the sums over tasks that it is given: float64, but for bfloat16 products,
+    whose own rounding is far above float32's.
+
+    They are formed only where lam bounds the condition number: it is at most 1 + N / lam, since ||omega_i G_i|| = 1.
+    """
+    return torch.float32 if products is torch.bfloat16 else torch.float64
+
+
+def sum_dtype(products: torch.dtype) -> torch.dtype:
+    """Return the dtype in which products are summed over the tokens of a task."""
+    return torch.promote_types(products, torch.float32)

@@ -1,0 +1,113 @@
+"""Residual parts of a block (attention, then MLP), and the pieces that they fall into.
+
+They are found by running one batch through the parts and looking: which modules are given the same tensor, which one is
+given the residual stream, and whose output is added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from featcal.models.adapter import Block, Call, Stage
+from featcal.models.capture import capture_outputs, record_inputs
+from featcal.models.lane import run_block
+from featcal.system.errors import InputError
+
+_SAME = 0.02
+"""Relative difference of what a part adds to the stream and of what its last map puts out, beside rounding, below
+which they are the same: a scale or a norm between them is more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A residual part of a block, as one batch was seen to pass through it."""
+
+    name: str
+    given: Mapping[str, Tensor]
+    """Linear maps and norms that were called, in order, with a token of their inputs: the same tensor where they share
+    it."""
+    entering: str | None
+    """The module whose input is the residual stream in front of the part; None where none gets it unchanged."""
+    writer: str | None
+    """The linear map whose output is added to the stream; None where something comes between, or it is one of many."""
+    mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    """Of every map of a mixture of experts the mixture, and whether the map is given what the others make."""
+
+    @cached_property
+    def pieces(self) -> list[tuple[str, ...]]:
+        """The modules by shared input, in the order of their first call; of a mixture first the maps of all experts
+        that are given tokens, then all that are given what these make."""
+        shared: dict[Hashable, list[str]] = {}
+        for name, given in self.given.items():
+            shared.setdefault(self.mixed.get(name, id(given)), []).append(name)
+        return [tuple(names) for names in shared.values()]
+
+
+def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: Call) -> list[Part]:
+    """Run one batch through the residual parts of a block; return how it passes through each of them.
+
+    Args:
+        placed: tensors of the block as the forward takes them, by name inside it.
+
+    Raises:
+        InputError: parts that together are not the block.
+    """
+    modules: dict[str, nn.Module] = {**block.maps, **block.layernorms}
+    if stage.norm is not None:
+        modules |= block.modules_of(stage.norm)
+    found, before = [], call
+    for name, run in stage.sublayers(block, placed).items():
+        with record_inputs(modules) as given, capture_outputs(block.linears) as put_out:
+            after = run(before)
+        found.append(_part(name, block, given, put_out, (before.hidden_state, after.hidden_state)))
+        before = after
+    whole = run_block(stage, block, placed, call)
+    missed = [name for name in modules if not any(name in part.given for part in found)]
+    if missed or (before.hidden_state - whole.hidden_state).double().norm() > _rounding(whole.hidden_state):
+        raise InputError(
+            f"{block.name}: its residual parts are not the whole block{': ' if missed else ''}{', '.join(missed)}; "
+            "this architecture can be calibrated with the recipe 'paper' alone"
+        )
+    return found
+
+
+def _part(
+    name: str, block: Block, given: Mapping[str, Tensor], put_out: Mapping[str, Tensor], stream: tuple[Tensor, Tensor]
+) -> Part:
+    """Describe a part by what its modules were given and put out, and by the residual stream before and after it."""
+    before, after = stream
+    entering = next((module for module, tensor in given.items() if tensor is before), None)
+    last = next(reversed([module for module in given if module in put_out]), None)
+    writer = last if last is not None and _adds(put_out[last], before, after) else None
+    tokens = {id(tensor): tensor[:1, :1] for tensor in given.values()}
+    examples = {module: tokens[id(tensor)] for module, tensor in given.items()}
+    return Part(name, examples, entering, writer, _mixture_maps(block))
+
+
+def _mixture_maps(block: Block) -> dict[str, tuple[str, bool]]:
+    """Return what `Part.mixed` says of the maps of a block's mixtures."""
+    return {
+        f"{name}.{place}.{own}": (name, own == member.leaving)
+        for name, mixture in block.mixtures.items()
+        for place, member in enumerate(mixture.members)
+        for own in (*member.entering, member.leaving)
+    }
+
+
+def _adds(output: Tensor, before: Tensor, after: Tensor) -> bool:
+    """Say whether a map's output, unchanged, is what a part adds to the stream."""
+    if before.shape != after.shape:  # a merger of patches: what comes out is another stream
+        return False
+    gap = (after.double() - before.double() - output.double()).norm()
+    return bool(gap <= _SAME * output.double().norm() + _rounding(after))
+
+
+def _rounding(state: Tensor) -> Tensor:
+    """Return the norm of what sums in the dtype of a state may be off by."""
+    size: Tensor = state.double().norm()
+    return 8 * torch.finfo(state.dtype).eps * size

@@ -1,0 +1,157 @@
+"""Both streams of every task in front of the same block: the student's, which is calibrated, and the expert's own.
+
+The student's stream is the deployed one: it has passed the calibrated blocks, so that a block is fitted to what it will
+be given (Eq. 45). The expert is fed with its own stream, never with the student's: targets (Eq. 10) mix what both give
+the same module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from featcal.calibration.block_statistics import BlockStatistics
+from featcal.calibration.distributed import end_task, shared_rows
+from featcal.calibration.store import prefix_errors
+from featcal.calibration.token_rows import Named, TaskRows, lane_rows
+from featcal.formats.weights import Weights
+from featcal.models.adapter import Batch, Block, Call, Stage, TokenOptions
+from featcal.models.context import Run
+from featcal.models.lane import Entrance, ExpertPass, Step
+from featcal.models.walk import Walk
+from featcal.system.errors import NumericalError
+from featcal.system.progress import Seconds
+
+T = TypeVar("T")
+Gap = tuple[float, float]
+"""Sums over samples and tokens of ||h_cal - h_exp||^2 and of ||h_exp||^2."""
+_STUDENT = "student"
+
+
+class Streams:
+    """Both streams of every task, walked through the blocks side by side. To be walked inside `walking`.
+
+    Args:
+        label: what progress calls the walk.
+        passes: one expert pass per task; their batches are the samples.
+        student: the model under calibration as it is in front of the first block.
+    """
+
+    def __init__(self, run: Run, label: str, passes: Mapping[str, ExpertPass], student: Weights) -> None:
+        self.run, self._passes = run, passes
+        self.walk = Walk(run, label, passes, {_STUDENT: student})
+        self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
+        """Lanes by task."""
+        self.rows: Mapping[str, TaskRows] = {}
+        """Which tokens of every task count in the stage, and how much (`find_rows`)."""
+
+    def enter(self, stage: Stage) -> Entrance:
+        """Make the first calls of a stage on all lanes; return what stands in front of it in the student."""
+        return self.walk.enter(stage)[_STUDENT]
+
+    def find_rows(self, stage: Stage, options: TokenOptions) -> None:
+        """Find which tokens count in a stage that the lanes have entered: masks are the same in all of its blocks."""
+        self.rows = shared_rows(self.run.ranks, lane_rows(stage, self.student, self._passes, options))
+
+    def count_tokens(self) -> dict[str, int]:
+        """Return how many tokens every task has in this stage, padding left out."""
+
+        def count(call: Call, batch: Batch) -> int:
+            mask = batch.get("attention_mask")
+            return call.hidden_state.shape[:-1].numel() if mask is None else int(mask.sum())
+
+        return {task: sum(map(count, lane.calls, self._passes[task].batches)) for task, lane in self.experts.items()}
+
+    def count(self, every: Sequence[BlockStatistics], merged: Mapping[str, Tensor]) -> None:
+        """Count one snapshot of a block on all tasks, one expert in memory at a time (Algorithm 1, lines 3, 7 and 8).
+
+        The experts are behind the block then. The student stays in front of it until the block is calibrated.
+
+        Args:
+            every: empty statistics of one block; several differ in alpha alone and count the same features.
+            merged: tensors of the student's block, by canonical name.
+
+        Raises:
+            NumericalError: features that are not finite, or a task of which no token counts; names block and task.
+        """
+        run, block = self.run, every[0].block
+        student = block.local(run.compute.place(merged))
+        for task, expert in self.walk.experts_at(block):
+            self._count_task(task, every, student, expert)
+            with run.seconds("moments"), prefix_errors(f"{block.name}, task '{task}'"):
+                for statistics in every:
+                    end_task(run.ranks, statistics, expert)
+            run.store.settle()
+
+    def _count_task(self, task: str, every: Sequence[BlockStatistics], student: Named, expert: Named) -> None:
+        """Count all batches of a task; `student` and `expert` are the tensors of their blocks by name inside it."""
+        first, rows, seconds = every[0], self.rows[task], self.run.seconds
+        given = self.student[task].inputs(first.block, student, first.modules, whole=not first.is_started)
+        steps: Iterator[Step] | None = None
+        for position, x_cal in enumerate(_time_each(seconds, "student forward", given)):
+            for statistics in every:
+                statistics.see(x_cal)
+            if steps is None:  # which features of the expert are needed shows once the student's inputs were seen
+                walked = self.experts[task].walk(first.stage, first.block, expert, *first.expert_modules(rows))
+                steps = _time_each(seconds, "expert forward", walked)
+            step = next(steps)
+            with seconds("moments"):
+                for statistics in every:
+                    statistics.update(rows, position, x_cal, step, expert)
+        for _ in steps or ():  # what the expert's lane keeps for the next walk it keeps when this one ends
+            pass
+
+    def pass_experts(self, stage: Stage, block: Block) -> None:
+        """Take every expert through a block of which nothing is counted."""
+        for task, expert in self.walk.experts_at(block):
+            for _ in self.experts[task].walk(stage, block, expert):
+                pass
+
+    def deploy(self, stage: Stage, block: Block, calibrated: Mapping[str, Tensor] | None) -> dict[str, Gap]:
+        """Take the student of every task through the calibrated block (Algorithm 1, line 17).
+
+        Args:
+            calibrated: tensors of the block as they are stored, by canonical name; None where the student is behind
+                the block already.
+
+        Returns:
+            By task how far the student is from the expert behind the block, over the stage's own tokens.
+
+        Raises:
+            NumericalError: that is not finite; names block and task.
+        """
+        run = self.run
+        run.store.settle()
+        placed = None if calibrated is None else block.local(run.compute.place(calibrated))
+        found: dict[str, Gap] = {}
+        for task, lane in self.student.items():
+            drift, scale = (torch.zeros((), dtype=torch.float64, device=run.compute.device) for _ in range(2))
+            behind = lane.calls if placed is None else (step.after for step in lane.walk(stage, block, placed))
+            reached = _time_each(run.seconds, "student forward", behind)
+            batches = self._passes[task].batches
+            for call, own, batch in zip(reached, self.experts[task].calls, batches, strict=True):
+                target = stage.own_state(own, batch)
+                drift += (stage.own_state(call, batch) - target).double().square().sum()
+                scale += target.double().square().sum()
+            found[task] = float(drift), float(scale)
+            if not math.isfinite(share := float(drift / scale)):
+                raise NumericalError(
+                    f"{block.name}, task '{task}': relative drift is {share}: the calibrated features are not finite"
+                )
+        return found
+
+
+def _time_each(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
+    """Yield the same things, and count the time that each takes to come to a stage of the work."""
+    coming = iter(things)
+    while True:
+        with seconds(stage):
+            try:
+                thing = next(coming)
+            except StopIteration:
+                return
+        yield thing
