@@ -11,11 +11,11 @@ from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.session.session import Session
 from featcal.suite.schema import Suite
-from featcal.suite.views import DriftKeywords, DriftOptions, View
+from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
-WHOLE_TEST = View(None, "test")
+WHOLE_TEST = EvaluationSamples(None, "test")
 
 
 def measure_drift(
@@ -66,7 +66,7 @@ def evaluate(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.scores(session.resolve(model), View(samples, split, seed), progress)
+    return session.scores(session.resolve(model), EvaluationSamples(samples, split, seed), progress)
 
 
 def compare(
@@ -74,7 +74,7 @@ def compare(
     a: str | Weights | Calibrated,
     b: str | Weights | Calibrated,
     *,
-    view: View = WHOLE_TEST,
+    on: EvaluationSamples = WHOLE_TEST,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Comparison:
@@ -83,7 +83,7 @@ def compare(
     Args:
         suite, device: as in `measure_drift`.
         a, b: as `model` of `evaluate`.
-        view: samples per task (None takes all), split and seed.
+        on: samples per task (None takes all), split and seed.
 
     Raises:
         InputError, NumericalError: as `Session.scores`.

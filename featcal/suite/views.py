@@ -11,7 +11,7 @@ TOKENS = ("all", "class")
 
 
 @dataclass(frozen=True)
-class View:
+class EvaluationSamples:
     """Which samples of every task a model is measured on."""
 
     samples: int | None = 64
@@ -23,7 +23,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class DriftOptions(View):
+class DriftOptions(EvaluationSamples):
     """Samples, and what is measured of the drift on them.
 
     Raises:
