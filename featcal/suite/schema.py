@@ -7,9 +7,10 @@ refused with a suggestion, and no file may name code to run.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 import yaml
 from pydantic import (
@@ -31,6 +32,9 @@ from featcal.system.formatting import did_you_mean, shorten
 from featcal.system.paths import expand_home, local_path, require_plain
 from featcal.system.resources import embedded_suites, ready_suites, task_files
 from featcal.system.sandbox import require_inside
+
+if TYPE_CHECKING:
+    from featcal.suite.objects import SuiteOptions
 
 ModelRef = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
@@ -163,6 +167,47 @@ class Suite(Strict):
     """`own` merges and calibrates the text tower beside one for pictures too, on prompts of the tasks' classes, and
     every model is scored through its own; `base` leaves the base's to all."""
     _root: Path = PrivateAttr(default=Path())
+    _held: tuple[Any, ...] = PrivateAttr(default=())
+    """What references to memory mean, which is there for as long as the suite is."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        base: Any,
+        experts: Mapping[str, Any],
+        merged: Any = "task-arithmetic",
+        samples: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+        **options: Unpack[SuiteOptions],
+    ) -> Suite:
+        """Return the suite of some models and samples, without a file.
+
+        A model is a `PreTrainedModel` in memory, whose tensors are used as they are and not copied, a folder or an id
+        on the Hub; what is in memory must stay as it is for as long as the suite is used.
+
+        Args:
+            base: what the experts were made from. In memory it needs `tokenizer` or `processor` for samples that are
+                not prepared yet.
+            experts: task → model.
+            merged: a model, or how the experts are merged: "ties:scale=0.4,density=0.3", or a mapping as in a suite
+                file.
+            samples: task → calibration samples, which need no labels: pictures (a list of Pillow's, uint8 arrays
+                `[n, H, W, 3]`), prepared pictures `[n, 3, H, W]` or token ids `[n, T]` as arrays or tensors, what a
+                tokenizer returned, a data set of `datasets`, a list of texts, of pairs (text, answer) or (picture,
+                class), or of rows, a tuple (samples, labels), a path, or what a suite file says of a source.
+            test: task → samples that models are scored on, likewise; they need labels or answers.
+            classes: task → names of its classes in the order of the labels.
+            options: `SuiteOptions`.
+
+        Raises:
+            InputError: objects of another kind, or what `load_suite` says of a file with the same content.
+        """
+        from featcal.suite.objects import SuiteObjects, make_suite
+
+        given = {"base": base, "experts": experts, "merged": merged, "samples": samples, "test": test}
+        return make_suite(cast(SuiteObjects, {**given, "classes": classes, **options}))
 
     @model_validator(mode="after")
     def _recipe_is_for_these_tasks(self) -> Suite:
