@@ -9,19 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featcal.calibration.calibrate import CalibrationResult, calibrate, calibrate_to_folder
+    from featcal.calibration.calibrate import CalibrationResult, calibrate_to_folder
     from featcal.calibration.config import CalibrationConfig
     from featcal.drift.ledger import DriftLedger, LayerDrift, TaskDrift
     from featcal.drift.task_vectors import task_vector_cosines
     from featcal.evaluation.evaluate import Scores, TaskScore
     from featcal.evaluation.heads import ClassificationHead
     from featcal.evaluation.paired import Comparison
+    from featcal.export.merged import MergeResult, merge
     from featcal.family.opening import Family, open_family
     from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart, ExpertFacts
     from featcal.models.families.encoder_facts import EncoderFacts
     from featcal.models.families.registry import register_decoder, register_encoder
     from featcal.models.model import Model
-    from featcal.session.api import compare, evaluate, measure_drift
+    from featcal.session.api import calibrate, compare, evaluate, measure_drift
     from featcal.session.feature_maps import Clouds
     from featcal.session.session import Session, open_session
     from featcal.studies.history import History, Run
@@ -52,6 +53,7 @@ _HOME = {
     "History": "studies.history",
     "InputError": "system.errors",
     "LayerDrift": "drift.ledger",
+    "MergeResult": "export.merged",
     "Model": "models.model",
     "NumericalError": "system.errors",
     "Run": "studies.history",
@@ -63,12 +65,13 @@ _HOME = {
     "TaskDrift": "drift.ledger",
     "TaskScore": "evaluation.evaluate",
     "View": "suite.views",
-    "calibrate": "calibration.calibrate",
+    "calibrate": "session.api",
     "calibrate_to_folder": "calibration.calibrate",
     "compare": "session.api",
     "evaluate": "session.api",
     "load_suite": "suite.schema",
     "measure_drift": "session.api",
+    "merge": "export.merged",
     "open_family": "family.opening",
     "open_session": "session.session",
     "register_decoder": "models.families.registry",
@@ -96,6 +99,7 @@ __all__ = [
     "History",
     "InputError",
     "LayerDrift",
+    "MergeResult",
     "Model",
     "NumericalError",
     "Run",
@@ -113,6 +117,7 @@ __all__ = [
     "evaluate",
     "load_suite",
     "measure_drift",
+    "merge",
     "open_family",
     "open_session",
     "register_decoder",

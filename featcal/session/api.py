@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack, cast
 
+from featcal.calibration.calibrate import CalibrationResult
+from featcal.calibration.calibrate import calibrate as calibrate_suite
+from featcal.calibration.config import CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison
 from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
+from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.objects import SuiteObjects, make_suite
 from featcal.suite.schema import Suite
 from featcal.suite.views import DriftKeywords, DriftOptions, View
 from featcal.system.errors import InputError
@@ -42,7 +47,7 @@ def measure_drift(
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.ledger(session.resolve(model), asked, progress)
+    return session.ledger(_resolve(session, model), asked, progress)
 
 
 def evaluate(
@@ -66,7 +71,37 @@ def evaluate(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.scores(session.resolve(model), View(samples, split, seed), progress)
+    return session.scores(_resolve(session, model), View(samples, split, seed), progress)
+
+
+def calibrate(
+    model: Any,
+    config: CalibrationConfig | None = None,
+    *,
+    device: str = "auto",
+    progress: Progress = silent,
+    **objects: Unpack[SuiteObjects],
+) -> CalibrationResult:
+    """Calibrate the merged model of a suite, or one that is given with its base, experts and samples (Algorithm 1).
+
+    >>> calibrate(merged, base=base, experts={"cars": cars}, samples={"cars": pictures})  # doctest: +SKIP
+
+    Args:
+        model: a suite, or a merged model in any form that `Suite.of` takes: in memory, a reference, a recipe, or what
+            `merge` gives.
+        config: left out, the options that the suite recommends, else the paper's for the architecture.
+        device: "auto", "cpu" or "cuda", for a suite; an opened one stays where it is.
+        objects: what `Suite.of` takes beside the merged model; with a suite none, but what
+            `featcal.calibration.calibrate.calibrate` takes beside it.
+
+    Raises:
+        InputError: the suite, its models or its samples are not usable.
+        NumericalError: the closed form has no trustworthy solution with these options.
+    """
+    if isinstance(model, Suite | Family):
+        return calibrate_suite(model, config, device=device, progress=progress, **cast(Any, objects))
+    suite = make_suite({**objects, "merged": model})
+    return calibrate_suite(suite, config, device=device, progress=progress)
 
 
 def compare(
@@ -89,7 +124,17 @@ def compare(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.compare(session.resolve(a), session.resolve(b), view, progress)
+    return session.compare(_resolve(session, a), _resolve(session, b), view, progress)
+
+
+def _resolve(session: Session, model: ModelId) -> ModelId:
+    """What a name stands for; InputError for an object that is no model of a suite."""
+    if not isinstance(model, str | CalibrationConfig | Weights | Calibrated):
+        raise InputError(
+            f"model: a {type(model).__name__} is no model of this suite; give its name, a folder or what featcal returned, "
+            "or make a suite with it: featcal.Suite.of(merged=…)"
+        )
+    return session.resolve(model)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
