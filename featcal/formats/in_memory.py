@@ -8,9 +8,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ class HeldModel:
         _require_model(model, label)
         self.kind = type(model).__name__
         self.tensors: Mapping[str, Tensor] = _stored_tensors(model, label)
-        self._place = TemporaryDirectory(prefix="featcal-in-memory-")
-        self.folder = Path(self._place.name)
+        self.folder = Path(mkdtemp(prefix="featcal-in-memory-"))
+        finalize(self, rmtree, self.folder, ignore_errors=True)
         _write_beside(model, tools, self.folder, label)
         self.content = self.tensors_digest()
         digest = hashlib.sha256(self.content.encode())

@@ -102,7 +102,7 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
     labels = None
     if isinstance(given, tuple):
         given, labels = _split_labels(given, label)
-    if _is_array(given) and not (given.dtype == np.uint8 and given.ndim == 4):
+    if _is_array(given) and not (str(given.dtype).endswith("uint8") and given.ndim == 4):
         named = {} if labels is None else {"labels": _tensor(labels, f"{label}, labels")}
         return _tensor_source({"key": _tensor(given, label), **named}, columns, label)
     rows = _rows_of(given, labels, label)
