@@ -10,7 +10,7 @@ from featcal.export.merge import recipe_for, write_merge
 from featcal.export.to_model import library_model
 from featcal.family.opening import Family, ensure_family
 from featcal.formats.weights import Weights
-from featcal.suite.objects import SuiteObjects, make_suite
+from featcal.suite.objects import SuiteObjects
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
@@ -65,7 +65,9 @@ def merge(
     if suite is not None and objects:
         raise InputError(f"merge: give a suite, or {', '.join(objects)}, not both")
     if suite is None:
-        suite = make_suite(objects if method is None else {**objects, "merged": method})
+        if not {"base", "experts"} <= objects.keys():
+            raise InputError("merge: what is merged? Give a suite, or base= and experts=")
+        suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))
         method = None
     family = ensure_family(suite, "cpu")
     recipe = recipe_for(family.suite, method)

@@ -23,7 +23,9 @@ def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, st
         InputError: a model in memory has changed since its suite was made.
     """
     files = input_files(family)
-    held = {name: one for name, weights in _models(family).items() if (one := _held_by(weights)) is not None}
+    held = {
+        name: one for name, weights in _models(family).items() if (one := _find_model_in_memory(weights)) is not None
+    }
     elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.select_led(family.experts).keys()}
     known = [name for name in files if files[name] or name in held]
     mine = [name for name in known if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
@@ -46,7 +48,7 @@ def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
     return {f"{model.kind} in memory": digest}
 
 
-def _held_by(weights: Weights) -> HeldModel | None:
+def _find_model_in_memory(weights: Weights) -> HeldModel | None:
     """Return the model in memory that weights are read from; None where they come from elsewhere."""
     while isinstance(weights, Over):
         weights = weights.under

@@ -235,9 +235,7 @@ def _write_files(
     return [*written, *_write_shards(folder, adapter, source, model, whole)], notes
 
 
-def write_beside(
-    container: Located, target: Path, adapter: Adapter, model: Weights
-) -> tuple[list[str], list[str]]:
+def write_beside(container: Located, target: Path, adapter: Adapter, model: Weights) -> tuple[list[str], list[str]]:
     """Write what a folder of transformers has beside the weights; returns names and notes.
 
     Raises:

@@ -21,7 +21,7 @@ from featcal.formats.contents import tensor_digest
 from featcal.formats.located import Located
 from featcal.formats.weights import Canonical, TensorInfo, check_finite
 from featcal.system.errors import InputError
-from featcal.system.in_memory import held
+from featcal.system.in_memory import find_held
 
 _TOOLS = "Suite.of takes tokenizer= and processor="
 
@@ -88,7 +88,9 @@ class HeldWeights:
             if name not in self.names:
                 raise InputError(f"{self.label}: tensor '{name}' is missing from the {self.held.kind} in memory")
             tensor = self.held.tensors[self.names[name]]
-            check_finite(tensor, f"{self.label}: tensor '{self.names[name]}'", "give a model that was trained to its end")
+            check_finite(
+                tensor, f"{self.label}: tensor '{self.names[name]}'", "give a model that was trained to its end"
+            )
             found[name] = tensor.cpu().contiguous()
         return found
 
@@ -110,7 +112,7 @@ def locate_held(reference: str, label: str) -> HeldLocated:
     Raises:
         InputError: it is not there any more, or it is samples.
     """
-    model = held(reference, label)
+    model = find_held(reference, label)
     if not isinstance(model, HeldModel):
         raise InputError(f"{label}: '{reference}' names samples, not a model")
 

@@ -188,7 +188,7 @@ def _decode(cell: Any, place: str, folder: Path) -> Image:
             raise InputError(f"{place}: a picture is {cell.dtype} {list(cell.shape)}, expected uint8 [H, W, 3]")
         return cell
     if hasattr(cell, "getbands"):
-        return _as_array(cell, place)
+        return _to_array(cell, place)
     if isinstance(cell, str):
         # The table may be a stranger's, and name any file.
         require_inside(folder / cell, place)
@@ -209,12 +209,12 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
     unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Pillow.DecompressionBombError)
     try:
         with Pillow.open(file) as picture:
-            return _as_array(picture, place)
+            return _to_array(picture, place)
     except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
 
 
-def _as_array(picture: PillowImage, place: str) -> Image:
+def _to_array(picture: PillowImage, place: str) -> Image:
     if math.prod(picture.size) > MOST_PIXELS:
         raise InputError(
             f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that featcal reads; "

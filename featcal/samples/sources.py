@@ -41,7 +41,7 @@ from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
-from featcal.system.in_memory import held, is_held
+from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
 
@@ -330,9 +330,9 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
         table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
         return table_pool(table, source, None)
     if source.rows is not None:
-        return table_pool(held(source.rows, "rows"), source, None)
+        return table_pool(find_held(source.rows, "rows"), source, None)
     if is_held(source.tensors):
-        return tensors_pool(held(str(source.tensors), "tensors").tensors, source)
+        return tensors_pool(find_held(str(source.tensors), "tensors").tensors, source)
     path = local_path(str(getattr(source, source.kind)), root, source.kind)
     if not path.exists():
         raise InputError(f"{path} does not exist")

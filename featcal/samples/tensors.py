@@ -24,7 +24,7 @@ def tensors_pool(found: Mapping[str, Tensor], source: Source) -> Pool:
     Raises:
         InputError: shapes that do not belong together.
     """
-    names = _named(source)
+    names = _tensor_names(source)
     values = found["key"]
     if values.ndim == 2 and not values.is_floating_point() and not values.is_complex():
         return _tokens(found, names)
@@ -47,7 +47,7 @@ def read_tensors(file: Path, source: Source) -> dict[str, Tensor]:
     """
     from safetensors import SafetensorError, safe_open
 
-    names = {option: name for option, name in _named(source).items() if name is not None}
+    names = {option: name for option, name in _tensor_names(source).items() if name is not None}
     require_plain(file)
     try:
         with safe_open(file, framework="pt") as handle:
@@ -60,7 +60,7 @@ def read_tensors(file: Path, source: Source) -> dict[str, Tensor]:
         raise InputError(f"{file} is not a whole safetensors file ({error})") from error
 
 
-def _named(source: Source) -> dict[str, str | None]:
+def _tensor_names(source: Source) -> dict[str, str | None]:
     return {"key": source.key, "labels": source.labels, "mask": source.mask}
 
 

@@ -14,10 +14,11 @@ from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.suite.objects import SuiteObjects, make_suite
+from featcal.suite.objects import SuiteObjects
 from featcal.suite.schema import Suite
 from featcal.suite.views import DriftKeywords, DriftOptions, View
 from featcal.system.errors import InputError
+from featcal.system.formatting import shorten
 from featcal.system.progress import Progress, silent
 
 WHOLE_TEST = View(None, "test")
@@ -100,7 +101,13 @@ def calibrate(
     """
     if isinstance(model, Suite | Family):
         return calibrate_suite(model, config, device=device, progress=progress, **cast(Any, objects))
-    suite = make_suite({**objects, "merged": model})
+    if not {"base", "experts"} <= objects.keys():
+        what = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
+        raise InputError(
+            f"calibrate: {shorten(what)} is no suite; read one with featcal.load_suite, or give a merged model with base=, "
+            "experts= and samples="
+        )
+    suite = Suite.of(**{**objects, "merged": model})
     return calibrate_suite(suite, config, device=device, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""A suite of Python objects: models and samples in memory, or references to them."""
+"""What a suite file would say of Python objects: models and samples in memory, or references to them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TypedDict
 from featcal.suite.held_samples import COLUMN_OPTIONS, read_samples
 from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import METHODS, MergeRecipe
-from featcal.suite.schema import Suite, expert_role, suite_from_dict
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean
 from featcal.system.in_memory import hold
 
 DEFAULT_MERGE = "task-arithmetic"
-_WHERE = "Suite.of"
+WHERE = "Suite.of"
+"""What messages call a suite of objects."""
 
 
 class SuiteOptions(TypedDict, total=False):
@@ -52,17 +52,22 @@ class SuiteObjects(SuiteOptions, total=False):
     classes: Mapping[str, Any]
 
 
-def make_suite(given: SuiteObjects) -> Suite:
-    """Return the suite of some objects, as `Suite.of` describes it and raises."""
+def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return what a suite file would say of some objects, and what must be held for as long as that suite is used; they
+    are as `Suite.of` describes them.
+
+    Raises:
+        InputError: objects of another kind.
+    """
     if not isinstance(given.get("experts"), Mapping) or not given["experts"]:
-        raise InputError(f"{_WHERE}: experts is a mapping from tasks to models, as in experts={{'cars': model}}")
+        raise InputError(f"{WHERE}: experts is a mapping from tasks to models, as in experts={{'cars': model}}")
     held: list[Any] = []
     experts = {str(task): model for task, model in given["experts"].items()}
     content: dict[str, Any] = {
         "name": given.get("name", "suite"),
         "base": _refer(given.get("base"), "base", held, _tools(given)),
-        "merged": _merged(given.get("merged", DEFAULT_MERGE), held),
-        "tasks": {task: {"expert": _refer(one, expert_role(task), held)} for task, one in experts.items()},
+        "merged": _describe_merged(given.get("merged", DEFAULT_MERGE), held),
+        "tasks": {task: {"expert": _refer(one, f"expert '{task}'", held)} for task, one in experts.items()},
     }
     for option in ("description", "calibration", "vocabulary", "text_tower"):
         content |= {option: given[option]} if option in given else {}  # type: ignore[literal-required]
@@ -76,19 +81,17 @@ def make_suite(given: SuiteObjects) -> Suite:
         content["tasks"][task]["classes"] = [str(name) for name in given["classes"][task]]
     for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
         content["tasks"][task] |= given["task_options"][task]
-    suite = suite_from_dict(content, Path.cwd(), _WHERE)
-    suite._held = tuple(held)
-    return suite
+    return content, tuple(held)
 
 
 def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ()) -> str:
     """Return the reference to a model; one in memory is held from now on."""
     if given is None:
-        raise InputError(f"{_WHERE}: {label} is needed: a PreTrainedModel, a folder or an id on the Hub")
+        raise InputError(f"{WHERE}: {label} is needed: a PreTrainedModel, a folder or an id on the Hub")
     if isinstance(given, str | Path):
         if tools:
             raise InputError(
-                f"{_WHERE}: tokenizer and processor are for a base in memory; '{given}' has its own beside it, so leave "
+                f"{WHERE}: tokenizer and processor are for a base in memory; '{given}' has its own beside it, so leave "
                 "them out"
             )
         return str(given)
@@ -105,7 +108,7 @@ def _tools(given: SuiteObjects) -> tuple[Any, ...]:
     return tuple(one for one in own if one is not None)
 
 
-def _merged(given: Any, held: list[Any]) -> Any:
+def _describe_merged(given: Any, held: list[Any]) -> Any:
     """Return what a suite file would say of the merged model: a reference or a recipe."""
     recipe = getattr(given, "recipe", given)
     if isinstance(recipe, MergeRecipe):
@@ -114,7 +117,9 @@ def _merged(given: Any, held: list[Any]) -> Any:
         return dict(given)
     if isinstance(given, str) and given.partition(":")[0] in METHODS:
         if Path(given).exists():
-            raise InputError(f"{_WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that")
+            raise InputError(
+                f"{WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that"
+            )
         name = model_name(given)
         return {"method": name.kind, **dict(name.options)}
     return _refer(given, "merged", held)
@@ -134,11 +139,13 @@ def _known_tasks(given: Any, tasks: Mapping[str, Any], what: str) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, Mapping):
-        raise InputError(f"{_WHERE}: {what} is a {type(given).__name__}; give a mapping from tasks, {{'{next(iter(tasks))}': …}}")
+        raise InputError(
+            f"{WHERE}: {what} is a {type(given).__name__}; give a mapping from tasks, {{'{next(iter(tasks))}': …}}"
+        )
     unknown = [task for task in given if task not in tasks]
     if unknown:
         raise InputError(
-            f"{_WHERE}: {what} of '{unknown[0]}', for which there is no expert; there are {', '.join(tasks)}."
+            f"{WHERE}: {what} of '{unknown[0]}', for which there is no expert; there are {', '.join(tasks)}."
             f"{did_you_mean(str(unknown[0]), tasks)}"
         )
     return list(given)
@@ -156,7 +163,7 @@ def _columns_of(given: SuiteObjects, task: str, tasks: Mapping[str, Any]) -> Map
     unknown = [name for name in columns if name not in COLUMN_OPTIONS]
     if unknown:
         raise InputError(
-            f"{_WHERE}: columns have no option '{unknown[0]}', only {', '.join(COLUMN_OPTIONS)}."
+            f"{WHERE}: columns have no option '{unknown[0]}', only {', '.join(COLUMN_OPTIONS)}."
             f"{did_you_mean(str(unknown[0]), COLUMN_OPTIONS)}"
         )
     return columns

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import yaml
 from pydantic import (
@@ -204,10 +204,15 @@ class Suite(Strict):
         Raises:
             InputError: objects of another kind, or what `load_suite` says of a file with the same content.
         """
-        from featcal.suite.objects import SuiteObjects, make_suite
+        from featcal.suite.objects import WHERE, describe_objects
 
-        given = {"base": base, "experts": experts, "merged": merged, "samples": samples, "test": test}
-        return make_suite(cast(SuiteObjects, {**given, "classes": classes, **options}))
+        content, held = describe_objects({
+            "base": base, "experts": experts, "merged": merged, "samples": samples, "test": test, "classes": classes,
+            **options,
+        })  # fmt: skip
+        suite = suite_from_dict(content, Path.cwd(), WHERE)
+        suite._held = held
+        return suite
 
     @model_validator(mode="after")
     def _recipe_is_for_these_tasks(self) -> Suite:
@@ -309,7 +314,7 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
         found = error.errors(include_context=False, include_input=False, include_url=False)
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
         problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
-        raise InputError(f"{label}: not a valid suite file\n{problems}") from error
+        raise InputError(f"{label}: not a valid suite\n{problems}") from error
     suite._root = root
     return suite
 

@@ -151,7 +151,9 @@ class Source(Strict):
         if self.hub is not None and self.split is None:
             raise ValueError("a 'hub' source needs 'split', one of the data set's own splits")
         if self.rows is not None and not is_held(self.rows):
-            raise ValueError("'rows' are samples in memory, which no file can name; give one of " + ", ".join(SOURCE_KINDS))
+            raise ValueError(
+                "'rows' are samples in memory, which no file can name; give one of " + ", ".join(SOURCE_KINDS)
+            )
         if self.jsonl is not None and self.input is None:
             raise ValueError("a 'jsonl' source needs 'input', the template of the model's input")
         return self

@@ -35,7 +35,7 @@ def is_held(reference: object) -> bool:
     return isinstance(reference, str) and reference.startswith(MEMORY)
 
 
-def held(reference: str, label: str) -> Any:
+def find_held(reference: str, label: str) -> Any:
     """Return the thing that a reference means; of several of the same content one of them.
 
     Raises:

@@ -86,7 +86,9 @@ def test_the_record_says_what_was_in_memory(clip: dict[str, Any], tmp_path: Path
     }
     assert "/featcal-in-memory-" not in text + (tmp_path / "out" / "README.md").read_text()
     assert record["verified"] == "reloaded"
-    with pytest.raises(InputError, match="featcal.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"):
+    with pytest.raises(
+        InputError, match="featcal.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
+    ):
         replay(tmp_path / "out")
 
 
@@ -105,7 +107,9 @@ def test_a_model_that_changed_meanwhile_is_not_recorded(clip_file: Path, tmp_pat
     result = featcal.calibrate(featcal.Suite.of(**given), FEW)
     with torch.no_grad():
         tensor.add_(1)
-    with pytest.raises(InputError, match="expert pets: the CLIPVisionModel in memory has other values than when its suite"):
+    with pytest.raises(
+        InputError, match="expert pets: the CLIPVisionModel in memory has other values than when its suite"
+    ):
         result.save(tmp_path / "out")
 
 
@@ -216,7 +220,9 @@ def test_texts_are_scored_alike(tmp_path: Path) -> None:
     limits = dict.fromkeys(TASKS, {"max_target_length": 4})
     options = {**text_objects(file), "samples": None, "test": rows, "columns": columns, "task_options": limits}
     found = featcal.evaluate(featcal.Suite.of(**options), "expert:left")
-    assert found.to_json() == featcal.evaluate(featcal.load_suite(file), "expert:left").to_json() | {"suite": "tiny-t5-tied"}
+    assert found.to_json() == featcal.evaluate(featcal.load_suite(file), "expert:left").to_json() | {
+        "suite": "tiny-t5-tied"
+    }
 
 
 def test_paths_and_sources_as_samples(clip: dict[str, Any], tmp_path: Path) -> None:
@@ -241,10 +247,14 @@ def test_what_prepares_samples_is_asked_for(clip: dict[str, Any], t5_file: Path)
     wanted = r"base: the CLIPModel in memory \(Suite.of takes tokenizer= and processor=\) has no preprocessor_config"
     with pytest.raises(InputError, match=wanted):
         featcal.calibrate(featcal.Suite.of(**bare), FEW)
-    with pytest.raises(InputError, match=r"base: the CLIPModel in memory \(Suite.of takes .* has no tokenizer files, wh"):
+    with pytest.raises(
+        InputError, match=r"base: the CLIPModel in memory \(Suite.of takes .* has no tokenizer files, wh"
+    ):
         featcal.evaluate(featcal.Suite.of(**bare))
     texts = {**_without(text_objects(t5_file), "tokenizer"), "samples": {"left": [("w1", "yes")]}}
-    with pytest.raises(InputError, match=r"base: the T5ForConditionalGeneration in memory \(Suite.of .* has no tokenizer"):
+    with pytest.raises(
+        InputError, match=r"base: the T5ForConditionalGeneration in memory \(Suite.of .* has no tokenizer"
+    ):
         featcal.calibrate(featcal.Suite.of(**texts), FEW)
 
 
@@ -269,23 +279,35 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "kind": (lambda o: {**o, "samples": {"pets": 3}}, "task 'pets', calibration samples: a int is no list of samples"),
     "none": (lambda o: {**o, "samples": {"pets": []}}, "task 'pets', calibration samples: there are none"),
     "text": (lambda o: {**o, "samples": {"pets": "nowhere"}}, "'nowhere' is no folder of pictures and ends like none"),
-    "labels": (lambda o: {**o, "test": {"pets": (PIXELS, [1])}}, "there are 1 labels, which is not one for each sample"),
+    "labels": (
+        lambda o: {**o, "test": {"pets": (PIXELS, [1])}},
+        "there are 1 labels, which is not one for each sample",
+    ),
     "tuple": (lambda o: {**o, "test": {"pets": (1, 2, 3)}}, r"test samples: a tuple is \(samples, labels\)"),
     "columns": (
         lambda o: {**o, "samples": {"pets": [{"photo": PICTURES[0], "kind": 1}]}},
         r"which columns are what\? There are 'photo', 'kind'; say columns=",
     ),
-    "option": (lambda o: {**o, "columns": {"inputs": "{a}"}}, "columns have no option 'inputs', .* Did you mean 'input'"),
+    "option": (
+        lambda o: {**o, "columns": {"inputs": "{a}"}},
+        "columns have no option 'inputs', .* Did you mean 'input'",
+    ),
     "tensors": (
         lambda o: {**o, "samples": {"pets": {"pixel_values": PIXELS, "token_type_ids": 1}}},
         "the mapping has 'token_type_ids', which no source of tensors holds",
     ),
-    "ragged": (lambda o: {**o, "samples": {"pets": {"input_ids": [[1], [1, 2]]}}}, "input_ids: these numbers make no t"),
+    "ragged": (
+        lambda o: {**o, "samples": {"pets": {"input_ids": [[1], [1, 2]]}}},
+        "input_ids: these numbers make no t",
+    ),
     "splits": (
         lambda o: {**o, "samples": {"pets": {"train": PICTURES, "dev": PICTURES}}},
         "a mapping with 'train', 'dev' is no list of samples",
     ),
-    "prepared": (lambda o: {**o, "columns": {"input": "{a}"}}, r"columns \(input\) are of rows, and these samples are t"),
+    "prepared": (
+        lambda o: {**o, "columns": {"input": "{a}"}},
+        r"columns \(input\) are of rows, and these samples are t",
+    ),
     "tools": (lambda o: {**o, "base": "here"}, "tokenizer and processor are for a base in memory; 'here' has its own"),
 }
 
@@ -297,9 +319,7 @@ def test_wrong_objects_are_told(clip: dict[str, Any], name: str) -> None:
         featcal.Suite.of(**change(clip))
 
 
-def test_a_recipe_that_is_a_folder_too(
-    clip: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_that_is_a_folder_too(clip: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ties").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="'ties' is a merge method and a folder here; write ./ties for that"):
@@ -307,19 +327,30 @@ def test_a_recipe_that_is_a_folder_too(
 
 
 def test_a_model_object_is_no_name_of_a_model(clip: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="model: a CLIPModel is no model of this suite; give its name, a folder or what"):
+    with pytest.raises(
+        InputError, match="model: a CLIPModel is no model of this suite; give its name, a folder or what"
+    ):
         featcal.evaluate(featcal.Suite.of(**clip), clip["base"])
+
+
+def test_a_merged_model_alone_is_no_suite(clip: dict[str, Any]) -> None:
+    with pytest.raises(
+        InputError, match="calibrate: 'clip-mini' is no suite; read one with featcal.load_suite, or give"
+    ):
+        featcal.calibrate("clip-mini")
+    with pytest.raises(InputError, match="calibrate: a CLIPModel is no suite"):
+        featcal.calibrate(clip["base"], base=clip["base"])
 
 
 def test_no_file_names_memory(tmp_path: Path, clip_file: Path) -> None:
     """Not even by the very text of a reference."""
     said = clip_file.read_text()
     (tmp_path / "a.yaml").write_text(said.replace("base: base", "base: memory:CLIPModel-0123456789abcdef"))
-    with pytest.raises(InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names something in the memory of a"):
+    with pytest.raises(
+        InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names something in the memory of a"
+    ):
         featcal.open_family(featcal.load_suite(tmp_path / "a.yaml"), "cpu")
     rows = said.replace("tensors: samples.safetensors", "rows: here").replace("key:", "label:")
     (tmp_path / "b.yaml").write_text("\n".join(line for line in rows.splitlines() if "labels:" not in line))
     with pytest.raises(InputError, match="'rows' are samples in memory, which no file can name; give one of embedded"):
         featcal.load_suite(tmp_path / "b.yaml")
-
-
