@@ -42,8 +42,8 @@ def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
     digest = model.tensors_digest()
     if digest != model.content:
         raise InputError(
-            f"{name}: the {model.kind} in memory has other values than when its suite was made; make the suite anew with "
-            "featcal.Suite.of"
+            f"{name}: the {model.kind} in memory has other values than when its suite was made; make the suite "
+            "anew with featcal.Suite.of"
         )
     return {f"{model.kind} in memory": digest}
 

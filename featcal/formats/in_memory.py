@@ -88,9 +88,7 @@ class HeldWeights:
             if name not in self.names:
                 raise InputError(f"{self.label}: tensor '{name}' is missing from the {self.held.kind} in memory")
             tensor = self.held.tensors[self.names[name]]
-            check_finite(
-                tensor, f"{self.label}: tensor '{self.names[name]}'", "give a model that was trained to its end"
-            )
+            check_finite(tensor, f"{self.label}: tensor '{self.names[name]}'", "train the model again, or give another")
             found[name] = tensor.cpu().contiguous()
         return found
 

@@ -358,7 +358,8 @@ def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
 
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise InputError(
-            f"base: {name_place(folder)} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
+            f"base: {name_place(folder)} has no tokenizer (such as tokenizer.json), which text needs; use a "
+            "'tensors' source"
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -217,8 +217,8 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
 def _to_array(picture: PillowImage, place: str) -> Image:
     if math.prod(picture.size) > MOST_PIXELS:
         raise InputError(
-            f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that featcal reads; "
-            "make it smaller"
+            f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that featcal "
+            "reads; make it smaller"
         )
     # As `datasets` and transformers' image processors have it; `load_image` of transformers turns pictures, too, but
     # shows the colours under transparency.

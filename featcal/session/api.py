@@ -104,8 +104,8 @@ def calibrate(
     if not {"base", "experts"} <= objects.keys():
         what = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
         raise InputError(
-            f"calibrate: {shorten(what)} is no suite; read one with featcal.load_suite, or give a merged model with base=, "
-            "experts= and samples="
+            f"calibrate: {shorten(what)} is no suite; read one with featcal.load_suite, or give a merged model with "
+            "base=, experts= and samples="
         )
     suite = Suite.of(**{**objects, "merged": model})
     return calibrate_suite(suite, config, device=device, progress=progress)
@@ -138,8 +138,8 @@ def _resolve(session: Session, model: ModelId) -> ModelId:
     """What a name stands for; InputError for an object that is no model of a suite."""
     if not isinstance(model, str | CalibrationConfig | Weights | Calibrated):
         raise InputError(
-            f"model: a {type(model).__name__} is no model of this suite; give its name, a folder or what featcal returned, "
-            "or make a suite with it: featcal.Suite.of(merged=…)"
+            f"model: a {type(model).__name__} is no model of this suite; give its name, a folder or what featcal "
+            "returned, or make a suite with it: featcal.Suite.of(merged=…)"
         )
     return session.resolve(model)
 

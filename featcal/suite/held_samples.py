@@ -1,4 +1,4 @@
-"""Samples that Python code gives: arrays, tensors, data sets, lists of texts, pictures or rows, as sources of a suite."""
+"""Samples that Python code gives, as sources of a suite: arrays, tensors, data sets, lists of texts, pictures, rows."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def _rows_of(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
     if isinstance(given, str | bytes | Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
         what = f"a mapping with {some(list(given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise InputError(
-            f"{label}: {what} is no list of samples; give arrays, tensors, a data set of `datasets` (one split of it), a "
-            "list of texts, pictures or rows, or a path"
+            f"{label}: {what} is no list of samples; give arrays, tensors, a data set of `datasets` (one split of it), "
+            "a list of texts, pictures or rows, or a path"
         )
     values = np.asarray(given) if _is_array(given) else given
     rows = [_row(values[index], label) for index in range(len(values))]
@@ -237,8 +237,8 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         if "image" in names:
             return {}
         raise InputError(
-            f"{label}: which columns are what? There are {some(list(names))}; say columns={{'input': '{{…}}', 'target': "
-            "'{…}'} for texts or {'image': …, 'label': …} for pictures"
+            f"{label}: which columns are what? There are {some(list(names))}; say columns={{'input': '{{…}}', "
+            "'target': '{…}'} for texts or {'image': …, 'label': …} for pictures"
         )
     found = {"input": f"{{{text}}}", **({"image": "image"} if "image" in names else {})}
     found |= {"pair": "{pair}"} if "pair" in names else {}

@@ -24,7 +24,7 @@ class SuiteOptions(TypedDict, total=False):
     name: str
     """Of the suite, in tables and cards; "suite" when left out."""
     description: str
-    validation: Mapping[str, Any]
+    validation: Mapping[str, Any] | None
     """Task → samples that models are measured on while options are chosen."""
     columns: Mapping[str, Any]
     """What the columns of rows are, in the words of a suite file: `{"input": "Is '{text}' good?", "target":
@@ -47,9 +47,9 @@ class SuiteObjects(SuiteOptions, total=False):
     base: Any
     experts: Mapping[str, Any]
     merged: Any
-    samples: Mapping[str, Any]
-    test: Mapping[str, Any]
-    classes: Mapping[str, Any]
+    samples: Mapping[str, Any] | None
+    test: Mapping[str, Any] | None
+    classes: Mapping[str, Any] | None
 
 
 def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -70,7 +70,7 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
         "tasks": {task: {"expert": _refer(one, f"expert '{task}'", held)} for task, one in experts.items()},
     }
     for option in ("description", "calibration", "vocabulary", "text_tower"):
-        content |= {option: given[option]} if option in given else {}  # type: ignore[literal-required]
+        content |= {option: given[option]} if option in given else {}
     for split, samples in _splits(given):
         for task in _known_tasks(samples, content["tasks"], f"{split} samples"):
             label = f"task '{task}', {split} samples"

@@ -41,13 +41,13 @@ def find_held(reference: str, label: str) -> Any:
     Raises:
         InputError: nobody holds it any more, or it belongs to another process; `label` names who asks.
     """
-    thing = next(iter(_held.get(reference, ())), None)
-    if thing is None:
+    things = list(_held.get(reference) or ())
+    if not things:
         raise InputError(
-            f"{label}: '{reference}' names something in the memory of a Python process, and it is not there (any more); "
-            "make the suite anew with featcal.Suite.of, or give a file or folder"
+            f"{label}: '{reference}' names something in the memory of a Python process, and it is not there (any "
+            "more); make the suite anew with featcal.Suite.of, or give a file or folder"
         )
-    return thing
+    return things[0]
 
 
 _held: dict[str, WeakSet[Any]] = {}

@@ -87,7 +87,7 @@ def test_the_record_says_what_was_in_memory(clip: dict[str, Any], tmp_path: Path
     assert "/featcal-in-memory-" not in text + (tmp_path / "out" / "README.md").read_text()
     assert record["verified"] == "reloaded"
     with pytest.raises(
-        InputError, match="featcal.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
+        InputError, match=r"featcal\.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
     ):
         replay(tmp_path / "out")
 
@@ -217,7 +217,7 @@ def test_texts_are_scored_alike(tmp_path: Path) -> None:
         lines = gzip.decompress((file.parent / f"{task}.jsonl.gz").read_bytes()).decode().splitlines()
         rows[task] = [row for line in lines if (row := json.loads(line))["split"] == "test"]
     columns = {"input": "w0 {text} w1", "label": "label", "targets": ["no", "yes"]}
-    limits = dict.fromkeys(TASKS, {"max_target_length": 4})
+    limits = {task: {"max_target_length": 4} for task in TASKS}
     options = {**text_objects(file), "samples": None, "test": rows, "columns": columns, "task_options": limits}
     found = featcal.evaluate(featcal.Suite.of(**options), "expert:left")
     assert found.to_json() == featcal.evaluate(featcal.load_suite(file), "expert:left").to_json() | {
@@ -322,7 +322,7 @@ def test_wrong_objects_are_told(clip: dict[str, Any], name: str) -> None:
 def test_a_recipe_that_is_a_folder_too(clip: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ties").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="'ties' is a merge method and a folder here; write ./ties for that"):
+    with pytest.raises(InputError, match=r"'ties' is a merge method and a folder here; write \./ties for that"):
         featcal.Suite.of(**{**clip, "merged": "ties"})
 
 
@@ -335,7 +335,7 @@ def test_a_model_object_is_no_name_of_a_model(clip: dict[str, Any]) -> None:
 
 def test_a_merged_model_alone_is_no_suite(clip: dict[str, Any]) -> None:
     with pytest.raises(
-        InputError, match="calibrate: 'clip-mini' is no suite; read one with featcal.load_suite, or give"
+        InputError, match=r"calibrate: 'clip-mini' is no suite; read one with featcal\.load_suite, or give"
     ):
         featcal.calibrate("clip-mini")
     with pytest.raises(InputError, match="calibrate: a CLIPModel is no suite"):

@@ -130,9 +130,9 @@ def _refuse_others(content: Mapping[str, Any], file: Path) -> None:
     held = facts.get("in_memory") if isinstance(facts, Mapping) else None
     if held:
         raise InputError(
-            f"{file}: {printable(', '.join(map(str, held)), 200)} were given in the memory of a Python process and lie in "
-            "no file, so nothing can be run again; give the same objects to featcal.Suite.of and calibrate, and compare "
-            "'inputs' and 'tensors' of the two records"
+            f"{file}: {printable(', '.join(map(str, held)), 200)} were given in the memory of a Python process and lie "
+            "in no file, so nothing can be run again; give the same objects to featcal.Suite.of and calibrate, and "
+            "compare 'inputs' and 'tensors' of the two records"
         )
     command = content.get("command")
     if command in COMMANDS:
