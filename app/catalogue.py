@@ -17,7 +17,7 @@ from featcal.session.fingerprint import Stamp
 from featcal.session.session import Session
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import SPLITS, Suite, Task
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import duration, readable
 from featcal.system.resources import embedded_suites
@@ -111,7 +111,7 @@ def expectations(found: Preflight) -> None:
             )
 
 
-def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
+def tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFrame, str]:
     """Per task its answers, prompts, splits and the expert's score on its own samples; and why a score is missing."""
     try:
         with state.progress() as report:
@@ -146,7 +146,7 @@ def _text(spec: Task, samples: Samples) -> dict[str, Any]:
 
 def examples(session: Session) -> None:
     """Some calibration samples of every task: pictures with their classes, or texts with their answers."""
-    few = View(EXAMPLES_PER_TASK, "calibration")
+    few = EvaluationSamples(EXAMPLES_PER_TASK, "calibration")
     samples = {task: session.viewable_samples(task, few) for task in session.tasks}
     if any(one.texts is not None for one in samples.values()):
         st.subheader("Texts")

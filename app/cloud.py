@@ -23,7 +23,7 @@ from featcal.figures.sample_tables import right_answers as answers_of
 from featcal.figures.theme import OTHERS
 from featcal.models.adapter import LAST_LAYER
 from featcal.samples.sources import Samples
-from featcal.session.feature_maps import EXPERT, Clouds, compare_with_expert, visible_layers
+from featcal.session.feature_maps import EXPERT, FeatureMaps, compare_with_expert, visible_layers
 from featcal.session.projection import MOST_POINTS, SEED
 from featcal.session.session import Session
 
@@ -34,7 +34,7 @@ Job = Future[list[maps.Points]]
 
 
 @dataclass(frozen=True)
-class Shown(Clouds):
+class Shown(FeatureMaps):
     """What the page looks at: models on the samples of one task behind one layer."""
 
     moved: tuple[str, str] | None

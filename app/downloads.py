@@ -16,7 +16,7 @@ from featcal.figures import tables
 from featcal.figures.commands import Measured
 from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 
 USUAL = ("merged", "base", "expert")
 """Models that every suite has, which a file's name does not say."""
@@ -39,7 +39,7 @@ class Origin:
     counts: Mapping[str, int]
     models: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
-    on: View = field(default_factory=View)
+    on: EvaluationSamples = field(default_factory=EvaluationSamples)
     task: str | None = None
 
     @property
@@ -79,7 +79,7 @@ class Numbers:
         origin, on = self.origin, self.origin.on
         every = self.kind in ("scores", "answers", "differences")  # drift is from the experts, so of one it is none
         models = tuple(dict.fromkeys(one for one in origin.models.values() if every or one != "expert"))
-        drawn = View(on.samples, origin.split, on.seed)
+        drawn = EvaluationSamples(on.samples, origin.split, on.seed)
         measured = Measured(self.kind, reference, models, drawn, task=origin.task, layer=self.layer)
         return replace(measured, tokens=on.tokens, sublayers=on.sublayers) if isinstance(on, DriftOptions) else measured
 
@@ -114,7 +114,7 @@ def file_name(what: str, origin: Origin) -> str:
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts if part)
 
 
-def sample_origin(session: Session, on: View, models: Mapping[str, ModelId]) -> Origin:
+def sample_origin(session: Session, on: EvaluationSamples, models: Mapping[str, ModelId]) -> Origin:
     """What features were measured on; tasks can have fewer samples than were asked for."""
     return _origin(session, on.split or session.split, session.counts(on), models, on)
 
@@ -122,10 +122,12 @@ def sample_origin(session: Session, on: View, models: Mapping[str, ModelId]) -> 
 def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelId]) -> Origin:
     """What scores were measured on."""
     counts = {task: one.n for task, one in scores.tasks.items()}
-    return _origin(session, scores.split, counts, models, View(None, scores.split))
+    return _origin(session, scores.split, counts, models, EvaluationSamples(None, scores.split))
 
 
-def _origin(session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: View) -> Origin:
+def _origin(
+    session: Session, split: str, counts: Mapping[str, int], models: Mapping[str, ModelId], on: EvaluationSamples
+) -> Origin:
     names = {str(shown): full_name(model, session.family) for shown, model in models.items()}
     made = "-".join(_model_words(shown, model, session) for shown, model in models.items() if model not in USUAL)
     return Origin(session.family.suite.name, split, counts, names, made, on)

@@ -25,7 +25,7 @@ from featcal.server.orders import order
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
 from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import duration, shorten
 from featcal.system.progress import Progress
@@ -147,7 +147,9 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
         session.calibrate(config, progress)
 
 
-def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
+def scores(
+    session: Session, model: ModelId, view: EvaluationSamples, progress: Progress, *, at_once: bool = False
+) -> Scores | None:
     """Scores of a model on a split; where they take long a job makes them, and this is None until it has ended."""
     seconds = seconds_to_score(session, view)
     if session.has_scores(model, view) or not is_long(session, seconds):
@@ -158,7 +160,7 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
     return session.adopt_scores(model, view, kinds.scores_from(document))
 
 
-def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
+def report(session: Session, models: Iterable[ModelId], on: EvaluationSamples, seconds: float) -> bytes | None:
     """A report as a job has written it; None until it has."""
     args = {
         "models": [_model_argument(session, model) for model in models],
@@ -169,7 +171,7 @@ def report(session: Session, models: Iterable[ModelId], on: View, seconds: float
     return None if document is None else without_places(Path(document["out"]).read_bytes().decode()).encode()
 
 
-def has_scores_job(session: Session, model: ModelId, view: View) -> bool:
+def has_scores_job(session: Session, model: ModelId, view: EvaluationSamples) -> bool:
     """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
     return session.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
@@ -184,7 +186,7 @@ def has_job(kind: str, args: Mapping[str, Any]) -> bool:
         return False
 
 
-def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
+def _score_args(session: Session, model: ModelId, view: EvaluationSamples) -> dict[str, Any]:
     return {"model": _model_argument(session, model), **asdict(view), "split": view.split or session.split}
 
 

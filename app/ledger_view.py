@@ -15,7 +15,7 @@ from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables,
 from featcal.figures.names import plain
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NoScores
 from featcal.system.progress import Progress
 
@@ -30,7 +30,9 @@ _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement,
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
 
 
-def sections(session: Session, models: Mapping[str, ModelId], on: View, over: str, task: str, layer: str) -> None:
+def sections(
+    session: Session, models: Mapping[str, ModelId], on: EvaluationSamples, over: str, task: str, layer: str
+) -> None:
     """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
     first, second = st.container(), st.container()
     with first:
@@ -101,7 +103,9 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
     view.fold(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"))
 
 
-def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: View, origin: Origin) -> None:
+def _decisions(
+    session: Session, ledgers: Mapping[str, DriftLedger], task: str, on: EvaluationSamples, origin: Origin
+) -> None:
     st.subheader("What does it do to decisions?")
     if any(one.output is None for ledger in ledgers.values() for one in ledger.tasks.values()):
         heads = "a classifier beside every expert" if session.family.adapter.classifier else "a base with a text tower"
@@ -144,7 +148,7 @@ def sources(session: Session, config: CalibrationConfig) -> None:
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
     calibrated = {"calibrated": config}
-    origin = downloads.sample_origin(session, View(config.samples, "calibration", config.seed), calibrated)
+    origin = downloads.sample_origin(session, EvaluationSamples(config.samples, "calibration", config.seed), calibrated)
     view.chart(
         ledger_charts.sources(frame),
         "sources-chart",

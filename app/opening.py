@@ -18,7 +18,7 @@ from featcal.preflight.estimates import LIBRARIES, estimate
 from featcal.server.lengths import draw_sizes
 from featcal.session.session import Session, open_session
 from featcal.suite.schema import Suite
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError
 
 
@@ -41,7 +41,7 @@ def bytes_needed(suite: Suite) -> int:
     config = defaults(session)
     info = family.merged.info
     tower = sum(torch.Size(info[name].shape).numel() * info[name].dtype.itemsize for name in family.adapter.tower)
-    sizes = draw_sizes(session, View(config.samples, "calibration", config.seed), config.augment)
+    sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
     models = 2 + len(family.experts)
     needed = estimate(family.adapter, info, sizes, config, models, Path.cwd())
     return models * tower + needed.memory_bytes - LIBRARIES

@@ -21,7 +21,7 @@ from featcal.figures.names import plain
 from featcal.figures.theme import Shown
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly, percent
 
@@ -44,7 +44,7 @@ class Previewed:
     """Relative drift behind the block after the last exact run, mean over tasks."""
 
 
-def preview(session: Session, on: View) -> Previewed:
+def preview(session: Session, on: EvaluationSamples) -> Previewed:
     """At once: the chosen block with the options as they are now, everything in front as the last exact run left it."""
     blocks = session.family.adapter.block_layers()
     layer = view.one_of(blocks, state.selection().layer, -1)
@@ -85,14 +85,16 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
     )
 
 
-def rest(session: Session, compared: Compared, features: Mapping[str, Features], on: View, layer: str) -> None:
+def rest(
+    session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples, layer: str
+) -> None:
     """What nobody waits for: the anchor alone, and what the next preview of a block needs."""
     assert compared.calibration is not None
     anchor_only(session, compared, features, on)
     keep(layer, session, compared.calibration, on)
 
 
-def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> None:
+def keep(layer: str, session: Session, config: CalibrationConfig, on: EvaluationSamples) -> None:
     """For the next move of a slider: what a preview of the block needs. A move meanwhile ends it within a block."""
     if session.calibrate(config).record["seconds"]["total"] > QUICK:
         return
@@ -106,7 +108,9 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> N
     st.session_state[_EXACT] = state.reference(), config
 
 
-def where_it_helps(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
+def where_it_helps(
+    session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples
+) -> None:
     """Change of drift by block and task and, when asked for, of what is booked to each layer."""
     st.subheader("Where does it help?")
     (a, before), (b, after) = features.items()
@@ -124,7 +128,7 @@ def where_it_helps(session: Session, compared: Compared, features: Mapping[str, 
     view.explain(text.WHERE_IT_HELPS)
 
 
-def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: View) -> None:
+def anchor_only(session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples) -> None:
     """The anchor without any samples beside the result, so that nobody takes its effect for the method's."""
     config = compared.calibration
     assert config is not None
@@ -151,7 +155,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     view.explain(text.ANCHOR_ONLY)
 
 
-def spread(session: Session, compared: Compared, on: View) -> None:
+def spread(session: Session, compared: Compared, on: EvaluationSamples) -> None:
     """Mean and range of every score over calibrations that differ in their seed alone, when asked for."""
     config = compared.calibration
     assert config is not None
@@ -204,7 +208,7 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
             f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
         )
         origin = downloads.sample_origin(
-            session, View(config.samples, "calibration", config.seed), {"calibrated": config}
+            session, EvaluationSamples(config.samples, "calibration", config.seed), {"calibrated": config}
         )
         view.table(
             Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")

@@ -14,14 +14,14 @@ from featcal.figures.report.write import report_command, write_report
 from featcal.server.lengths import is_long, seconds_to_report
 from featcal.session.model_names import full_name
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.sandbox import without_places
 
 _WRITTEN = "report"
 
 
-def section(session: Session, on: View) -> None:
+def section(session: Session, on: EvaluationSamples) -> None:
     """A button that writes the report, the file once it is there, and the command that writes the same."""
     st.subheader("Report")
     try:
@@ -50,7 +50,9 @@ def section(session: Session, on: View) -> None:
     st.code(report_command(state.reference(), names, on), language="bash", wrap_lines=True)
 
 
-def _write_on_request(row: DeltaGenerator, session: Session, names: tuple[str, ...], on: View) -> bytes | None:
+def _write_on_request(
+    row: DeltaGenerator, session: Session, names: tuple[str, ...], on: EvaluationSamples
+) -> bytes | None:
     """The report, once its button was pressed, for as long as the same is looked at."""
     asked = state.reference(), names, on
     if row.button("Write a report", icon=":material/description:"):
@@ -63,7 +65,7 @@ def _write_on_request(row: DeltaGenerator, session: Session, names: tuple[str, .
     return content if made_for == asked else None
 
 
-def _write(session: Session, names: tuple[str, ...], on: View) -> bytes:
+def _write(session: Session, names: tuple[str, ...], on: EvaluationSamples) -> bytes:
     """The file's content.
 
     Raises:

@@ -19,9 +19,9 @@ from featcal.figures.names import plain, shorten
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.studies import recording
-from featcal.studies.history import History, Mark, Run
+from featcal.studies.history import History, HistoryEntry, Mark
 from featcal.studies.recording import hash_of, record
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.sandbox import server_rules
 
@@ -29,7 +29,7 @@ _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
 
 
-def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def keep(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
         problem = record(session, model, on, History()) if isinstance(model, CalibrationConfig) else ""
@@ -37,7 +37,7 @@ def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
-def count_looks(session: Session, models: Iterable[ModelId], on: View) -> AbstractContextManager[None]:
+def count_looks(session: Session, models: Iterable[ModelId], on: EvaluationSamples) -> AbstractContextManager[None]:
     """Count looks at the test split: models that the body of the `with` scores on it."""
     return recording.count_looks(session, models, on, "app", History())
 
@@ -70,7 +70,7 @@ def choose(run_id: str) -> None:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _select_as_b(run: Run) -> dict[str, Any]:
+def _select_as_b(run: HistoryEntry) -> dict[str, Any]:
     """What to select to have a run as model B: the options of a calibration on the sliders where they can show it,
     else its name."""
     if run.model == "expert":  # every page has them beside its models already
@@ -118,7 +118,7 @@ def section(session: Session, history: History) -> None:
             st.dataframe(run_tables.run_table(others), hide_index=True, alt="Runs of other suites")
 
 
-def _list(runs: Sequence[Run]) -> None:
+def _list(runs: Sequence[HistoryEntry]) -> None:
     frame = run_tables.run_table(runs)
     st.session_state["runs-listed"] = frame["run"].tolist()
     st.dataframe(
@@ -159,7 +159,7 @@ def _choose_row() -> None:
         state.select(run=st.session_state["runs-listed"][rows[0]])
 
 
-def _one(session: Session, runs: Sequence[Run]) -> None:
+def _one(session: Session, runs: Sequence[HistoryEntry]) -> None:
     """What can be done with one run."""
     known = {run.id: run for run in runs}
     chosen, other = state.selection().run, state.selection().against
@@ -196,7 +196,7 @@ def _one(session: Session, runs: Sequence[Run]) -> None:
         _compare(session, run, known[second])
 
 
-def _keep_buttons(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None:
+def _keep_buttons(run: HistoryEntry, left: DeltaGenerator, right: DeltaGenerator) -> None:
     """Buttons that keep a run from being deleted, and delete it."""
     pin = "Unpin" if run.pinned else "Pin"
     left.button(pin, on_click=_mark, args=(run.id, "pinned", not run.pinned), icon=":material/keep:", width="stretch")
@@ -210,7 +210,7 @@ def _keep_buttons(run: Run, left: DeltaGenerator, right: DeltaGenerator) -> None
     )
 
 
-def _marks(run: Run) -> None:
+def _marks(run: HistoryEntry) -> None:
     """Fields for a run's name and what is noted about it."""
     left, right = st.columns(2)
     for place, mark, words in ((left, "name", "Name"), (right, "notes", "Notes")):
@@ -239,7 +239,7 @@ def _delete(run_id: str) -> None:
         st.session_state[_PROBLEM] = str(error)
 
 
-def _compare(session: Session, a: Run, b: Run) -> None:
+def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
     """What tells two runs apart: options, scores and drift on the same samples, and which samples flip."""
     st.markdown(f"**A** {plain(run_tables.title(a))}  \n**B** {plain(run_tables.title(b))}")
     told = run_tables.different(a, b)
@@ -257,10 +257,10 @@ def _compare(session: Session, a: Run, b: Run) -> None:
         del formats["task"]
         st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
     if both and all(one.scores for one in both[0]) and st.button("Which samples flip?", icon=":material/swap_horiz:"):
-        _flips(session, (a, b), View(both[0][0].samples, both[0][0].split, both[0][0].seed))
+        _flips(session, (a, b), EvaluationSamples(both[0][0].samples, both[0][0].split, both[0][0].seed))
 
 
-def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
+def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], on: EvaluationSamples) -> None:
     """How many samples of every task B has right and A has not, and the other way round."""
     try:
         with state.progress() as report:

@@ -23,7 +23,7 @@ from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
 
 MOST_PICTURES, MOST_TEXTS = 24, 6
@@ -40,14 +40,16 @@ def pick(ids: Sequence[int], split: str | None = None) -> None:
     state.select(picked=tuple(sorted(set(ids)))[:MOST_PICKED], picked_of=split if ids else None)
 
 
-def picked_samples(session: Session, on: View) -> tuple[int, ...]:
+def picked_samples(session: Session, on: EvaluationSamples) -> tuple[int, ...]:
     """The picked samples of a view; none where those of another split are picked."""
     chosen = state.selection()
     same = (chosen.picked_of or session.split) == (on.split or session.split)
     return chosen.picked if same else ()
 
 
-def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, picked: Sequence[int]) -> None:
+def panel(
+    session: Session, models: Mapping[str, ModelId], task: str, on: EvaluationSamples, picked: Sequence[int]
+) -> None:
     """The picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift, and
     which part of the flips they hold; a hint where none is picked.
 
@@ -86,14 +88,16 @@ def with_ends(models: Mapping[str, ModelId]) -> dict[str, ModelId]:
     return {compare.BASE: "base", **models, compare.EXPERT: "expert"}
 
 
-def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def measure(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
             session.features(model, on, report)
 
 
-def measured_samples(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
+def measured_samples(
+    session: Session, models: Mapping[str, ModelId], task: str, on: EvaluationSamples
+) -> dict[str, PerSample]:
     """What every model makes of a task's samples, as far as it was measured.
 
     Answers are whole ones where all models were scored, else those that final features decide: the same classes, but
@@ -116,7 +120,7 @@ def measured_samples(session: Session, models: Mapping[str, ModelId], task: str,
     return found
 
 
-def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def offer_measurements(session: Session, models: Mapping[str, ModelId], on: EvaluationSamples) -> None:
     """Buttons for what is not known yet: margins and drift on a whole split, answers of language models in full."""
     walked = all(session.has_features(model, on) for model in models.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
@@ -191,7 +195,7 @@ def _pick_rows(key: str, split: str | None) -> None:
     st.session_state[_TABLE] = version, (ids, state.selection().picked)
 
 
-def _hint(session: Session, on: View) -> None:
+def _hint(session: Session, on: EvaluationSamples) -> None:
     elsewhere = state.selection().picked
     split = on.split or session.split
     if elsewhere and (state.selection().picked_of or session.split) != split:

@@ -25,7 +25,7 @@ from featcal.session.fingerprint import Stamp, suite_stamp
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.schema import Suite, load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules
@@ -185,7 +185,9 @@ def _held_sessions() -> Held:
     return Held(server_rules())
 
 
-def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:
+def quick_scores(
+    session: Session, models: Mapping[str, ModelId], on: EvaluationSamples
+) -> tuple[dict[str, Scores], str]:
     """Scores of models on the samples that drift is measured on, or none and the reason.
 
     Raises:

@@ -17,10 +17,10 @@ from featcal.server.kinds import options_of
 from featcal.server.lengths import is_long, seconds_to_calibrate
 from featcal.session.model_names import ModelId, full_name
 from featcal.session.session import Session
-from featcal.studies.history import History, Run
+from featcal.studies.history import History, HistoryEntry
 from featcal.studies.recording import hash_of, run_of
 from featcal.studies.sweep import Grid, SweepPoint, baselines, comparable_points, front, missing, numbers, run_sweep
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
 from featcal.system.formatting import exactly
 
@@ -44,7 +44,7 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     return {name: ", ".join(exactly(float(f"{one:.6g}")) for one in values) for name, values in found.items()}
 
 
-def section(session: Session, on: View, history: History, models: Mapping[str, ModelId]) -> None:
+def section(session: Session, on: EvaluationSamples, history: History, models: Mapping[str, ModelId]) -> None:
     """Values to try, a button that tries them, and the chart of everything that was tried on the same samples.
 
     Args:
@@ -83,7 +83,9 @@ def _grid(session: Session) -> Grid | None:
         return None
 
 
-def _start(session: Session, grid: Grid, on: View, history: History, known: Sequence[Run]) -> list[SweepPoint]:
+def _start(
+    session: Session, grid: Grid, on: EvaluationSamples, history: History, known: Sequence[HistoryEntry]
+) -> list[SweepPoint]:
     """The button, what it would compute, and the work; the points if it was done now."""
     new, count = missing(session, grid, on, known), len(grid.configs())
     left, right = st.columns([1, 3], vertical_alignment="center")
@@ -113,14 +115,14 @@ def _start(session: Session, grid: Grid, on: View, history: History, known: Sequ
     return points
 
 
-def job_args(grid: Grid, on: View) -> dict[str, Any]:
+def job_args(grid: Grid, on: EvaluationSamples) -> dict[str, Any]:
     """Return the arguments of a job that sweeps (`featcal.server.kinds.sweep`)."""
     values = {name: list(dict.fromkeys(getattr(grid, name))) for name, *_ in AXES}
     options = {name: value for name, value in options_of(grid.options).items() if name not in values}
     return {**values, "options": options, "n": on.samples}
 
 
-def _chart(session: Session, on: View, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
+def _chart(session: Session, on: EvaluationSamples, points: list[SweepPoint], models: Mapping[str, ModelId]) -> None:
     best = front(points)
     frame = run_tables.sweep_table(points, best)
     metric = tables.metric_words(one.metric for point in points for one in point.found.scores.values())

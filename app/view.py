@@ -19,7 +19,7 @@ from featcal.figures import text
 from featcal.figures.commands import Measured, commands, python
 from featcal.figures.names import plain_lines
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import message, points
 from featcal.system.resources import embedded_suites
@@ -91,7 +91,7 @@ def one_of(options: Sequence[str], chosen: str | None, default: int = 0) -> str:
     return chosen if chosen is not None and chosen in options else options[default]
 
 
-def sample_selector(session: Session) -> View:
+def sample_selector(session: Session) -> EvaluationSamples:
     """In the sidebar: on how many samples per task models are measured."""
     n = state.selection().n
     state.control(
@@ -103,7 +103,7 @@ def sample_selector(session: Session) -> View:
         sorted({*SAMPLE_CHOICES, n}),
         help=f"Per task, of the {session.split} split. More samples: steadier numbers, slower.",
     )
-    return View(n)
+    return EvaluationSamples(n)
 
 
 def plotly(name: str) -> dict[str, Any]:

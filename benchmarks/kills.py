@@ -40,7 +40,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.runner import Views
 from featcal.studies.store import Rows
 from featcal.suite.schema import load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.atomic_files import put_new
 from featcal.system.errors import InputError
 
@@ -70,7 +70,7 @@ def converted(family: Family, out: Path, again: bool) -> None:
 
 def studied(family: Family, out: Path, again: bool) -> None:
     """Three models in one table, with the rows of it that are kept."""
-    on = Views(View(SAMPLES, "test"), View(SAMPLES))
+    on = Views(EvaluationSamples(SAMPLES, "test"), EvaluationSamples(SAMPLES))
     plan = Plan(["merged", "anchor:rho=2", "calibrated"], (42,), SAMPLES, on, Rows(out / "rows"))
     study = compare_methods(Session(family), plan)
     failures = [row.found.failure for row in study.rows if row.found.failure]

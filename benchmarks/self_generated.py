@@ -18,7 +18,7 @@ from featcal import Session, load_suite, open_family
 from featcal.samples.sources import look
 from featcal.suite.schema import suite_from_dict
 from featcal.suite.template import fill
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.resources import data_path, embedded_suites
 
 SEEDS, RECIPES = (42, 43, 44), ("paper", "refined")
@@ -89,7 +89,9 @@ def main() -> None:
         session = session_on(suite, sources)
         for recipe in RECIPES:
             models = [f"calibrated:recipe={recipe},samples=64,seed={seed}" for seed in SEEDS]
-            scores = [100 * session.scores(session.resolve(one), View(None, "test")).average for one in models]
+            scores = [
+                100 * session.scores(session.resolve(one), EvaluationSamples(None, "test")).average for one in models
+            ]
             cells = [f"{score:.1f}" for score in [*scores, sum(scores) / len(scores)]]
             print(f"| {name} | {recipe} | {' | '.join(cells)} |", flush=True)
 

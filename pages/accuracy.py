@@ -5,11 +5,11 @@ import streamlit as st
 from app import compare, downloads, flips, jobs, options, runs, state, stopped, view
 from app.downloads import USUAL, Numbers
 from featcal.figures import charts, sample_tables, tables, text
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import percent
 
-WHOLE = View(None, "test")
+WHOLE = EvaluationSamples(None, "test")
 
 st.header("What is it worth on the test split?")
 session = view.open_or_explain()

@@ -109,14 +109,14 @@ def features(
     the final ones. The map is of all models together, the expert among them. The table has means over samples, --json
     every sample.
     """
-    from featcal.session.feature_maps import EXPERT, Clouds, clouds_json
-    from featcal.suite.views import View
+    from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
+    from featcal.suite.views import EvaluationSamples
 
     if pooled and not as_json:
         raise click.UsageError("--pooled features are in the JSON document alone; add --json")
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    clouds = Clouds.from_names(session, models, View(samples, split, seed))
+    clouds = FeatureMaps.from_names(session, models, EvaluationSamples(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())
     others = frame[frame["model"] != EXPERT].groupby(["task", "layer", "model"], sort=False)
     means = others[["cosine", "distance"]].mean().reset_index()

@@ -181,7 +181,7 @@ def sweep(
     from featcal.figures import run_tables
     from featcal.studies.history import History
     from featcal.studies.sweep import Grid, front, numbers, run_sweep, sweep_json
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     if alphas is not None and chosen.get("cautious"):
         raise InputError("cautious sets alpha and beta of featcal's own recipes; leave alpha out")
@@ -190,7 +190,7 @@ def sweep(
     config = config_for(session.family, **chosen)
     given = {"lam": lams, "rho": rhos, "alpha": alphas}
     values = {o: (getattr(config, o),) if text is None else numbers(text, o) for o, text in given.items()}
-    view = View(n)
+    view = EvaluationSamples(n)
     points = run_sweep(session, Grid(**values, options=config), bar(), on=view, history=history)
     table = run_tables.sweep_table(points, front(points))
     if session.split == "calibration":

@@ -45,7 +45,7 @@ def evaluate(
     """Score a model on every task of a suite, or on tasks of lm-evaluation-harness."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks, hash_of
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     if harness is not None:
         given = click.get_current_context().get_parameter_source
@@ -60,7 +60,7 @@ def evaluate(
         return
     if answers and not as_json:
         raise click.UsageError("--answers are in the JSON document alone; add --json")
-    session, view = opening.session(suite, device), View(samples, split, seed)
+    session, view = opening.session(suite, device), EvaluationSamples(samples, split, seed)
     named, history = session.resolve(model), History()
     with count_looks(session, [named], view, "featcal evaluate", history):
         scores = session.scores(named, view, bar())
@@ -135,11 +135,11 @@ def _two_models(
     """The comparison of `featcal compare --model A --model B`."""
     from featcal.studies.history import History
     from featcal.studies.recording import count_looks
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     if len(models) != 2:
         raise click.UsageError("give --model twice: first A, then B")
-    session, view, history = opening.session(suite, device), View(samples, split, seed), History()
+    session, view, history = opening.session(suite, device), EvaluationSamples(samples, split, seed), History()
     a, b = map(session.resolve, models)
     with count_looks(session, (a, b), view, "featcal compare", history):
         found = session.compare(a, b, view, bar()).to_json()

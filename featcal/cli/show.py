@@ -98,11 +98,11 @@ def report(
     as SVG beside it. Without --model the merged model and the calibrated one are compared.
     """
     from featcal.figures.report.write import MODELS, write_report
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     keep_memory()
     session = opening.session(suite, device, one_shot=False)
-    on = View(samples, split, seed)
+    on = EvaluationSamples(samples, split, seed)
     document = write_report(session, suite, out, models=models or MODELS, on=on, progress=bar())
     say_notes(document)
     show(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))

@@ -122,7 +122,7 @@ def diagnose(
     from featcal.figures.report.write import free, write_report
     from featcal.preflight.check import check as preflight
     from featcal.session.session import Session
-    from featcal.suite.views import DriftOptions, View
+    from featcal.suite.views import DriftOptions, EvaluationSamples
 
     file = out.with_suffix(".yaml")
     free(out, file)
@@ -143,7 +143,7 @@ def diagnose(
         show(document, as_json, (), ())
         return 1
     keep_memory()
-    on, progress = View(samples, split, seed), bar()
+    on, progress = EvaluationSamples(samples, split, seed), bar()
     session = Session(open_family(suite, device), one_shot=False)
     ledger = session.ledger(session.resolve("merged"), DriftOptions(samples, split, seed, attribution=True), progress)
     report = write_report(session, str(file), out, models=("merged", *models), on=on, progress=progress)

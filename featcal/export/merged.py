@@ -52,8 +52,6 @@ def merge(
 ) -> MergeResult:
     """Merge the experts of a suite, or those that are given.
 
-    >>> merge(base=base, experts={"cars": cars, "digits": digits}, method="ties:scale=0.4")  # doctest: +SKIP
-
     Args:
         suite: left out, `objects` are what `Suite.of` takes: base, experts, and what the merged model is measured on.
         method: with its options, such as "task-arithmetic:scale=0.3"; left out, the recipe of the suite.

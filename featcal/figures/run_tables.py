@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from featcal.studies.history import Measured, Run
+from featcal.studies.history import HistoryEntry, Measured
 
 if TYPE_CHECKING:
     from featcal.studies.sweep import SweepPoint
@@ -39,7 +39,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
     return pd.DataFrame(rows, columns=columns)
 
 
-def run_table(runs: Sequence[Run]) -> pd.DataFrame:
+def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
     """One row per run and measurement (a run that was not measured has one too), as a person reads it: scores in
     percent, times to the second (UTC)."""
     rows = [
@@ -63,7 +63,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def run_export(runs: Sequence[Run]) -> pd.DataFrame:
+def run_export(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
     """The same with everything that a record holds: every option, score (0-1) and drift, versions, the suite's hash."""
     rows = [_everything(run, one) for run in runs for one in run.measured or (None,)]
     return pd.DataFrame(rows, dtype=object)  # 64 stays 64 where others have none
@@ -78,7 +78,7 @@ def describe_samples(one: Measured | None) -> str:
     return f"{count} {one.split} samples, seed {one.seed}{how}"
 
 
-def different(a: Run, b: Run) -> pd.DataFrame:
+def different(a: HistoryEntry, b: HistoryEntry) -> pd.DataFrame:
     """What two runs are told apart by: one row per option and version that is not the same; "–" where one has none."""
     sides = [{**run.options, **run.made_by, "suite": f"{run.suite} {run.suite_hash}"} for run in (a, b)]
     if not (a.options and b.options):
@@ -104,7 +104,7 @@ def compare_runs(a: Measured, b: Measured) -> pd.DataFrame:
     return frame.reset_index()
 
 
-def title(run: Run) -> str:
+def title(run: HistoryEntry) -> str:
     """What a run is called in lists and charts: its name, else its model."""
     return run.name or run.model
 
@@ -120,11 +120,11 @@ def _column(one: Measured, what: str) -> list[float]:
     return [*(one.scores[task].value if task in one.scores else float("nan") for task in _tasks(one)), one.mean]
 
 
-def _shown_options(run: Run) -> dict[str, Any]:
+def _shown_options(run: HistoryEntry) -> dict[str, Any]:
     return {name: run.options.get(name) for name in SHOWN_OPTIONS}
 
 
-def _everything(run: Run, one: Measured | None) -> dict[str, Any]:
+def _everything(run: HistoryEntry, one: Measured | None) -> dict[str, Any]:
     row = {"run": run.id, "name": run.name, "notes": run.notes, "pinned": run.pinned, "time": run.time}
     row |= {"suite": run.suite, "suite_hash": run.suite_hash, "model": run.model, **run.options}
     row |= {f"version {name}" if name != "device" else name: value for name, value in run.made_by.items()}

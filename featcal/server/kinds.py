@@ -90,10 +90,10 @@ def scores(work: Work) -> dict[str, Any]:
     from featcal.family.opening import open_family
     from featcal.session.session import Session
     from featcal.suite.schema import load_suite
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     session = Session(open_family(load_suite(work.suite)), one_shot=True)
-    view = View(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
+    view = EvaluationSamples(work.args.get("samples"), work.args.get("split", "test"), work.args.get("seed", 42))
     found = session.scores(session.resolve(work.args["model"]), view, work.progress)
     answers = {
         task: {"predictions": list(_to_list(one.predictions)), "labels": list(_to_list(one.labels))}
@@ -116,9 +116,9 @@ def sweep(work: Work) -> dict[str, Any]:
     from featcal.session.session import Session
     from featcal.studies.sweep import Grid, run_sweep, sweep_json
     from featcal.suite.schema import load_suite
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
-    session, on = Session(open_family(load_suite(work.suite)).resident()), View(work.args["n"])
+    session, on = Session(open_family(load_suite(work.suite)).resident()), EvaluationSamples(work.args["n"])
     values = {name: tuple(work.args[name]) for name in ("lam", "rho", "alpha")}
     grid = Grid(**values, options=_config(session.family, work.args["options"]))
     return sweep_json(session, run_sweep(session, grid, work.progress, on=on), on)
@@ -136,11 +136,11 @@ def report(work: Work) -> dict[str, Any]:
     from featcal.figures.report.write import write_report
     from featcal.session.session import Session
     from featcal.suite.schema import load_suite
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     session, out = Session(open_family(load_suite(work.suite))), work.folder / "report.html"
     out.unlink(missing_ok=True)  # of a process that died before its document was kept
-    on = View(work.args["samples"], work.args["split"], work.args["seed"])
+    on = EvaluationSamples(work.args["samples"], work.args["split"], work.args["seed"])
     return write_report(session, work.suite, out, models=work.args["models"], on=on, progress=work.progress)
 
 

@@ -11,7 +11,7 @@ from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.preflight.estimates import calibration_seconds, scoring_seconds
 from featcal.preflight.samples import Drawn
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 LONG = 2.0
 """Seconds of work that a page does itself."""
@@ -40,7 +40,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     """
 
     def make() -> float:
-        sizes = draw_sizes(session, View(config.samples, "calibration", config.seed), config.augment)
+        sizes = draw_sizes(session, EvaluationSamples(config.samples, "calibration", config.seed), config.augment)
         return calibration_seconds(session.family.adapter, sizes, config)
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
@@ -48,7 +48,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
     return session.get_or_make("seconds to calibrate", alike, make)
 
 
-def seconds_to_score(session: Session, view: View) -> float:
+def seconds_to_score(session: Session, view: EvaluationSamples) -> float:
     """Of scoring one model.
 
     Raises:
@@ -63,14 +63,14 @@ def seconds_to_score(session: Session, view: View) -> float:
     return session.get_or_make("seconds to score", (view.samples, view.split, view.seed), make)
 
 
-def seconds_to_report(session: Session, models: int, on: View) -> float:
+def seconds_to_report(session: Session, models: int, on: EvaluationSamples) -> float:
     """Of a report: every model scored on the test split, and its drift booked to layers, which takes as long as a
     calibration on the same samples does."""
     measured = seconds_to_calibrate(session, config_for(session.family, samples=on.samples, seed=on.seed))
-    return models * (seconds_to_score(session, View(None, "test")) + measured)
+    return models * (seconds_to_score(session, EvaluationSamples(None, "test")) + measured)
 
 
-def draw_sizes(session: Session, view: View, copies: int = 0) -> dict[str, Drawn]:
+def draw_sizes(session: Session, view: EvaluationSamples, copies: int = 0) -> dict[str, Drawn]:
     """The size of what a view draws of every task, told by its first samples; with so many varied copies of each."""
     family, split = session.family, view.split or session.split
     first = slice(0, LOOKED_AT_OF_TEXT if session.is_text else LOOKED_AT)

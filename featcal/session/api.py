@@ -16,12 +16,12 @@ from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.objects import SuiteObjects
 from featcal.suite.schema import Suite
-from featcal.suite.views import DriftKeywords, DriftOptions, View
+from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.progress import Progress, silent
 
-WHOLE_TEST = View(None, "test")
+WHOLE_TEST = EvaluationSamples(None, "test")
 
 
 def measure_drift(
@@ -72,7 +72,7 @@ def evaluate(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.scores(_resolve(session, model), View(samples, split, seed), progress)
+    return session.scores(_resolve(session, model), EvaluationSamples(samples, split, seed), progress)
 
 
 def calibrate(
@@ -84,8 +84,6 @@ def calibrate(
     **objects: Unpack[SuiteObjects],
 ) -> CalibrationResult:
     """Calibrate the merged model of a suite, or one that is given with its base, experts and samples (Algorithm 1).
-
-    >>> calibrate(merged, base=base, experts={"cars": cars}, samples={"cars": pictures})  # doctest: +SKIP
 
     Args:
         model: a suite, or a merged model in any form that `Suite.of` takes: in memory, a reference, a recipe, or what
@@ -116,7 +114,7 @@ def compare(
     a: str | Weights | Calibrated,
     b: str | Weights | Calibrated,
     *,
-    view: View = WHOLE_TEST,
+    on: EvaluationSamples = WHOLE_TEST,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Comparison:
@@ -125,13 +123,13 @@ def compare(
     Args:
         suite, device: as in `measure_drift`.
         a, b: as `model` of `evaluate`.
-        view: samples per task (None takes all), split and seed.
+        on: samples per task (None takes all), split and seed.
 
     Raises:
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.compare(_resolve(session, a), _resolve(session, b), view, progress)
+    return session.compare(_resolve(session, a), _resolve(session, b), on, progress)
 
 
 def _resolve(session: Session, model: ModelId) -> ModelId:

@@ -18,18 +18,18 @@ from featcal.session import projection
 from featcal.session.model_names import ModelId, model_key
 from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.formatting import did_you_mean
 from featcal.system.progress import Progress, silent
 
 EXPERT = "expert"
 Values = NDArray[np.float64]
-_VIEW = View()
+_VIEW = EvaluationSamples()
 
 
 @dataclass(frozen=True)
-class Clouds:
+class FeatureMaps:
     """Features of the experts and of models on the same samples of every task.
 
     All layers but the head share one map, in which positions behind different layers can be compared; the head has a
@@ -41,10 +41,10 @@ class Clouds:
 
     session: Session
     models: Mapping[str, ModelId]
-    on: View
+    on: EvaluationSamples
 
     @staticmethod
-    def from_names(session: Session, names: Sequence[str], on: View = _VIEW) -> Clouds:
+    def from_names(session: Session, names: Sequence[str], on: EvaluationSamples = _VIEW) -> FeatureMaps:
         """Of the expert and the models with these names.
 
         Raises:
@@ -53,7 +53,7 @@ class Clouds:
         others = [name for name in names if name != EXPERT]
         if not others:
             raise InputError("features: name at least one model beside the expert")
-        return Clouds(session, {EXPERT: EXPERT, **{name: session.resolve(name) for name in others}}, on)
+        return FeatureMaps(session, {EXPERT: EXPERT, **{name: session.resolve(name) for name in others}}, on)
 
     def map_layers(self, layer: str) -> list[str]:
         """The layers that share a map with this one, in forward order."""
@@ -177,8 +177,8 @@ def compare_with_expert(features: Mapping[str, Tensor]) -> tuple[dict[str, Value
     )
 
 
-def clouds_json(clouds: Clouds, frame: pd.DataFrame) -> dict[str, Any]:
-    """The public document of `featcal features --json`: rows of `Clouds.to_frame`, by task and layer."""
+def clouds_json(clouds: FeatureMaps, frame: pd.DataFrame) -> dict[str, Any]:
+    """The public document of `featcal features --json`: rows of `FeatureMaps.to_frame`, by task and layer."""
     tasks: dict[str, Any] = {}
     for (task, layer), rows in frame.groupby(["task", "layer"], sort=False):
         entry = tasks.setdefault(str(task), {"samples": int(rows["sample"].max()) + 1, "layers": []})

@@ -54,7 +54,7 @@ from featcal.session.model_names import (
 )
 from featcal.suite.name_grammar import FITTED, REFERENCE, model_name
 from featcal.suite.schema import Suite, load_suite
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, available_bytes, silent
 
@@ -71,7 +71,7 @@ SHARE = 8
 """One part in so many of the memory to spare is for the results of a session: the app has several open."""
 SMALL_SPLIT = 2**25
 """Bytes of model inputs of one task's whole split that are worth keeping."""
-_DRIFT, _WHOLE_TEST = DriftOptions(), View(None, "test")
+_DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
 
 
 class Session:
@@ -131,7 +131,7 @@ class Session:
         """
         return resolve_model(model, self.family)
 
-    def samples(self, view: View) -> dict[str, Samples]:
+    def samples(self, view: EvaluationSamples) -> dict[str, Samples]:
         """The samples of every task."""
         count, split, seed = self._key(view)
 
@@ -140,7 +140,7 @@ class Session:
 
         return make() if self._one_shot else self.get_or_make("samples", (count, split, seed), make)
 
-    def counts(self, view: View) -> dict[str, int]:
+    def counts(self, view: EvaluationSamples) -> dict[str, int]:
         """How many samples of every task there are; tasks can have fewer than a view asks for."""
 
         def make() -> dict[str, int]:
@@ -148,7 +148,7 @@ class Session:
 
         return self.get_or_make("counts", self._key(view), make)
 
-    def viewable_samples(self, task: str, view: View) -> Samples:
+    def viewable_samples(self, task: str, view: EvaluationSamples) -> Samples:
         """A task's samples as people see them: no inputs, and pictures that are read when they are asked for."""
         count, split, seed = self._key(view)
         key = task, count, split, seed
@@ -207,7 +207,7 @@ class Session:
 
         return self.get_or_make("fitted", (options, model_key(self.resolve(below))), make)
 
-    def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
+    def features(self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `ledger`. For "expert", whose
         own features stand beside any model's, those of the merged one."""
         model = _walked_model(model)
@@ -328,7 +328,9 @@ class Session:
 
         return self.get_or_make("canary", (model_key(model), model_key(against), seed), make)
 
-    def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
+    def preview(
+        self, of: CalibrationConfig, layer: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
+    ) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
 
         Args:
@@ -355,11 +357,11 @@ class Session:
                 self._previewed = key
             return self.get_or_make("preview", key, make)
 
-    def has_preview(self, of: CalibrationConfig, layer: str, view: View) -> bool:
+    def has_preview(self, of: CalibrationConfig, layer: str, view: EvaluationSamples) -> bool:
         """Whether `preview` would cost nothing."""
         return ("preview", (of, layer, *self._key(view))) in self._results
 
-    def judges(self, model: ModelId, view: View) -> Judges:
+    def judges(self, model: ModelId, view: EvaluationSamples) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
         them of class names.
 
@@ -368,7 +370,7 @@ class Session:
         """
         return self._judges(self.weights(model), view, lambda: self.samples(view))
 
-    def quick_scores(self, model: ModelId, view: View) -> Scores:
+    def quick_scores(self, model: ModelId, view: EvaluationSamples) -> Scores:
         """Scores off the features that drift is measured on, so that they cost nothing.
 
         Accuracy of pictures; of text how often the first token of the answer is right.
@@ -385,7 +387,7 @@ class Session:
 
         return self.get_or_make("quick scores", (model_key(model), *self._key(view)), make)
 
-    def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
+    def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
         """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
         sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
 
@@ -394,7 +396,7 @@ class Session:
 
         return self.get_or_make("margins", (model_key(model), *self._key(view)), make)
 
-    def _iterate_scores(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _iterate_scores(self, model: ModelId, view: EvaluationSamples) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
         features, judged = self.features(model, view), self.judges(_walked_model(model), view)
         for task, found in features.tasks.items():
@@ -403,7 +405,7 @@ class Session:
             head, own = (expert_head, found.expert_features) if of_expert else (model_head, found.model_features)
             yield task, head.scores(own.float()), labels
 
-    def scores(self, model: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
+    def scores(self, model: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent) -> Scores:
         """Scores on every task: accuracy of pictures, generated answers of text.
 
         Raises:
@@ -429,7 +431,7 @@ class Session:
 
         return self.get_or_make("scores", (model_key(model), *self._key(view)), make)
 
-    def adopt_scores(self, model: ModelId, view: View, scores: Scores) -> Scores:
+    def adopt_scores(self, model: ModelId, view: EvaluationSamples, scores: Scores) -> Scores:
         """Keep what another process has scored as this model's scores, which `scores` gives from then on.
 
         Raises:
@@ -444,7 +446,9 @@ class Session:
         own = replace(scores, model=label_of(model))
         return self.get_or_make("scores", (model_key(model), *self._key(view)), lambda: own)
 
-    def compare(self, a: ModelId, b: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Comparison:
+    def compare(
+        self, a: ModelId, b: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent
+    ) -> Comparison:
         """What B is better or worse than A on the same samples, with intervals, tests and flips.
 
         Raises:
@@ -457,11 +461,11 @@ class Session:
         key = model_key(a), model_key(b), *self._key(view)
         return self.get_or_make("compared", key, lambda: compare_scores(named_scores(a), named_scores(b)))
 
-    def has_scores(self, model: ModelId, view: View) -> bool:
+    def has_scores(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Whether `scores` would cost nothing."""
         return ("scores", (model_key(model), *self._key(view))) in self._results
 
-    def has_features(self, model: ModelId, view: View) -> bool:
+    def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self._key(view)
         kept = (model_key(_walked_model(model)), count, split, seed)
@@ -469,7 +473,7 @@ class Session:
         return ("features", kept) in self._results or ("ledger", apart) in self._results
 
     def layer_features(
-        self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
+        self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, Tensor]:
         """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
         token or mean over tokens but padding, and last the final features."""
@@ -535,11 +539,11 @@ class Session:
         limit, adapter = self._max_memory, self.family.adapter
         return self.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
 
-    def _key(self, view: View) -> tuple[int | None, str, int]:
+    def _key(self, view: EvaluationSamples) -> tuple[int | None, str, int]:
         """Count, split and seed of a view."""
         return view.samples, view.split or self.split, view.seed
 
-    def _parts(self, task: str, view: View) -> Iterator[Samples]:
+    def _parts(self, task: str, view: EvaluationSamples) -> Iterator[Samples]:
         """Samples to be scored. They pass by in parts; a split that is small enough stays for the next model."""
         count, split, seed = self._key(view)
         drawn, small = ("samples", (count, split, seed)), ("split", (task, count, split, seed))
@@ -570,7 +574,7 @@ class Session:
                 key, lambda: expert_passes(family, of_all, Kept.from_device(family.compute.device), split)
             )
 
-    def _measured_passes(self, view: View, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
+    def _measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         def make() -> dict[str, ExpertPass]:
             room = None if self._one_shot else Kept.from_device(self.family.compute.device)
             return {task: self.family.expert_pass(drawn[task], BATCH_SIZE, room) for task in self.tasks}
@@ -578,7 +582,7 @@ class Session:
         with self._lock:
             return self._passes.get_or_make(("measured", *self._key(view)), make)
 
-    def _judges(self, model: Weights, view: View, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
+    def _judges(self, model: Weights, view: EvaluationSamples, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
         models = model, *self.family.experts.values()
 
         def make() -> Judges:

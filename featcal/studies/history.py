@@ -93,7 +93,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Run:
+class HistoryEntry:
     """A model of a suite: what it is, what was measured of it, and what a person said of it."""
 
     id: str
@@ -150,7 +150,7 @@ class History:
         self.folder = cache_folder() / "runs" if folder is None else folder
         self.problems: list[str] = []
 
-    def add(self, run: Run, measured: Measured | None = None) -> bool:
+    def add(self, run: HistoryEntry, measured: Measured | None = None) -> bool:
         """Record a run, and a measurement of it; what is recorded already stays as it is. False if it is not kept."""
         place = self.folder / run.suite_hash
         kept = {name: value for name, value in asdict(run).items() if name in _RECORDED}
@@ -160,14 +160,14 @@ class History:
             files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
         return all(self._write(place / name, _text(content)) for name, content in files.items())
 
-    def runs(self, suite_hash: str | None = None) -> list[Run]:
+    def runs(self, suite_hash: str | None = None) -> list[HistoryEntry]:
         """Runs of a suite, or of all, the newest first."""
-        found: list[Run] = []
+        found: list[HistoryEntry] = []
         for place in self._places() if suite_hash is None else [self.folder / suite_hash]:
             found += self._read(str(place), "")
         return sorted(found, key=lambda run: run.time, reverse=True)
 
-    def get(self, run_id: str) -> Run:
+    def get(self, run_id: str) -> HistoryEntry:
         """One run.
 
         Raises:
@@ -248,7 +248,7 @@ class History:
                     return place
         raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal runs` lists them")
 
-    def _read(self, place: str, prefix: str) -> Iterator[Run]:
+    def _read(self, place: str, prefix: str) -> Iterator[HistoryEntry]:
         """The runs of one folder whose ids begin so."""
         beside: dict[str, list[str]] = {}
         for name in self._names(place):
@@ -256,7 +256,7 @@ class History:
             if _ID.fullmatch(run_id) and run_id.startswith(prefix):
                 beside.setdefault(run_id, []).append(rest)
         for run_id, parts in beside.items():
-            run = self._load(f"{place}/{run_id}.json", Run) if "json" in parts else None
+            run = self._load(f"{place}/{run_id}.json", HistoryEntry) if "json" in parts else None
             if run is None:
                 continue
             if (run.id, run.suite_hash) != (run_id, os.path.basename(place)):
@@ -301,7 +301,7 @@ class History:
             self.problems.append(problem)
 
 
-def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> Run:
+def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made_by: Mapping[str, str]) -> HistoryEntry:
     """A run that was not measured yet.
 
     Args:
@@ -310,7 +310,7 @@ def new_run(suite: tuple[str, str], model: str, options: Mapping[str, Any], made
     """
     identity = [suite[1], dict(options) or model, dict(made_by)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return Run(digest[:16], *suite, model, options, made_by, _timestamp())
+    return HistoryEntry(digest[:16], *suite, model, options, made_by, _timestamp())
 
 
 def looks(suite_hash: str) -> Looks:
@@ -367,7 +367,7 @@ def _read_mark(file: str) -> str:
 _RECORDED = ("id", "suite", "suite_hash", "model", "options", "made_by", "time")
 
 
-_READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (Run, Measured, _Look)}
+_READ: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (HistoryEntry, Measured, _Look)}
 
 
 @lru_cache(maxsize=2**16)

@@ -9,7 +9,7 @@ from featcal.session.session import Session
 from featcal.studies.method_lists import with_samples
 from featcal.studies.runner import Point, Row, Views, run
 from featcal.studies.store import Rows
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
 
@@ -81,4 +81,4 @@ def views(samples: int | None, split: str = "test") -> Views:
     >>> views(None).scores.split
     'test'
     """
-    return Views(View(samples, split), View())
+    return Views(EvaluationSamples(samples, split), EvaluationSamples())

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.session.model_names import ModelId, full_name, label_of
 from featcal.session.session import Session
-from featcal.studies.history import History, Measured, Run, TaskValue, current_maker, new_run, suite_hash
-from featcal.suite.views import View
+from featcal.studies.history import History, HistoryEntry, Measured, TaskValue, current_maker, new_run, suite_hash
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores, NumericalError
 
 
-def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:
+def record(session: Session, model: CalibrationConfig, on: EvaluationSamples, history: History) -> str:
     """Keep what the session measured of a calibrated model; measures what it has not measured yet.
 
     Returns:
@@ -37,7 +37,9 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
 
 
 @contextmanager
-def count_looks(session: Session, models: Iterable[ModelId], on: View, place: str, history: History) -> Iterator[None]:
+def count_looks(
+    session: Session, models: Iterable[ModelId], on: EvaluationSamples, place: str, history: History
+) -> Iterator[None]:
     """Count a look at the test split for each of the models that the body of the `with` scores on it.
 
     What the session has scored before is no other look.
@@ -59,7 +61,7 @@ def hash_of(session: Session) -> str:
     return session.get_or_make("suite hash", None, lambda: suite_hash(session.family.suite))
 
 
-def run_of(session: Session, model: ModelId) -> Run:
+def run_of(session: Session, model: ModelId) -> HistoryEntry:
     """The run that a model of the suite is, given by its name or by the options of its calibration."""
     options = {}
     if isinstance(model, CalibrationConfig):
@@ -68,7 +70,7 @@ def run_of(session: Session, model: ModelId) -> Run:
     return new_run(suite, full_name(model, session.family), options, current_maker(session.family.compute.device.type))
 
 
-def measure(session: Session, model: ModelId, on: View) -> Measured:
+def measure(session: Session, model: ModelId, on: EvaluationSamples) -> Measured:
     """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
 
     Raises:

@@ -22,7 +22,7 @@ from featcal.studies.recording import hash_of
 from featcal.studies.requirements import needs
 from featcal.studies.store import Found, Rows, Spent, round_found
 from featcal.suite.name_grammar import FITTED, model_name, reference_in
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, NoScores, NumericalError
 from featcal.system.progress import Progress, peak_rss_bytes, release_memory, rss_bytes, silent
 
@@ -37,8 +37,8 @@ Beside = Callable[[Session, CalibrationConfig], Mapping[str, float]]
 class Views(NamedTuple):
     """The samples that models are measured on; those of scores are never calibrated on."""
 
-    scores: View = View(None, "test")
-    features: View = View(64)
+    scores: EvaluationSamples = EvaluationSamples(None, "test")
+    features: EvaluationSamples = EvaluationSamples(64)
 
 
 @dataclass
@@ -212,7 +212,7 @@ def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Map
     return maker.weights(named), {}
 
 
-def _score(session: Session, model: ModelId, view: View) -> tuple[dict[str, TaskValue], Cost]:
+def _score(session: Session, model: ModelId, view: EvaluationSamples) -> tuple[dict[str, TaskValue], Cost]:
     """Scores by task; none where the samples have no labels."""
     with measure_cost() as cost:
         try:
@@ -222,7 +222,9 @@ def _score(session: Session, model: ModelId, view: View) -> tuple[dict[str, Task
     return {task: TaskValue(one.metric, one.value, one.n) for task, one in scores.items()}, cost
 
 
-def _measure_distance(session: Session, model: ModelId, view: View) -> tuple[dict[str, float], dict[str, float], Cost]:
+def _measure_distance(
+    session: Session, model: ModelId, view: EvaluationSamples
+) -> tuple[dict[str, float], dict[str, float], Cost]:
     """Relative final drift and mean cosine by task; 0 and 1 of the experts themselves.
 
     Raises:

@@ -11,10 +11,10 @@ from typing import Any
 from featcal.calibration.config import CalibrationConfig
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
-from featcal.studies.history import History, Measured, Run
+from featcal.studies.history import History, HistoryEntry, Measured
 from featcal.studies.recording import hash_of, measure, run_of
 from featcal.suite.name_grammar import model_name
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly
 from featcal.system.progress import Progress, silent
@@ -27,7 +27,7 @@ SWEEP = "sweep"
 """What progress is called."""
 KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
 """Of the points of a sweep; a merger is another merge of the same experts."""
-_VIEW = View()
+_VIEW = EvaluationSamples()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Grid:
 class SweepPoint:
     """A model and what was measured of it on the samples of the sweep."""
 
-    run: Run
+    run: HistoryEntry
     found: Measured
 
     @property
@@ -93,7 +93,12 @@ def numbers(text: str, name: str) -> tuple[float, ...]:
 
 
 def run_sweep(
-    session: Session, grid: Grid, progress: Progress = silent, *, on: View = _VIEW, history: History | None = None
+    session: Session,
+    grid: Grid,
+    progress: Progress = silent,
+    *,
+    on: EvaluationSamples = _VIEW,
+    history: History | None = None,
 ) -> list[SweepPoint]:
     """Calibrate with every combination and measure it on the same samples; baselines first.
 
@@ -135,7 +140,7 @@ def baselines(grid: Grid) -> list[str]:
     return ["base", "merged", "expert", "simple-averaging", *scales, *anchors]
 
 
-def sweep_json(session: Session, points: Sequence[SweepPoint], on: View) -> dict[str, Any]:
+def sweep_json(session: Session, points: Sequence[SweepPoint], on: EvaluationSamples) -> dict[str, Any]:
     """The public document of `featcal sweep --json`: every point with its run, and the ids of the Pareto front."""
     return {
         "suite": session.family.suite.name,
@@ -146,14 +151,14 @@ def sweep_json(session: Session, points: Sequence[SweepPoint], on: View) -> dict
     }
 
 
-def missing(session: Session, grid: Grid, on: View, runs: Sequence[Run]) -> int:
+def missing(session: Session, grid: Grid, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> int:
     """How many calibrations of a sweep are not among these runs, measured on these samples."""
     known = {run.id: run for run in runs}
     ids = [run_of(session, config).id for config in grid.configs()]
     return sum(one not in known or _find_recorded(session, known[one], on) is None for one in ids)
 
 
-def comparable_points(session: Session, on: View, runs: Sequence[Run]) -> list[SweepPoint]:
+def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[HistoryEntry]) -> list[SweepPoint]:
     """Those runs of the suite that have scores on these samples, whoever asked for them."""
     return [SweepPoint(run, found) for run in runs if (found := _find_recorded(session, run, on)) is not None]
 
@@ -172,13 +177,13 @@ def _beats(one: Measured, other: Measured) -> bool:
     return one.mean >= other.mean and one.worst >= other.worst and (one.mean, one.worst) != (other.mean, other.worst)
 
 
-def _find_recorded(session: Session, run: Run, on: View) -> Measured | None:
+def _find_recorded(session: Session, run: HistoryEntry, on: EvaluationSamples) -> Measured | None:
     """What the history holds of a run on these samples, if it has scores of every task."""
     found = run.find_measured("features", on.split or session.split, on.samples, on.seed)
     return found if found is not None and set(found.scores) == set(session.tasks) else None
 
 
-def _measure(session: Session, model: ModelId, on: View, progress: Progress) -> Measured:
+def _measure(session: Session, model: ModelId, on: EvaluationSamples, progress: Progress) -> Measured:
     """Calibrate a model, if it is one to calibrate, and measure it.
 
     Raises:

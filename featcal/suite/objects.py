@@ -77,8 +77,9 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
             source, thing = read_samples(samples[task], _columns_of(given, task, experts), label)
             content["tasks"][task][split] = source
             held.append(thing)
-    for task in _known_tasks(given.get("classes"), content["tasks"], "classes"):
-        content["tasks"][task]["classes"] = [str(name) for name in given["classes"][task]]
+    classes = given.get("classes") or {}
+    for task in _known_tasks(classes, content["tasks"], "classes"):
+        content["tasks"][task]["classes"] = [str(name) for name in classes[task]]
     for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
         content["tasks"][task] |= given["task_options"][task]
     return content, tuple(held)

@@ -11,8 +11,8 @@ TOKENS = ("all", "class")
 
 
 @dataclass(frozen=True)
-class View:
-    """Which samples of every task a model is measured on."""
+class EvaluationSamples:
+    """Which samples of every task a model is measured on: how many, of which split, drawn by which seed."""
 
     samples: int | None = 64
     """Per task; a task that has fewer gives all it has, and None takes them all."""
@@ -23,7 +23,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class DriftOptions(View):
+class DriftOptions(EvaluationSamples):
     """Samples, and what is measured of the drift on them.
 
     Raises:

@@ -24,7 +24,7 @@ from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.session.model_names import calibrate_command
 from featcal.session.session import Session, open_session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.resources import bundle_root
 
@@ -170,7 +170,7 @@ def test_tokens_without_answers_still_show_drift(tmp_path: Path) -> None:
 def test_first_token_scores_are_those_of_the_ledger(sentences: Path) -> None:
     session = open_session(str(sentences))
     ledger = session.ledger("merged", DriftOptions(16, output=True))
-    for task, score in session.quick_scores("merged", View(16)).tasks.items():
+    for task, score in session.quick_scores("merged", EvaluationSamples(16)).tasks.items():
         output = ledger.tasks[task].output
         assert output is not None
         assert score.metric == "first_token"
@@ -391,6 +391,6 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
         models = {"merged": "merged", "calibrated": config}
-        origin = downloads.sample_origin(session, View(4), models)
+        origin = downloads.sample_origin(session, EvaluationSamples(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"

@@ -16,9 +16,9 @@ from tiny_text import write_text_suite
 
 from app import cloud, maps
 from featcal.session import projection as figures_maps
-from featcal.session.feature_maps import Clouds
+from featcal.session.feature_maps import FeatureMaps
 from featcal.session.session import open_session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 BOTH = {"a": "merged", "b": "base"}
@@ -87,7 +87,7 @@ def test_the_cloud_of_a_layer_is_its_part_of_the_map_of_all(tiny_suite_file: Pat
     app = opened(tiny_suite_file, "features", layer="block 1", n="8", **BOTH)
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
-    shown = Clouds(session, {name: name for name in SHOWN}, View(8))
+    shown = FeatureMaps(session, {name: name for name in SHOWN}, EvaluationSamples(8))
     by_layer = shown.features(session.tasks[0], "block 1")
     assert list(by_layer) == [f"block {i}" for i in range(BLOCKS)]
     rows = [one / one.norm(dim=1, keepdim=True) for models in by_layer.values() for one in models.values()]

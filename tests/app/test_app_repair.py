@@ -17,14 +17,14 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.evaluate import Scores, TaskScore
 from featcal.figures import repair_charts, repair_tables
 from featcal.session.session import Session, open_session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent
 from featcal.system.json_files import read_json
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 CONFIG = CalibrationConfig(samples=64)
-ON = View(64)
+ON = EvaluationSamples(64)
 
 
 def chooser(app: Any, field: str) -> Any:

@@ -16,7 +16,7 @@ from featcal import open_session
 from featcal.figures.report.write import write_report
 from featcal.server import worker
 from featcal.server.queue import Queue
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 Offered = dict[str, bytes]
@@ -88,5 +88,5 @@ def test_a_report_that_takes_long_is_written_by_a_job(
     assert name.startswith("report-tiny")
     assert content.startswith(b"<!DOCTYPE html>")
     session, out = open_session(str(tiny_suite_file)), tmp_path / "again.html"
-    again = write_report(session, str(tiny_suite_file), out, models=("base", "merged"), on=View(8))
+    again = write_report(session, str(tiny_suite_file), out, models=("base", "merged"), on=EvaluationSamples(8))
     assert len(content) == pytest.approx(again["bytes"], rel=1e-3)

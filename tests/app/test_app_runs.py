@@ -23,10 +23,10 @@ from featcal.family.opening import Family
 from featcal.server.kinds import KINDS, Work
 from featcal.session import session
 from featcal.session.session import Session
-from featcal.studies.history import History, Looks, Measured, Run
+from featcal.studies.history import History, HistoryEntry, Looks, Measured
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, baselines, run_sweep
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.progress import silent
 
 pytestmark = [
@@ -45,7 +45,7 @@ def own_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
 
 
-def recorded() -> dict[float, Run]:
+def recorded() -> dict[float, HistoryEntry]:
     """Calibrated runs in the history, by rho."""
     return {run.options["rho"]: run for run in History().runs() if run.options}
 
@@ -77,7 +77,7 @@ def test_every_position_is_kept_and_found_again_after_a_restart(tiny_suite_file:
 
 def test_numbers_are_those_of_a_single_calibration(tiny_suite_file: Path, tiny: Family) -> None:
     opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
-    alone = Session(tiny).quick_scores(CalibrationConfig(samples=8, rho=1.5), View(8))
+    alone = Session(tiny).quick_scores(CalibrationConfig(samples=8, rho=1.5), EvaluationSamples(8))
     found = recorded()[1.5].find_measured("features", "validation", 8, 42)
     assert isinstance(found, Measured)
     assert {task: one.value for task, one in found.scores.items()} == {t: one.value for t, one in alone.tasks.items()}
@@ -90,7 +90,7 @@ def test_a_sweep_on_the_page_is_that_of_the_library(tiny_suite_file: Path, tiny:
     assert healthy(app)
     assert any("2 calibrations, 0 of them new" in one.value for one in app.caption)
     grid = Grid((0.05,), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
-    points = run_sweep(Session(tiny), grid, on=View(8), history=History(tmp_path / "other"))
+    points = run_sweep(Session(tiny), grid, on=EvaluationSamples(8), history=History(tmp_path / "other"))
     drawn = {run for trace in spec(app)["data"] for run in trace.get("customdata", ())}
     assert drawn == {point.run.id for point in points}
     assert len(points) == len(baselines(grid)) + 2

@@ -22,10 +22,10 @@ from app.selection import HOME, MOST_PICKED, Selection, from_query
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
 from featcal.session.session import Session, open_session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
-WHOLE = View(None, "test")
+WHOLE = EvaluationSamples(None, "test")
 
 
 def scored(suite: Path, **query: str) -> AppTest:
@@ -116,10 +116,10 @@ def panel_alone(suite: str, models: dict[str, str], task: str, n: int, picked: l
     """A page that is a panel and nothing else."""
     from app import samples, state
     from featcal.session.session import open_session
-    from featcal.suite.views import View
+    from featcal.suite.views import EvaluationSamples
 
     state.begin("panel")
-    samples.panel(open_session(suite), models, task, View(n), picked)
+    samples.panel(open_session(suite), models, task, EvaluationSamples(n), picked)
 
 
 def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
     table = app.dataframe[0].value
     assert table["sample"].tolist() == [4, 0]
     session = open_session(str(tiny_suite_file))
-    task = session.features("merged", View(5)).tasks[TASKS[0]]
+    task = session.features("merged", EvaluationSamples(5)).tasks[TASKS[0]]
     assert table["merged cosine"].tolist() == pytest.approx(task.cosine[[4, 0]].tolist())
-    margins = session.margins("base", View(5))[TASKS[0]]
+    margins = session.margins("base", EvaluationSamples(5))[TASKS[0]]
     assert table["base margin"].tolist() == pytest.approx(margins[[4, 0]].tolist())
     assert "expert margin" in table
     assert "flip" not in table
@@ -153,10 +153,12 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
     button(app, "answer in full").click().run()
     assert healthy(app)
     table = app.dataframe[0].value
-    said = session.scores("merged", View(6)).tasks[TEXT_TASKS[0]].predictions
+    said = session.scores("merged", EvaluationSamples(6)).tasks[TEXT_TASKS[0]].predictions
     assert table["merged"].tolist() == [said[1], said[2]]
     assert not any("first token" in one.value for one in app.caption)
-    assert [one.value for one in app.text] == list(session.viewable_samples(TEXT_TASKS[0], View(6)).texts or ())[1:3]
+    assert [one.value for one in app.text] == list(
+        session.viewable_samples(TEXT_TASKS[0], EvaluationSamples(6)).texts or ()
+    )[1:3]
 
 
 def write_answered(folder: Path) -> Path:
@@ -237,7 +239,7 @@ def test_what_is_picked_belongs_to_its_split() -> None:
 
 def test_a_gain_is_none_where_scores_are_not_of_the_same_samples(tiny_suite_file: Path) -> None:
     session = open_session(str(tiny_suite_file))
-    few, more = session.quick_scores("merged", View(4)), session.quick_scores("base", View(5))
+    few, more = session.quick_scores("merged", EvaluationSamples(4)), session.quick_scores("base", EvaluationSamples(5))
     assert flips.gain({"a": few, "b": more}, ("a", "b")) is None
     same = flips.gain({"a": few, "b": few}, ("a", "b"))
     assert same is not None
@@ -250,14 +252,14 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
 
     session = Session(open_family(load_suite(tiny_suite_file), "cpu"))
     models = {"merged": "merged"}
-    nothing = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
+    nothing = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert (nothing.answers, nothing.margin, nothing.drift) == (None, None, None)
-    session.scores("merged", View(4))
-    answered = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
+    session.scores("merged", EvaluationSamples(4))
+    answered = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert answered.answers is not None
     assert answered.drift is None
-    session.features("merged", View(4))
-    walked = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
+    session.features("merged", EvaluationSamples(4))
+    walked = samples.measured_samples(session, models, TASKS[0], EvaluationSamples(4))["merged"]
     assert walked.answers == answered.answers
     assert walked.margin is not None
     assert walked.drift is not None

@@ -16,12 +16,12 @@ from featcal.family.opening import Family, open_family
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 
 CONFIG = CalibrationConfig(samples=12, batch_size=5)
 OTHER = replace(CONFIG, lam=0.3, rho=1.4, alpha=0.8, biases=False)
-FEW = View(8)
+FEW = EvaluationSamples(8)
 LAYERS = ("block 0", "block 1", "block 2")
 INFORMED = CalibrationConfig(recipe="informed", samples=12, batch_size=5)
 

@@ -26,7 +26,7 @@ from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
 from featcal.suite import schema as suite_module
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 
 
@@ -174,9 +174,9 @@ def test_every_option_of_a_calibration_arrives(run: Run, tmp_path: Path, monkeyp
 
 
 def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[tuple[Grid, View]] = []
+    taken: list[tuple[Grid, EvaluationSamples]] = []
 
-    def take(session: Session, grid: Grid, *_: object, on: View, **__: object) -> None:
+    def take(session: Session, grid: Grid, *_: object, on: EvaluationSamples, **__: object) -> None:
         taken.append((grid, on))
         raise InputError("seen")
 
@@ -188,7 +188,7 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
         assert (code, "seen" in err) == (1, True), err
     whole = CalibrationConfig(samples=5, seed=9, biases=False, layernorms=False)
     part = replace(whole, blocks=("block 0", "block 2"), maps=("mlp",), tasks=TASKS[1:])
-    assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), View(3)) for one in (part, whole)]
+    assert taken == [(Grid((0.1, 1.0), (1.5,), (0.3,), one), EvaluationSamples(3)) for one in (part, whole)]
 
 
 def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from featcal import open_session
 from featcal.figures.report import svg
 from featcal.figures.report.write import write_report
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 pytestmark = pytest.mark.e2e
 MODELS = ("merged", "calibrated:samples=16")
@@ -29,7 +29,7 @@ def session() -> Session:
 @pytest.fixture(scope="module")
 def report(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(session, "clip-mini", out, models=MODELS, on=View(16))
+    write_report(session, "clip-mini", out, models=MODELS, on=EvaluationSamples(16))
     return out
 
 
@@ -120,7 +120,7 @@ def test_it_prints(opened: tuple[Page, list[str]]) -> None:
 def test_figures_as_svg(session: Session, tmp_path: Path) -> None:
     if not svg.can_draw():
         pytest.skip(svg.NEEDS)
-    said = write_report(session, "clip-mini", tmp_path / "report.md", models=MODELS, on=View(16))
+    said = write_report(session, "clip-mini", tmp_path / "report.md", models=MODELS, on=EvaluationSamples(16))
     assert said["notes"] == []
     assert len(said["figures"]) == 12
     for name in said["figures"]:

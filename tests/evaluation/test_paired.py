@@ -38,7 +38,7 @@ from featcal.figures import sample_charts, sample_tables, tables, theme
 from featcal.samples.sources import Samples
 from featcal.session import api
 from featcal.session.session import Session
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
 
 Turned = Sequence[int]
@@ -236,7 +236,7 @@ def session(tiny: Family) -> Session:
 
 
 def test_models_of_a_suite_are_compared_as_they_are_scored(tiny: Family, session: Session) -> None:
-    found = api.compare(session, "base", "merged", view=View(None, "test"))
+    found = api.compare(session, "base", "merged", on=EvaluationSamples(None, "test"))
     assert isinstance(found, Comparison)
     assert (found.suite, found.split, found.a, found.b) == ("tiny", "test", "base", "merged")
     base, merged = api.evaluate(tiny, "base"), api.evaluate(tiny, "merged")
@@ -253,7 +253,7 @@ def test_models_of_a_suite_are_compared_as_they_are_scored(tiny: Family, session
 
 def test_compared_models_are_told_apart_by_their_names(session: Session) -> None:
     names = [f"calibrated:lam={lam},rho=2,alpha=0.3,samples=4" for lam in ("0.1", "5")]
-    found = api.compare(session, *names, view=View(4, "validation"))
+    found = api.compare(session, *names, on=EvaluationSamples(4, "validation"))
     assert [found.a, found.b] == names
 
 
@@ -262,7 +262,7 @@ def test_the_command_line_compares_two_models(session: Session, tiny_suite_file:
         return CliRunner().invoke(cli.commands, ["compare", str(tiny_suite_file), *more])
 
     both = ("--model", "base", "--model", "merged", "--split", "validation", "--samples", "8")
-    found = api.compare(session, "base", "merged", view=View(8, "validation"))
+    found = api.compare(session, "base", "merged", on=EvaluationSamples(8, "validation"))
     assert json.loads(run(*both, "--json").stdout) == found.to_json()
     shown = run(*both)
     lines = shown.stdout.splitlines()
@@ -274,11 +274,11 @@ def test_the_command_line_compares_two_models(session: Session, tiny_suite_file:
 
 
 def test_margins_of_a_session_are_those_of_the_ledger(session: Session) -> None:
-    view = View(6)
+    view = EvaluationSamples(6)
     ledger = session.ledger("merged", DriftOptions(6, output=True))
     own, experts = session.margins("merged", view), session.margins("expert", view)
     assert session.has_features("merged", view)
-    assert not session.has_features("merged", View(7))
+    assert not session.has_features("merged", EvaluationSamples(7))
     for task in TASKS:
         output = ledger.tasks[task].output
         assert output is not None
@@ -326,7 +326,7 @@ def test_a_sample_table_of_text_has_whole_answers() -> None:
 def test_a_ledger_gives_margins_drift_and_certificates(session: Session) -> None:
     task, data = (
         session.ledger("merged", DriftOptions(6, output=True)).tasks["pets"],
-        session.viewable_samples("pets", View(6)),
+        session.viewable_samples("pets", EvaluationSamples(6)),
     )
     models = {"expert": sample_tables.expert_samples(data, task), "merged": sample_tables.model_samples(data, task)}
     table = sample_tables.sample_table(data, models)

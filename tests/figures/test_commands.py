@@ -16,13 +16,13 @@ from reproducing import document, printed
 
 from featcal.figures.commands import KINDS, Measured, commands, python
 from featcal.figures.commands.sweeps import boxes
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 pytestmark = pytest.mark.slow
 
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
 CALIBRATED = ("calibrated:lam=0.02,samples=4", *MODELS[1:])
-ON = View(5, "validation", 3)
+ON = EvaluationSamples(5, "validation", 3)
 TOGETHER = ("differences", "features", "small maps", "UMAP", "small UMAPs")
 """Kinds that are of all models at once."""
 Document = dict[str, Any]
@@ -154,7 +154,9 @@ def test_a_sweep_is_a_few_grids(tiny_suite_file: Path, tmp_path: Path, monkeypat
     refined = "calibrated:lam=0.01,rho=2,alpha=0.6,samples=4,recipe=refined,beta=0.5"
     weighed = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,patch_weight=0.5"
     unsaid = "calibrated:lam=0.1,rho=2,alpha=0,samples=4,precision=fast"
-    measured = Measured("sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, unsaid), View(5))
+    measured = Measured(
+        "sweep", str(tiny_suite_file), ("base", *whole, part, refined, weighed, unsaid), EvaluationSamples(5)
+    )
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "by command"))
     lines = first, second, third, fourth = commands(measured)
     assert "--lam=0.05,0.5 --rho=-1,1.5 --alpha=0.3 --samples 4 --n 5" in first

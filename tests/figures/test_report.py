@@ -32,7 +32,7 @@ from featcal.figures.report.write import write_report
 from featcal.figures.theme import Shown
 from featcal.samples.sources import Samples
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -231,7 +231,7 @@ def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatc
     monkeypatch.setattr(svg, "can_draw", lambda: True)
     monkeypatch.setattr(svg, "draw", drawn)
     out = tmp_path / "my report (1).md"
-    said = write_report(session, "tiny", out, models=MODELS, on=View(4))
+    said = write_report(session, "tiny", out, models=MODELS, on=EvaluationSamples(4))
     text = out.read_text(encoding="utf-8")
     linked = re.findall(r"^!\[.*\]\((\S+)\)$", text, re.MULTILINE)
     assert linked == [name.replace(" ", "%20").replace("(1)", "%281%29") for name in said["figures"]]
@@ -245,7 +245,7 @@ def test_markdown_without_a_browser_says_what_it_needs(
 ) -> None:
     monkeypatch.setattr(svg, "can_draw", lambda: False)
     out = tmp_path / "report.md"
-    said = write_report(session, "tiny", out, models=("merged",), on=View(4))
+    said = write_report(session, "tiny", out, models=("merged",), on=EvaluationSamples(4))
     assert said["notes"] == [svg.NEEDS]
     assert said["figures"] == []
     assert "![" not in out.read_text(encoding="utf-8")
@@ -261,7 +261,7 @@ def test_complete_or_absent(ending: str, session: Session, tmp_path: Path, monke
     monkeypatch.setattr(svg, "draw", stopped)
     monkeypatch.setattr(os, "link", stopped)
     with pytest.raises(KeyboardInterrupt):
-        write_report(session, "tiny", tmp_path / f"report{ending}", models=("merged",), on=View(4))
+        write_report(session, "tiny", tmp_path / f"report{ending}", models=("merged",), on=EvaluationSamples(4))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -277,7 +277,7 @@ def test_figures_go_with_the_report_that_could_not_be_written_and_nobody_elses(
     monkeypatch.setattr(svg, "draw", drawn)
     monkeypatch.setattr(os, "fsync", refused)
     with pytest.raises(InputError, match=r"cannot write .*report\.md: No space left"):
-        write_report(session, "tiny", tmp_path / "report.md", models=("merged",), on=View(4))
+        write_report(session, "tiny", tmp_path / "report.md", models=("merged",), on=EvaluationSamples(4))
     assert list(tmp_path.iterdir()) == [others]
 
 
@@ -319,7 +319,7 @@ def test_what_cannot_be_scored_for_another_reason_is_said(
     session = Session(tiny)
     monkeypatch.setattr(session, "scores", fails)
     with pytest.raises(InputError, match="label 9 has no class"):
-        write_report(session, "tiny", tmp_path / "report.html", models=["merged"], on=View(4))
+        write_report(session, "tiny", tmp_path / "report.html", models=["merged"], on=EvaluationSamples(4))
     assert list(tmp_path.iterdir()) == []
 
 

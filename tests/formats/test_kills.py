@@ -25,7 +25,7 @@ from turns import NIGHTLY, has_its_turn
 from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.family.opening import Family, open_family
 from featcal.server.queue import Order, Queue
-from featcal.studies.history import History, Measured, Run, TaskValue, new_run
+from featcal.studies.history import History, HistoryEntry, Measured, TaskValue, new_run
 from featcal.suite.schema import load_suite
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -169,7 +169,7 @@ def test_history_and_queue_hold_what_was_finished_before_a_kill(tmp_path: Path) 
     scores = {"pets": TaskValue("accuracy", 0.75, 8)}
     measured = Measured("features", "test", 8, 42, scores, {"pets": 0.5}, 1.5)
 
-    def run(number: int) -> Run:
+    def run(number: int) -> HistoryEntry:
         return new_run(("tiny", "0123456789abcdef"), f"calibrated:lam={number}", {"lam": number}, {"featcal": "1"})
 
     def step(number: int) -> None:

@@ -19,9 +19,9 @@ from featcal.session.cache import nbytes
 from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
-SEEN = View(7, "test", 3)
+SEEN = EvaluationSamples(7, "test", 3)
 CONFIG = CalibrationConfig(samples=8)
 
 

@@ -36,7 +36,7 @@ from featcal.samples.prompts import prompt_positions
 from featcal.session.feature_maps import visible_layers
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.testing.reference import Options, refine
 
@@ -385,7 +385,7 @@ def prompt(towers: Towers, library: Any, name: str) -> Tensor:
 
 def test_heads_of_a_session_are_the_models_own(clip: Towers) -> None:
     """Margins and quick scores too; the expert's are its own."""
-    session, view = Session(clip.family), View(None, "test")
+    session, view = Session(clip.family), EvaluationSamples(None, "test")
     for model in ("base", "merged", "expert"):
         assert (
             session.quick_scores(model, view)
@@ -398,7 +398,7 @@ def test_heads_of_a_session_are_the_models_own(clip: Towers) -> None:
 
 def test_what_is_told_of_prompts_reads_no_class_token(clip: Towers) -> None:
     """A prompt's first token is the same for all of them; the mean over its tokens is not."""
-    session, view = Session(clip.family), View(None, "calibration")
+    session, view = Session(clip.family), EvaluationSamples(None, "calibration")
     layers = session.layer_features("merged", "left", view)
     assert [*layers] == clip.family.adapter.layers()
     distinct = len({*clip.prompts("left")})

@@ -31,10 +31,10 @@ from featcal.models.adapter import Call, walking
 from featcal.models.features import final_features
 from featcal.models.lane import run_block
 from featcal.preflight.check import check
-from featcal.session.feature_maps import Clouds
+from featcal.session.feature_maps import FeatureMaps
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.testing.reference import Options, Piece, every_token, refine
 
 IMAGE = 5
@@ -469,7 +469,7 @@ def test_the_canary_reads_pictures(qwen: PicturedTrial) -> None:
 
 def test_layers_of_two_widths_are_on_one_map(qwen: PicturedTrial) -> None:
     """Cosines and distances are those of the features themselves: zeros behind narrower ones change none."""
-    shown = Clouds.from_names(Session(qwen.family), ["merged"], View(4, "calibration"))
+    shown = FeatureMaps.from_names(Session(qwen.family), ["merged"], EvaluationSamples(4, "calibration"))
     frame = shown.to_frame([TASKS[0]])
     assert [*dict.fromkeys(frame["layer"])] == qwen.family.adapter.layers()
     assert not frame[["x", "y", "cosine", "distance"]].isna().any().any()

@@ -19,7 +19,7 @@ from featcal.models.families.language import IGNORED
 from featcal.preflight.check import check
 from featcal.preflight.places import Places
 from featcal.preflight.samples import check_samples
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 END, START = 1, 2
 ASKED = ["w3 w4", "w5", "w6 w7 w8 w9"]
@@ -120,7 +120,7 @@ def test_an_expert_writes_once_in_a_session(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(session.family.adapter.__class__, "generating", counted)
     session.calibrate(CalibrationConfig(samples=4))
     session.calibrate(CalibrationConfig(samples=5, seed=7))
-    assert len(session.viewable_samples("left", View(3, "calibration")).texts or ()) == 3
+    assert len(session.viewable_samples("left", EvaluationSamples(3, "calibration")).texts or ()) == 3
     assert len(calls) == len(TASKS)
 
 

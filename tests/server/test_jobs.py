@@ -36,7 +36,7 @@ from featcal.studies.history import History
 from featcal.studies.recording import hash_of
 from featcal.studies.sweep import Grid, missing
 from featcal.suite.schema import load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.resources import bundle_root, cache_folder, ready_suites
 
@@ -421,7 +421,7 @@ def test_a_sweep_of_a_job_fills_the_history(
     session = Session(tiny)
     grid = Grid((0.05,), (1.0, 2.0), (0.3,), config_for(tiny, samples=4))
     known = History().runs(hash_of(session))
-    assert missing(session, grid, View(4, "validation"), known) == 0
+    assert missing(session, grid, EvaluationSamples(4, "validation"), known) == 0
     finished = line.get(job.id)
     assert finished is not None
     assert finished.done == finished.total == len(document["points"])
@@ -548,7 +548,9 @@ def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatc
     whole, (one, *_) = seconds(), TASKS
     assert seconds(tasks=[one]) < whole
     # whatever is calibrated, the expert and the student go through every block
-    walked = estimates.scoring_seconds(tiny.adapter, lengths.draw_sizes(session, View(8, "calibration")), 64, {})
+    walked = estimates.scoring_seconds(
+        tiny.adapter, lengths.draw_sizes(session, EvaluationSamples(8, "calibration")), 64, {}
+    )
     blocks = [seconds(blocks=[layer]) for layer in layers]
     assert all(2 * walked < block < whole for block in blocks)
     assert sum(block - 2 * walked for block in blocks) == pytest.approx(whole - 2 * walked)

@@ -18,17 +18,17 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.session import projection
-from featcal.session.feature_maps import EXPERT, Clouds, clouds_json
+from featcal.session.feature_maps import EXPERT, FeatureMaps, clouds_json
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError, NumericalError
 
-ON = View(6, "validation", 3)
+ON = EvaluationSamples(6, "validation", 3)
 NAMES = ("merged", "base")
 
 
-def clouds(family: Family) -> Clouds:
-    return Clouds.from_names(Session(family), NAMES, ON)
+def clouds(family: Family) -> FeatureMaps:
+    return FeatureMaps.from_names(Session(family), NAMES, ON)
 
 
 def run(*words: object) -> Result:
@@ -92,7 +92,7 @@ def test_unknown_names_are_named(asked: dict[str, Any], message: str, tiny: Fami
 
 def test_the_expert_alone_is_nothing_to_compare(tiny: Family) -> None:
     with pytest.raises(InputError, match="at least one model beside the expert"):
-        Clouds.from_names(Session(tiny), [EXPERT], ON)
+        FeatureMaps.from_names(Session(tiny), [EXPERT], ON)
 
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])

@@ -30,11 +30,11 @@ from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import suite_stamp
 from featcal.session.model_names import Same, label_of
 from featcal.session.session import Session, open_session
-from featcal.suite.views import DriftKeywords, DriftOptions, View
+from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 
 CONFIG = CalibrationConfig(samples=8)
-FEW = View(8)
+FEW = EvaluationSamples(8)
 
 
 @pytest.fixture
@@ -86,7 +86,10 @@ def test_numbers_are_those_of_the_public_functions(tiny: Family) -> None:
     options = DriftOptions(8, tokens="class", attribution=True, output=True)
     keywords: DriftKeywords = {"samples": 8, "tokens": "class", "attribution": True, "output": True}
     assert own.ledger("merged", options).to_json() == measure_drift(tiny, **keywords).to_json()
-    assert own.scores("base", View(6, "test", 7)).to_json() == evaluate(tiny, "base", samples=6, seed=7).to_json()
+    assert (
+        own.scores("base", EvaluationSamples(6, "test", 7)).to_json()
+        == evaluate(tiny, "base", samples=6, seed=7).to_json()
+    )
     result = calibrate(tiny, CONFIG)
     alone, kept = measure_drift(tiny, result, samples=8), own.ledger(CONFIG, DriftOptions(8))
     assert (alone.model, kept.model) == ("calibrated model", "calibrated")
@@ -115,7 +118,7 @@ def test_an_unknown_choice_of_tokens_is_refused_before_anything_is_opened() -> N
 
 def test_scores_of_another_process_are_taken_over(tiny: Family, calls: list[str]) -> None:
     """The session finds them as its own: for the same model and samples alone, by the model's name here."""
-    own, view = Session(tiny), View(6, "test", 7)
+    own, view = Session(tiny), EvaluationSamples(6, "test", 7)
     elsewhere = replace(Session(tiny).scores(CONFIG, view), model="/somewhere/calibrated")
     calls.clear()
     assert not own.has_scores(CONFIG, view)
@@ -215,7 +218,7 @@ def test_bytes_are_those_of_the_tensors_that_are_held(tiny: Family) -> None:
 def test_expert_passes_have_their_own_room(tiny: Family) -> None:
     own = Session(tiny, budget=0)
     for n in range(4, 10):
-        own.features("merged", View(n))
+        own.features("merged", EvaluationSamples(n))
     assert len([*own._passes]) == session.PASSES
     once = Session(tiny, one_shot=True)
     whole = once.features("merged", FEW)
@@ -398,7 +401,10 @@ def test_the_experts_features_are_beside_those_of_the_merged_model(tiny: Family)
 def test_quick_scores_agree_with_an_evaluation(tiny: Family) -> None:
     own = Session(tiny)
     for model in ("merged", "expert"):
-        assert own.quick_scores(model, View(12)).to_json() == own.scores(model, View(None, "validation")).to_json()
+        assert (
+            own.quick_scores(model, EvaluationSamples(12)).to_json()
+            == own.scores(model, EvaluationSamples(None, "validation")).to_json()
+        )
 
 
 def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,10 +415,10 @@ def test_a_whole_split_passes_by_in_parts(tiny: Family, monkeypatch: pytest.Monk
     passing = Session(tiny)
     assert passing.scores("merged").to_json() == scores
     assert "split" not in {kind for kind, _ in passing._results}  # type: ignore[misc]
-    seen = passing.viewable_samples("signs", View(None, "test"))
+    seen = passing.viewable_samples("signs", EvaluationSamples(None, "test"))
     assert (len(seen), seen.inputs, seen.total) == (12, {}, 12)
     assert seen.labels is not None
-    assert torch.equal(seen.labels, passing.samples(View(None, "test"))["signs"].labels)  # type: ignore[arg-type]
+    assert torch.equal(seen.labels, passing.samples(EvaluationSamples(None, "test"))["signs"].labels)  # type: ignore[arg-type]
 
 
 def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: Path) -> None:

@@ -28,16 +28,16 @@ from featcal.session.session import Session
 from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, Measured, TaskValue, new_run, suite_hash
 from featcal.studies.recording import count_looks, hash_of, measure, record, run_of
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 
 SUITE = ("tiny", "0123456789abcdef")
 BY = {"featcal": "1", "device": "cpu"}
 CONFIG = CalibrationConfig(samples=8)
-FEW = View(8)
+FEW = EvaluationSamples(8)
 
 
-def a_run(number: int = 0) -> runs.Run:
+def a_run(number: int = 0) -> runs.HistoryEntry:
     return new_run(SUITE, f"calibrated:lam={number}", {"lam": number + 0.1}, BY)
 
 
@@ -311,7 +311,7 @@ def test_what_is_recorded_is_what_the_session_measured(tiny: Family, tmp_path: P
     assert run.made_by["device"] == "cpu"
     assert run_of(session, replace(CONFIG, batch_size=3)).id == run.id
     assert run_of(session, replace(CONFIG, seed=43)).id != run.id
-    record(session, CONFIG, View(4), history)
+    record(session, CONFIG, EvaluationSamples(4), history)
     assert [one.samples for one in history.get(run.id).measured] == [4, 8]
 
 
@@ -374,9 +374,9 @@ def test_a_look_is_a_model_that_was_scored_on_test(
 ) -> None:
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
     session, history = Session(tiny), History()
-    test = View(4, "test")
+    test = EvaluationSamples(4, "test")
 
-    def look(*models: Any, on: View = test) -> Looks:
+    def look(*models: Any, on: EvaluationSamples = test) -> Looks:
         with count_looks(session, models, on, "app", history):
             for model in models:
                 session.scores(model, on)
@@ -384,8 +384,8 @@ def test_a_look_is_a_model_that_was_scored_on_test(
 
     assert look("merged", "expert") == Looks(2, 2)
     assert look("merged", CONFIG) == Looks(3, 3)
-    assert look("merged", on=View(4, "validation")) == Looks(3, 3)
-    assert look("merged", on=View(5, "test")) == Looks(4, 3)
+    assert look("merged", on=EvaluationSamples(4, "validation")) == Looks(3, 3)
+    assert look("merged", on=EvaluationSamples(5, "test")) == Looks(4, 3)
     with pytest.raises(InputError), count_looks(session, ["base"], test, "app", history):
         raise InputError("nothing was seen")
     assert history.looks(hash_of(session)) == Looks(4, 3)

@@ -37,7 +37,7 @@ from featcal.studies.selection.cells import Cell, Cells, folder_of
 from featcal.studies.selection.held_out import FOLDS, Contest, Fold, calibration_samples, folds
 from featcal.studies.selection.judge import Judge, Score, answer_probability, criterion_of, margin
 from featcal.studies.selection.outcome import Candidate, Selection
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.resources import cache_folder
 
@@ -142,7 +142,7 @@ def test_a_value_is_the_softmax_of_a_suite_without_the_held_out_samples(
     other = open_family(load_suite(tmp_path / "two" / "suite.yaml"), device="cpu")
     config = CalibrationConfig(recipe=recipe, samples=COUNT, layernorms=False)
     session, fitted = Session(other), calibrate(other, config)
-    found = session.features(fitted.weights, View(None, "validation"))
+    found = session.features(fitted.weights, EvaluationSamples(None, "validation"))
     values = Fold(contest_of(many), number).values(Tried("merged", config))
     heads = contest_of(many).criterion.heads
     assert heads is not None
@@ -199,7 +199,7 @@ def test_without_heads_drift_takes_the_place_and_says_so(many: Family) -> None:
     assert contest.criterion.name == "drift"
     assert "no class names" in contest.criterion.note
     values = Fold(contest, 0).values(Tried("merged", None))
-    features = Session(many).features("merged", View(COUNT, "calibration", ASKED.seed)).tasks
+    features = Session(many).features("merged", EvaluationSamples(COUNT, "calibration", ASKED.seed)).tasks
     for task in TASKS:
         rows, own = folds(COUNT, ASKED.seed, task)[0], features[task]
         expert, model = own.expert_features.double(), own.model_features.double()

@@ -27,7 +27,7 @@ from featcal.studies.plan import Plan
 from featcal.studies.runner import Views
 from featcal.studies.study import Study
 from featcal.suite.schema import load_suite
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 
 CONFIG = CalibrationConfig(samples=8)
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_all_tasks_has_no_first_ones(
 def test_corrupted_calibration_is_measured_on_clean_samples() -> None:
     """On the embedded suite: a place is the model calibrated on the corrupted suite, measured on the clean one."""
     clean = open_family(load_suite("clip-mini"), device="cpu")
-    few = Views(View(16, "test"), View(16))
+    few = Views(EvaluationSamples(16, "test"), EvaluationSamples(16))
     study = corrupt.corrupt(Session(clean), plan("calibrated", on=few), ("fog",), (5,))
     noisy = open_family(corrupt.corrupt_suite(clean.suite, "fog", 5), device="cpu")
     found = drifts(study, "calibrated")

@@ -38,14 +38,14 @@ from featcal.studies.sweep import (
     run_sweep,
     sweep_json,
 )
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 OPTIONS = CalibrationConfig(samples=8, layernorms=False)
 GRID = Grid((0.05, 0.5), (1.0, 2.0), (0.3,), OPTIONS)
-FEW = View(8)
+FEW = EvaluationSamples(8)
 
 
 class Stopped(Exception):
@@ -116,7 +116,7 @@ def test_nothing_is_computed_twice(tiny: Family, tmp_path: Path, made: list[Cali
     run_sweep(Session(tiny), larger, on=FEW, history=history)
     assert [config.alpha for config in made[4:]] == [0.6] * 4
     assert missing(Session(tiny), larger, FEW, history.runs()) == 0
-    assert missing(Session(tiny), larger, View(4), history.runs()) == 8
+    assert missing(Session(tiny), larger, EvaluationSamples(4), history.runs()) == 8
     run_sweep(Session(tiny), replace(GRID, options=replace(OPTIONS, seed=7)), on=FEW, history=history)
     assert len(made) == 12
 
@@ -172,11 +172,11 @@ def test_a_history_that_cannot_be_written_costs_no_point(own: Session, tmp_path:
 def test_every_run_on_the_same_samples_is_a_point(own: Session, tmp_path: Path) -> None:
     history = History(tmp_path)
     swept = run_sweep(own, GRID, on=FEW, history=history)
-    run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=View(4), history=history)
+    run_sweep(own, replace(GRID, lam=(0.05,), rho=(2.0,)), on=EvaluationSamples(4), history=history)
     history.add(new_run(("tiny", hash_of(own)), "calibrated:unmeasured", {"lam": 1.0}, {}))
     assert {point.run.id for point in comparable_points(own, FEW, history.runs())} == {point.run.id for point in swept}
-    assert len(comparable_points(own, View(4), history.runs())) == len(baselines(GRID)) + 1
-    assert comparable_points(own, View(5), history.runs()) == []
+    assert len(comparable_points(own, EvaluationSamples(4), history.runs())) == len(baselines(GRID)) + 1
+    assert comparable_points(own, EvaluationSamples(5), history.runs()) == []
 
 
 def a_point(model: str, mean: float, worst: float) -> SweepPoint:

@@ -6,7 +6,7 @@ import shlex
 
 from featcal.figures.commands import sweeps
 from featcal.figures.commands.measured import Measured
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 _OF_ALL_MODELS = ("compare", "features")
 """Commands that take every model at once."""
@@ -15,7 +15,8 @@ _OF_ALL_MODELS = ("compare", "features")
 def commands(measured: Measured) -> tuple[str, ...]:
     """The command lines: one per model where the command takes one at a time, of a sweep one per grid.
 
-    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), View(64, "validation")))[1]
+    >>> on = EvaluationSamples(64, "validation")
+    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
     """
     command = measured.kind.command
@@ -29,7 +30,7 @@ def commands(measured: Measured) -> tuple[str, ...]:
 def python(measured: Measured) -> str:
     """The lines of Python.
 
-    >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), View(None, "test"))))
+    >>> print(python(Measured("scores", "clip-mini", ("base", "merged"), EvaluationSamples(None, "test"))))
     from featcal import evaluate, open_session
     <BLANKLINE>
     session = open_session('clip-mini')
@@ -84,15 +85,15 @@ def _lines_of_all(measured: Measured) -> str:
     kind = measured.kind
     function, read, made = "compare", kind.read, []
     if kind.command == "features":
-        function, made = "Clouds", ["clouds = Clouds.from_names(session, models, view)"]
+        function, made = "FeatureMaps", ["maps = FeatureMaps.from_names(session, models, on)"]
         chosen = {"tasks": measured.task, "layers": measured.layer}
         asked = [f"{name}={(one,)!r}" for name, one in chosen.items() if one is not None]
         read = f"{read}({', '.join([*asked, *(f'{name}=True' for name in kind.keywords)])})"
     lines = [
-        f"from featcal import {', '.join(sorted([function, 'View', 'open_session'], key=_sort_key))}",
+        f"from featcal import {', '.join(sorted([function, 'EvaluationSamples', 'open_session'], key=_sort_key))}",
         "",
         f"session = open_session({measured.suite!r})",
-        f"view = View({', '.join(_arguments(measured.on, True))})",
+        f"on = EvaluationSamples({', '.join(_arguments(measured.on, True))})",
         f"models = {measured.models!r}",
         *made,
         f'print(models, {read}, sep="\\n")',
@@ -105,7 +106,7 @@ def _sort_key(name: str) -> tuple[bool, str]:
     return not name[0].isupper(), name
 
 
-def _arguments(on: View, whole: bool) -> list[str]:
+def _arguments(on: EvaluationSamples, whole: bool) -> list[str]:
     """Of a view; a split that is left to the suite is not said, but a whole split is where that is the default."""
     said = [] if on.samples is None and not whole else [f"samples={on.samples!r}"]
     said += [] if on.split is None else [f"split={on.split!r}"]

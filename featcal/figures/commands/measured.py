@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Kind:
         flags: what this measurement needs beyond the command's own options.
         keywords: the same of the function in Python.
         where: of the numbers in the command's document; TASK is every task, `[]` every entry of a list.
-        read: of the numbers in Python, from `ledger`, `scores` or `clouds`, `session` and `model` or `models`.
+        read: of the numbers in Python, from `ledger`, `scores` or `maps`, `session` and `model` or `models`.
         note: what the reader of command and lines should know besides; "" for nothing.
     """
 
@@ -81,11 +81,11 @@ _KINDS = {
         "tasks.TASK.answers[]",
         "{task: one.answers() for task, one in scores.tasks.items()}",
     ),
-    "differences": Kind("compare", (), (), "tasks.TASK", "compare(session, *models, view=view).to_frame()"),
-    "features": Kind("features", (), (), _POINTS, "clouds.to_frame", _MIRRORED),
-    "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "clouds.to_frame", _MIRRORED),
-    "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "clouds.to_frame", _UMAP),
-    "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "clouds.to_frame", _UMAP),
+    "differences": Kind("compare", (), (), "tasks.TASK", "compare(session, *models, on=on).to_frame()"),
+    "features": Kind("features", (), (), _POINTS, "maps.to_frame", _MIRRORED),
+    "small maps": Kind("features", ("--own-map",), ("alone",), _POINTS, "maps.to_frame", _MIRRORED),
+    "UMAP": Kind("features", ("--pooled",), ("pooled",), _POINTS, "maps.to_frame", _UMAP),
+    "small UMAPs": Kind("features", ("--own-map", "--pooled"), ("alone", "pooled"), _POINTS, "maps.to_frame", _UMAP),
     "conditioning": Kind("conditioning", (), (), "systems[]", "session.conditioning(session.resolve(model))"),
     "sweep": Kind(
         "sweep",
@@ -117,7 +117,7 @@ class Measured:
     what: str
     suite: str
     models: tuple[str, ...]
-    on: View = field(default_factory=View)
+    on: EvaluationSamples = field(default_factory=EvaluationSamples)
     tokens: str = "all"
     sublayers: bool = False
     task: str | None = None

@@ -71,10 +71,10 @@ def commands(measured: Measured) -> tuple[str, ...]:
 def python(measured: Measured) -> str:
     """The same, of all grids."""
     lines = [
-        "from featcal import Grid, View, open_session, run_sweep",
+        "from featcal import Grid, EvaluationSamples, open_session, run_sweep",
         "",
         f"session = open_session({measured.suite!r})",
-        f"view = View({measured.on.samples!r})",
+        f"view = EvaluationSamples({measured.on.samples!r})",
         "points = []",
     ]
     for grid in grids(measured.models):

@@ -25,7 +25,7 @@ from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import count_looks
-from featcal.suite.views import DriftOptions, View
+from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NoScores
 from featcal.system.formatting import percent
 from featcal.system.progress import Progress
@@ -48,13 +48,13 @@ class Asked:
     session: Session
     reference: str
     names: Mapping[str, str]
-    on: View
+    on: EvaluationSamples
 
     @property
     def models(self) -> dict[str, ModelId]:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
-    def measurement(self, what: str, on: View, *more: str) -> Measured:
+    def measurement(self, what: str, on: EvaluationSamples, *more: str) -> Measured:
         """The origin of numbers of the models that are shown, and of `more`."""
         return Measured(what, self.reference, tuple(dict.fromkeys([*self.names.values(), *more])), on)
 
@@ -68,7 +68,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
     session = asked.session
     options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
     ledgers = {shown: session.ledger(model, options, progress) for shown, model in asked.models.items()}
-    final = View(None, "test" if "test" in session.family.suite.splits() else session.split)
+    final = EvaluationSamples(None, "test" if "test" in session.family.suite.splits() else session.split)
     scores, missing = _scores(asked, final, progress)
     summary = _summary(ledgers, scores)
     parts = [
@@ -88,7 +88,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
     )
 
 
-def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
+def _scores(asked: Asked, final: EvaluationSamples, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
@@ -125,7 +125,7 @@ def _sentences(ledgers: Mapping[str, DriftLedger], scores: Mapping[str, Scores],
         yield f"{shown} scores {points:+.1f} points on average compared with {first}."
 
 
-def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: View, missing: str) -> Iterator[Part]:
+def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: EvaluationSamples, missing: str) -> Iterator[Part]:
     if not scores:
         yield Part("Scores", f"There are none: {missing}")
         return
@@ -148,7 +148,7 @@ def _score_parts(asked: Asked, scores: Mapping[str, Scores], on: View, missing: 
         yield _flip_part(asked, scores, (first, one), on)
 
 
-def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: View) -> Part:
+def _flip_part(asked: Asked, scores: Mapping[str, Scores], pair: tuple[str, str], on: EvaluationSamples) -> Part:
     first, second = pair
     found = compare_scores(scores[first], scores[second])
     table = sample_tables.with_intervals(tables.score_table({name: scores[name] for name in pair}, pair), found)

@@ -12,11 +12,13 @@ from featcal.export.record_facts import input_hashes
 from featcal.figures.report.content import Table
 from featcal.session.session import Session
 from featcal.suite.recipe import MergeRecipe
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.versions import all_versions
 
 
-def settings(session: Session, names: Mapping[str, str], on: View, final: View) -> tuple[Table, ...]:
+def settings(
+    session: Session, names: Mapping[str, str], on: EvaluationSamples, final: EvaluationSamples
+) -> tuple[Table, ...]:
     """Tables of models, calibrations, samples, versions and hashes.
 
     Args:

@@ -14,7 +14,7 @@ from featcal.figures.report.content import Content
 from featcal.figures.report.measure import Asked, gather
 from featcal.figures.report.models import name_models
 from featcal.session.session import Session
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.atomic_files import put_new, temporary_path
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
@@ -29,7 +29,7 @@ def write_report(
     out: Path,
     *,
     models: Sequence[str] = MODELS,
-    on: View | None = None,
+    on: EvaluationSamples | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """A report of some models of a suite.
@@ -49,7 +49,7 @@ def write_report(
         InputError: `out` cannot be written, models that cannot be shown together, and as `gather`.
     """
     beside = free(out)
-    asked = Asked(session, reference, name_models(models, session), on or View())
+    asked = Asked(session, reference, name_models(models, session), on or EvaluationSamples())
     notes = [svg.NEEDS] if beside is not None and not svg.can_draw() else []
     content = gather(asked, progress)
     try:
@@ -68,10 +68,10 @@ def write_report(
     return {"out": str(out), "figures": drawn, "bytes": out.stat().st_size, "notes": notes}
 
 
-def report_command(reference: str, names: Sequence[str], on: View) -> str:
+def report_command(reference: str, names: Sequence[str], on: EvaluationSamples) -> str:
     """The command line that writes the same report.
 
-    >>> report_command("clip-mini", ["merged"], View(16))
+    >>> report_command("clip-mini", ["merged"], EvaluationSamples(16))
     'featcal report clip-mini --model merged --samples 16 --seed 42 --out report.html'
     """
     models = [word for name in names for word in ("--model", name)]

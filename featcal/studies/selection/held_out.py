@@ -17,7 +17,7 @@ from featcal.samples.sources import Samples
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import Tried
 from featcal.studies.selection.judge import Criterion, Judge
-from featcal.suite.views import View
+from featcal.suite.views import EvaluationSamples
 from featcal.system.progress import Progress, silent
 
 FOLDS = 4
@@ -39,7 +39,7 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
 
 def calibration_samples(session: Session, config: CalibrationConfig) -> dict[str, Samples]:
     """Draw the calibration samples of every task that takes part, as inputs alone: no labels, no right answers."""
-    drawn = session.samples(View(config.samples, "calibration", config.seed))
+    drawn = session.samples(EvaluationSamples(config.samples, "calibration", config.seed))
     return {task: _take(one, range(len(one))) for task, one in select_tasks(config, drawn).items()}
 
 
