@@ -69,10 +69,12 @@ _HOMES = _read_homes()
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'featcal' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # to type checkers other names are errors
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'featcal' has no attribute '{name}'")
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
