@@ -67,6 +67,8 @@ def merge(
             raise InputError("merge: what is merged? Give a suite, or base= and experts=")
         suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))
         method = None
+    if not isinstance(suite, Suite | Family):
+        raise InputError(f"merge: a {type(suite).__name__} is no suite; give one, or base= and experts=")
     family = ensure_family(suite, "cpu")
     recipe = recipe_for(family.suite, method)
     return MergeResult(family, recipe, family.merge(recipe))

@@ -148,4 +148,9 @@ def _session(suite: Suite | Family | Session, device: str, max_memory: int | Non
         if max_memory is not None:
             raise InputError("max_memory: an open session has a limit of its own; open it with one")
         return suite
+    if not isinstance(suite, Suite | Family):
+        raise InputError(
+            f"suite: a {type(suite).__name__} is none; read one with featcal.load_suite, or make one of your models "
+            "and samples with featcal.Suite.of"
+        )
     return Session(ensure_family(suite, device), one_shot=True, max_memory=max_memory)

@@ -39,7 +39,7 @@ class HeldRows:
     """Rows in memory: a table, as `samples.table` describes it."""
 
     content: Any
-    """A sequence of mappings, or a data set of `datasets`."""
+    """A list of mappings, or a data set of `datasets`."""
     columns: tuple[str, ...]
     features: Mapping[str, Any]
     """Of a data set: what its columns hold."""
@@ -52,7 +52,7 @@ class HeldRows:
 
     def column(self, name: str) -> list[Any]:
         """Return every value of a column; numbers of arrays as Python's own."""
-        if self.features:
+        if not isinstance(self.content, list):  # a data set reads one column without the pictures beside it
             return [_plain(value) for value in self.content[name]]
         return [row[name] for row in self.rows(range(len(self)), [name])]
 
@@ -188,8 +188,11 @@ def _rows_of(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
         name = "target" if isinstance(labels[0], str) and "input" in rows[0] else "label"
         rows = [{**row, name: _plain(one)} for row, one in zip(rows, labels, strict=True)]
     digest = hashlib.sha256()
-    for row in rows:
-        _digest_value(row, digest)
+    try:
+        for row in rows:
+            _digest_value(row, digest)
+    except (OSError, SyntaxError) as error:  # a picture of Pillow reads its file when it is looked at
+        raise InputError(f"{label}: a picture cannot be read ({error})") from error
     return HeldRows(rows, tuple(dict.fromkeys(name for row in rows for name in row)), {}, digest.hexdigest())
 
 
@@ -203,7 +206,7 @@ def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldR
     if not getattr(given, "_fingerprint", None):
         for index in range(len(plain)):
             _digest_value(plain[index], digest)
-    return HeldRows(plain, tuple(given.column_names), dict(given.features or {"": None}), digest.hexdigest())
+    return HeldRows(plain, tuple(given.column_names), dict(given.features or {}), digest.hexdigest())
 
 
 def _row(sample: Any, label: str) -> Row:

@@ -66,9 +66,9 @@ def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ..
     content: dict[str, Any] = {
         "name": given.get("name", "suite"),
         "base": _refer(given.get("base"), "base", held, _tools(given)),
-        "merged": _describe_merged(given.get("merged", DEFAULT_MERGE), held),
         "tasks": {task: {"expert": _refer(one, f"expert '{task}'", held)} for task, one in experts.items()},
     }
+    content["merged"] = _describe_merged(given.get("merged", DEFAULT_MERGE), content["tasks"], held)
     for option in ("description", "calibration", "vocabulary", "text_tower"):
         content |= {option: given[option]} if option in given else {}
     for split, samples in _splits(given):
@@ -109,10 +109,20 @@ def _tools(given: SuiteObjects) -> tuple[Any, ...]:
     return tuple(one for one in own if one is not None)
 
 
-def _describe_merged(given: Any, held: list[Any]) -> Any:
-    """Return what a suite file would say of the merged model: a reference or a recipe."""
+def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: list[Any]) -> Any:
+    """Return what a suite file would say of the merged model: a reference or a recipe.
+
+    Raises:
+        InputError: an object of another kind, or what `merge` gave of other experts.
+    """
     recipe = getattr(given, "recipe", given)
     if isinstance(recipe, MergeRecipe):
+        of = {} if given is recipe else {task: spec.expert for task, spec in given.family.suite.tasks.items()}
+        if of and of != {task: spec["expert"] for task, spec in tasks.items()}:
+            raise InputError(
+                f"{WHERE}: merged: it was merged of other experts ({', '.join(of)}), or they were named otherwise; "
+                "give its to_model(), or the recipe alone"
+            )
         return recipe.model_dump(exclude_none=True)
     if isinstance(given, Mapping):
         return dict(given)

@@ -333,6 +333,38 @@ def test_a_model_object_is_no_name_of_a_model(clip: dict[str, Any]) -> None:
         featcal.evaluate(featcal.Suite.of(**clip), clip["base"])
 
 
+def test_a_merge_of_other_experts_is_told(clip: dict[str, Any]) -> None:
+    """Its recipe would make another model of these ones."""
+    pets = {"pets": clip["experts"]["pets"]}
+    merged = featcal.merge(base=clip["base"], experts=pets, method="ties")
+    with pytest.raises(InputError, match=r"merged: it was merged of other experts \(pets\), .* give its to_model\(\)"):
+        featcal.Suite.of(**{**clip, "merged": merged})
+    assert featcal.Suite.of(base=clip["base"], experts=pets, merged=merged).merged == merged.recipe
+    swapped = {"pets": clip["experts"]["signs"]}
+    with pytest.raises(InputError, match="it was merged of other experts"):
+        featcal.Suite.of(base=clip["base"], experts=swapped, merged=merged)
+
+
+def test_what_is_no_suite_is_told(clip: dict[str, Any]) -> None:
+    for function in (featcal.evaluate, featcal.measure_drift):
+        with pytest.raises(
+            InputError, match=r"suite: a CLIPModel is none; read one with featcal\.load_suite, or make one"
+        ):
+            function(clip["base"])
+    with pytest.raises(InputError, match="merge: a CLIPModel is no suite; give one, or base= and experts="):
+        featcal.merge(clip["base"])
+
+
+def test_a_picture_that_cannot_be_read(clip: dict[str, Any], tmp_path: Path) -> None:
+    PICTURES[0].save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:60])
+    with (
+        Image.open(tmp_path / "cut.png") as broken,
+        pytest.raises(InputError, match="samples: a picture cannot be read"),
+    ):
+        featcal.Suite.of(**{**clip, "samples": {"pets": [PICTURES[1], broken]}})
+
+
 def test_a_merged_model_alone_is_no_suite(clip: dict[str, Any]) -> None:
     with pytest.raises(
         InputError, match=r"calibrate: 'clip-mini' is no suite; read one with featcal\.load_suite, or give"
