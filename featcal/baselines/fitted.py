@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featcal.baselines.folded import describe_heads, foldable, locate_task, write_heads
 from featcal.baselines.options import Baseline
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_hashes
+from featcal.export.to_model import library_model
 from featcal.export.write import HEADS, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family
 from featcal.family.outside_tower import note_left_out
+from featcal.formats.located import Located
 from featcal.formats.output import OutputFolder
 from featcal.formats.weights import Weights
 from featcal.suite.name_grammar import AFTER
 from featcal.system.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NAMED = "calibration"
 """The samples that say what classes are called, where the suite file does not."""
@@ -36,6 +41,20 @@ class Fitted:
     record: Mapping[str, Any]
     """suite and its file, model (its name), of (the model that was acted on), options, tasks (samples, truncated,
     indices, hash), seconds, peak memory, versions, machine."""
+
+    @property
+    def _container(self) -> Located:
+        """Whose layout and files beside the weights a written model has."""
+        return self.family.container if self.options.kind in AFTER else self.family.origin
+
+    def to_model(self) -> PreTrainedModel:
+        """Return the model as the library's own class has it, in eval mode: what `from_pretrained` makes of the folder
+        that `save` writes, bit for bit. It shares no memory with this one.
+
+        Raises:
+            InputError: a model of another library than transformers, or one that is more than its weights.
+        """
+        return library_model(self.family.adapter, self._container, self.weights)
 
     def save(self, out: str | Path, task: str | None = None) -> dict[str, Any]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
@@ -55,7 +74,7 @@ class Fitted:
         weights = self.weights if mapped is None else mapped.under
         require_weights_alone(weights)
         family, settings = self.family, dict(self.record["options"])
-        container = family.container if self.options.kind in AFTER else family.origin
+        container = self._container
         notes = [*check_lineage(family), *(note_left_out(family).values() if container is family.origin else ())]
         record = {**self.record, "inputs": input_hashes(family), "notes": notes}
         what = f"{(type(self.options).__doc__ or '').splitlines()[0]} A baseline beside calibration."

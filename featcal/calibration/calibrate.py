@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from featcal.calibration.algorithm1 import Account, ForwardOrder, InMemoryBlocks
 from featcal.calibration.baseline_drift import warnings_of
@@ -21,6 +21,7 @@ from featcal.calibration.store import Watch, watch_nothing
 from featcal.evaluation.generation_check import canary, note_unchecked
 from featcal.export.card import model_card
 from featcal.export.record_facts import input_files, input_hashes, read_draws
+from featcal.export.to_model import library_model
 from featcal.export.write import can_reload, require_weights_alone, write_model
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import Family, ensure_family
@@ -41,8 +42,12 @@ from featcal.system.environment import machine_facts
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import FileStamp, stamps
 from featcal.system.formatting import did_you_mean
+from featcal.system.in_memory import is_held
 from featcal.system.progress import Progress, peak_rss_bytes, silent
 from featcal.system.versions import all_versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 
@@ -107,6 +112,15 @@ class CalibrationResult:
             content = _write(folder, self, origin, lambda: self.record["seconds"])
         written: list[str] = content["written"]
         return written
+
+    def to_model(self) -> PreTrainedModel:
+        """Return the calibrated model as the library's own class has it, in eval mode: what `from_pretrained` makes of
+        the folder that `save` writes, bit for bit. It shares no memory with the result.
+
+        Raises:
+            InputError: a model of another library than transformers.
+        """
+        return library_model(self.family.adapter, self.family.container, self.weights)
 
 
 def calibrate(
@@ -315,7 +329,8 @@ def _record(
 ) -> dict[str, Any]:
     """The record of a finished calibration, without what its caller adds."""
     merged, layers = family.suite.merged, _layers(family.adapter)
-    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else "checkpoint"
+    file = "a model in memory" if is_held(merged) else "checkpoint"
+    own = merged.model_dump(exclude_none=True) if isinstance(merged, MergeRecipe) else file
     return {
         "command": "calibrate",
         "suite": family.suite.name,

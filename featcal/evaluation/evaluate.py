@@ -210,7 +210,7 @@ def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
     if spec.classes is not None:
         return spec.classes
     if source is None:
-        raise InputError(f"task '{task}', {split} samples: the suite file gives none; add '{split}:' to the task")
+        raise InputError(f"task '{task}', {split} samples: the suite gives none; add '{split}:' to the task")
     names = open_pool(source, split, family.suite.root, f"task '{task}', {split} samples").class_names
     if names is None:
         raise no_class_names(task)

@@ -7,25 +7,62 @@ from pathlib import Path
 from typing import Any
 
 from featcal.family.opening import Family
+from featcal.formats.in_memory import HeldModel, HeldWeights
+from featcal.formats.weights import Over, Weights
 from featcal.models.lane import ExpertPass
 from featcal.system.distributed import ALONE, Ranks
+from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
-    """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank."""
-    files = {name: own for name, own in input_files(family).items() if own}
+    """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank. Of a model in
+    memory that of its tensors (`HeldModel.tensors_digest`), under what it is.
+
+    Raises:
+        InputError: a model in memory has changed since its suite was made.
+    """
+    files = input_files(family)
+    held = {
+        name: one for name, weights in _models(family).items() if (one := _find_model_in_memory(weights)) is not None
+    }
     elsewhere = {f"expert {task}" for task in family.experts.keys() - ranks.select_led(family.experts).keys()}
-    mine = [name for name in files if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
-    found = ranks.union({name: {file.name: sha256(file) for file in files[name]} for name in mine})
-    return {name: found[name] for name in files}
+    known = [name for name in files if files[name] or name in held]
+    mine = [name for name in known if name not in elsewhere and (name.startswith("expert ") or not ranks.rank)]
+    found = ranks.union(
+        {
+            name: _hash_held(name, held[name]) if name in held else {file.name: sha256(file) for file in files[name]}
+            for name in mine
+        }
+    )
+    return {name: found[name] for name in known}
+
+
+def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
+    digest = model.tensors_digest()
+    if digest != model.content:
+        raise InputError(
+            f"{name}: the {model.kind} in memory has other values than when its suite was made; make the suite "
+            "anew with featcal.Suite.of"
+        )
+    return {f"{model.kind} in memory": digest}
+
+
+def _find_model_in_memory(weights: Weights) -> HeldModel | None:
+    """Return the model in memory that weights are read from; None where they come from elsewhere."""
+    while isinstance(weights, Over):
+        weights = weights.under
+    return weights.held if isinstance(weights, HeldWeights) else None
+
+
+def _models(family: Family) -> dict[str, Weights]:
+    experts = {f"expert {task}": expert for task, expert in family.experts.items()}
+    return {"base": family.base, "merged": family.merged, **experts}
 
 
 def input_files(family: Family) -> dict[str, Sequence[Path]]:
-    """Weight files by model; a recipe has none of its own."""
-    models = {"base": family.base, "merged": family.merged}
-    models |= {f"expert {task}": expert for task, expert in family.experts.items()}
-    return {name: getattr(weights, "files", ()) for name, weights in models.items()}
+    """Weight files by model; a recipe and a model in memory have none."""
+    return {name: getattr(weights, "files", ()) for name, weights in _models(family).items()}
 
 
 def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:

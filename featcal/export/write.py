@@ -231,11 +231,20 @@ def _write_files(
     if container.layout == "open_clip":
         written = [_write_single(folder, adapter, source, model, whole)]
         return [*written, *_write_open_clip_config(container, folder.model)], []
-    written = _copy_files(container.folder, folder.model)
-    written += say_processor(folder.model)
-    say_tokenizer(folder.model)
-    notes = say_model(folder.model, adapter, model)
+    written, notes = write_beside(container, folder.model, adapter, model)
     return [*written, *_write_shards(folder, adapter, source, model, whole)], notes
+
+
+def write_beside(container: Located, target: Path, adapter: Adapter, model: Weights) -> tuple[list[str], list[str]]:
+    """Write what a folder of transformers has beside the weights; returns names and notes.
+
+    Raises:
+        InputError: a file cannot be copied.
+    """
+    written = _copy_files(container.folder, target)
+    written += say_processor(target)
+    say_tokenizer(target)
+    return written, say_model(target, adapter, model)
 
 
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:
@@ -256,7 +265,8 @@ def _written_info(adapter: Adapter, source: Stored, model: Weights) -> dict[str,
     return {name: own[name] if name in adapter.tower else info for name, info in source.info.items()}
 
 
-def _content(adapter: Adapter, source: Stored, model: Weights, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def content_of(adapter: Adapter, source: Stored, model: Weights, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return tensors of a written model: the container's (`source`), those of the tower as the model has them."""
     tower = set(adapter.tower)
     rest = source.read(name for name in names if name not in tower)
     return {**rest, **model.read(name for name in names if name in tower)}
@@ -265,10 +275,10 @@ def _content(adapter: Adapter, source: Stored, model: Weights, names: Sequence[s
 def _save(file: Path, adapter: Adapter, source: Stored, model: Weights, names: Sequence[str], whole: bool) -> None:
     """One file of these tensors; they are in memory together only if that may be."""
     if whole:
-        save_tensors(_content(adapter, source, model, names), file)
+        save_tensors(content_of(adapter, source, model, names), file)
         return
     info = _written_info(adapter, source, model)
-    stream_tensors({name: info[name] for name in names}, partial(_content, adapter, source, model), file)
+    stream_tensors({name: info[name] for name in names}, partial(content_of, adapter, source, model), file)
 
 
 def _write_single(folder: OutputFolder, adapter: Adapter, source: Stored, model: Weights, whole: bool) -> str:
@@ -285,7 +295,7 @@ def _write_shards(folder: OutputFolder, adapter: Adapter, source: Stored, model:
     info = _written_info(adapter, source, model)
     sizes = {name: torch.Size(i.shape).numel() * i.dtype.itemsize for name, i in info.items()}
     if whole and sum(sizes.values()) <= SHARD_BYTES:
-        save_tensors(_content(adapter, source, model, list(info)), folder.model / SINGLE_FILE)
+        save_tensors(content_of(adapter, source, model, list(info)), folder.model / SINGLE_FILE)
         return [SINGLE_FILE]
     blocks = adapter.blocks()
     inside = {name for block in blocks for name in block.names}

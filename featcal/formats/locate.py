@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.checkpoint import Checkpoint, read_config, resolve, stored_names
+from featcal.formats.in_memory import locate_held
 from featcal.formats.located import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import PREFIXES, is_open_clip_folder, locate_open_clip, located_folder
@@ -15,6 +16,7 @@ from featcal.formats.sentences import pooling_option
 from featcal.formats.weights import Canonical
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
+from featcal.system.in_memory import is_held
 
 _LAYERS = frozenset({"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "layers"})
 _SIZES = frozenset({
@@ -36,7 +38,7 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
     """
     for prefix in PREFIXES[1:]:
         ref = ref.removeprefix(prefix)
-    if ref.startswith(PREFIXES) or split_lora(ref, root)[1] is not None:
+    if ref.startswith(PREFIXES) or is_held(ref) or split_lora(ref, root)[1] is not None:
         raise InputError(f"{label}: {ref} is not a checkpoint folder; write one with featcal export or merge first")
     return resolve(ref, root, label)
 
@@ -45,12 +47,14 @@ def locate(ref: str, root: Path, label: str) -> Located:
     """Find the model behind a reference without reading more than headers.
 
     Args:
-        ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`; or
-            open_clip's `local-dir:FOLDER` and `hf-hub:ID`.
+        ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`;
+            open_clip's `local-dir:FOLDER` and `hf-hub:ID`; or what stands for a model in memory.
 
     Raises:
         InputError: nothing is there, or its headers cannot be read.
     """
+    if is_held(ref):
+        return locate_held(ref, label)
     if ref.startswith(PREFIXES):
         return locate_open_clip(ref, root, label)
     under, adapter = split_lora(ref, root)

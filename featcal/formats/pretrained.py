@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from featcal.formats.checkpoint import read_config
+from featcal.formats.in_memory import model_beside
 from featcal.formats.located import explain_model_errors
-from featcal.system.errors import NumericalError
+from featcal.system.errors import InputError, NumericalError
 
 
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return the model (float32, eval mode) and transformers' loading report; nothing else goes to stderr.
 
-    Tensors of another shape are in the report as `mismatched_keys`.
+    Tensors of another shape are in the report as `mismatched_keys`. The folder of a model in memory has no weights:
+    they are the model's own.
     """
+    held = model_beside(folder)
+    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with _quietly(folder):
+        if held is None:
+            model, report = model_class.from_pretrained(folder, **options)
+        else:
+            tensors = {name: tensor.cpu() for name, tensor in held.tensors.items()}
+            model, report = model_class.from_pretrained(None, config=str(folder), state_dict=tensors, **options)
+    return model.eval(), report
+
+
+def model_of(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what `from_pretrained` would make of a folder if it held these tensors: a model in eval mode of the class
+    that its `config.json` names, in the dtype that is named there. It may share memory with the tensors.
+
+    Args:
+        folder: has everything of a checkpoint but the weights.
+        tensors: by their names in files.
+
+    Raises:
+        InputError: the folder names no class of transformers.
+        NumericalError: a tensor would be re-initialised.
+    """
+    import transformers
+
+    config = read_config(folder, "model")
+    named = str(next(iter(config.get("architectures") or ()), ""))
+    model_class = getattr(transformers, named, None)
+    if model_class is None:
+        raise InputError(f"config.json names {named or 'no class'}, which transformers does not have; save the model")
+    options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    with _quietly(folder):
+        model, report = model_class.from_pretrained(None, config=str(folder), state_dict=dict(tensors), **options)
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    _require_complete(report, named)
+    model.config.name_or_path = ""
+    return model.eval()
+
+
+@contextmanager
+def _quietly(folder: Path) -> Iterator[None]:
+    """One load at a time, without progress bars and advice on stderr, whose errors name the folder."""
     from transformers.utils import logging
 
     with _loading:
@@ -27,14 +76,11 @@ def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]
         logging.set_verbosity_error()
         try:
             with explain_model_errors("transformers", str(folder / "config.json")):
-                model, report = model_class.from_pretrained(
-                    folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-                )
+                yield
         finally:
             logging.set_verbosity(verbosity)
             if shown:
                 logging.enable_progress_bar()
-    return model.eval(), report
 
 
 _loading = threading.Lock()
@@ -49,7 +95,11 @@ def load_complete(model_class: Any, folder: Path) -> Any:
         NumericalError: a tensor would be re-initialised.
     """
     model, report = load_pretrained(model_class, folder)
+    _require_complete(report, str(folder))
+    return model
+
+
+def _require_complete(report: Mapping[str, Any], what: str) -> None:
     lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if lost:
-        raise NumericalError(f"{folder}: transformers would re-initialise {', '.join(lost[:4])}; not finished")
-    return model
+        raise NumericalError(f"{what}: transformers would re-initialise {', '.join(lost[:4])}; not finished")

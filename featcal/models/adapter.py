@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from featcal.formats.in_memory import name_place
 from featcal.formats.located import Located
 from featcal.formats.weights import Weights
 from featcal.models.compute import computing
@@ -353,7 +354,7 @@ class Adapter(ABC):
             NoScores: the base has no text tower, or no tokenizer.
             InputError: the tokenizer cannot be used.
         """
-        raise NoScores(f"base: {base.folder} has no text tower, so there is no zero-shot head")
+        raise NoScores(f"base: {name_place(base.folder)} has no text tower, so there is no zero-shot head")
 
     def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
         """Return what encodes class prompts through a model's own text tower, and the factor of their cosines to

@@ -22,6 +22,7 @@ from featcal.formats.weights import Canonical, Stored
 from featcal.preflight.remote import Download, RemoteModel, remote_data, remote_model
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
+from featcal.system.in_memory import MEMORY
 from featcal.system.paths import local_path
 
 Place = Path | RemoteModel | None
@@ -74,7 +75,7 @@ class Places:
         if ref.startswith(HUB_PREFIX):
             place = self._known.get(ref.removeprefix(HUB_PREFIX))
             return f"{FOLDER_PREFIX}{place}" if isinstance(place, Path) else ref
-        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX)):
+        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX, MEMORY)):
             return ref
         places = {part: self._known.get(part) for part in self._parts(ref)}
         return "+".join(
@@ -109,7 +110,7 @@ class Places:
         return False
 
     def _parts(self, ref: str) -> list[str]:
-        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX)):
+        if ref.startswith((FILE_PREFIX, FOLDER_PREFIX, MEMORY)):
             return []
         return [part for part in split_lora(ref.removeprefix(HUB_PREFIX), self._root) if part is not None]
 

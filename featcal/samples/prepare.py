@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.hub import HUB_FILES
+from featcal.formats.in_memory import name_place
 from featcal.formats.located import Pictures
 from featcal.formats.processor import PREPROCESSOR_FILE, PROCESSOR_FILE, image_processor_settings, timm_settings
 from featcal.models.families.language import IGNORED
@@ -326,8 +327,8 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
         return transformers.CLIPImageProcessor(**timm)
     if found is None:
         raise InputError(
-            f"base: {folder} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a 'tensors' "
-            "source"
+            f"base: {name_place(folder)} has no {PREPROCESSOR_FILE} (nor {PROCESSOR_FILE}), which pictures need; use a "
+            "'tensors' source"
         )
     try:
         processor = getattr(transformers, kind or _named_processor(*found)).from_pretrained(folder)
@@ -357,7 +358,8 @@ def _read_tokenizer(folder: Path, settings: tuple[FileStamp, ...]) -> Any:
 
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise InputError(
-            f"base: {folder} has no tokenizer (such as tokenizer.json), which text needs; use a 'tensors' source"
+            f"base: {name_place(folder)} has no tokenizer (such as tokenizer.json), which text needs; use a "
+            "'tensors' source"
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

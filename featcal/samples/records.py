@@ -177,11 +177,18 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
 
 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
-    """Return a picture from a cell: `{"bytes", "path"}`, the bytes, or a file's name relative to `folder`."""
+    """Return a picture from a cell: `{"bytes", "path"}`, the bytes, a file's name relative to `folder`, or, of rows in
+    memory, Pillow's or an array."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, bytes):
         return read_image(io.BytesIO(cell), place)
+    if isinstance(cell, np.ndarray):
+        if cell.dtype != np.uint8 or cell.ndim != 3 or cell.shape[-1] != 3 or 0 in cell.shape:
+            raise InputError(f"{place}: a picture is {cell.dtype} {list(cell.shape)}, expected uint8 [H, W, 3]")
+        return cell
+    if hasattr(cell, "getbands"):
+        return _to_array(cell, place)
     if isinstance(cell, str):
         # The table may be a stranger's, and name any file.
         require_inside(folder / cell, place)
@@ -202,16 +209,20 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
     unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Pillow.DecompressionBombError)
     try:
         with Pillow.open(file) as picture:
-            if math.prod(picture.size) > MOST_PIXELS:
-                raise InputError(
-                    f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that "
-                    "featcal reads; make it smaller"
-                )
-            # As `datasets` and transformers' image processors have it; `load_image` of transformers turns pictures,
-            # too, but shows the colours under transparency.
-            return np.asarray(_lay_over_white(_upright(picture)))
+            return _to_array(picture, place)
     except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
+
+
+def _to_array(picture: PillowImage, place: str) -> Image:
+    if math.prod(picture.size) > MOST_PIXELS:
+        raise InputError(
+            f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that featcal "
+            "reads; make it smaller"
+        )
+    # As `datasets` and transformers' image processors have it; `load_image` of transformers turns pictures, too, but
+    # shows the colours under transparency.
+    return np.asarray(_lay_over_white(_upright(picture)))
 
 
 _ORIENTATION = 0x0112

@@ -35,12 +35,13 @@ from featcal.samples.prepare import (
 )
 from featcal.samples.records import MOST_LABEL, table_pool
 from featcal.samples.table import read_jsonl
-from featcal.samples.tensors import tensors
+from featcal.samples.tensors import read_tensors, tensors_pool
 from featcal.samples.vary import with_copies
 from featcal.suite.schema import Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
+from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
 
@@ -145,7 +146,7 @@ def _open_task(suite: Suite, task: str, split: str, written: Written | None) -> 
     source = spec.source(split)
     label = f"task '{task}', {split} samples"
     if source is None:
-        raise InputError(f"{label}: the suite file gives none; add '{split}:' to the task")
+        raise InputError(f"{label}: the suite gives none; add '{split}:' to the task")
     if source.self_generated is not None and written is not None:
         with _name_problems(label):
             pool = written(task)
@@ -328,13 +329,17 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.hub is not None:
         table = read_hub(source.hub, root, source.config, str(source.split), source.revision)
         return table_pool(table, source, None)
+    if source.rows is not None:
+        return table_pool(find_held(source.rows, "rows"), source, None)
+    if is_held(source.tensors):
+        return tensors_pool(find_held(str(source.tensors), "tensors").tensors, source)
     path = local_path(str(getattr(source, source.kind)), root, source.kind)
     if not path.exists():
         raise InputError(f"{path} does not exist")
     require_links_inside(path, source.kind)
     refuse_saved_to_disk(path)
     if source.tensors is not None:
-        return tensors(path, source)
+        return tensors_pool(read_tensors(path, source), source)
     if source.arrays is not None:
         return arrays(path, source.split or split)
     if source.imagefolder is not None:

@@ -1,4 +1,4 @@
-"""Open pools of tensors in a safetensors file: preprocessed pictures, or token ids."""
+"""Open pools of tensors, in a safetensors file or in memory: preprocessed pictures, or token ids."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from featcal.system.formatting import did_you_mean
 from featcal.system.paths import require_plain
 
 
-def tensors(file: Path, source: Source) -> Pool:
+def tensors_pool(found: Mapping[str, Tensor], source: Source) -> Pool:
     """Return a pool of pictures `[n, 3, H, W]` (floating-point) with class indices, or of token ids `[n, T]` with mask
     and target ids or class indices.
 
+    Args:
+        found: the tensors that the options "key", "labels" and "mask" of the source name.
+
     Raises:
-        InputError: the file cannot be read, a tensor is missing, or shapes do not belong together.
+        InputError: shapes that do not belong together.
     """
-    names = {"key": source.key, "labels": source.labels, "mask": source.mask}
-    found = _read(file, {option: name for option, name in names.items() if name is not None})
+    names = _tensor_names(source)
     values = found["key"]
     if values.ndim == 2 and not values.is_floating_point() and not values.is_complex():
         return _tokens(found, names)
@@ -37,10 +39,15 @@ def tensors(file: Path, source: Source) -> Pool:
     return Pool(len(values), labels, None, tensors=lambda wanted: values[list(wanted)])
 
 
-def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors of a file under the options that name them."""
+def read_tensors(file: Path, source: Source) -> dict[str, Tensor]:
+    """Return the tensors of a file that a source names, under the options that name them.
+
+    Raises:
+        InputError: the file cannot be read, or a tensor is missing.
+    """
     from safetensors import SafetensorError, safe_open
 
+    names = {option: name for option, name in _tensor_names(source).items() if name is not None}
     require_plain(file)
     try:
         with safe_open(file, framework="pt") as handle:
@@ -51,6 +58,10 @@ def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
             return {option: handle.get_tensor(name) for option, name in names.items()}
     except (SafetensorError, OSError, TypeError, MemoryError) as error:
         raise InputError(f"{file} is not a whole safetensors file ({error})") from error
+
+
+def _tensor_names(source: Source) -> dict[str, str | None]:
+    return {"key": source.key, "labels": source.labels, "mask": source.mask}
 
 
 def _tokens(found: Mapping[str, Tensor], names: Mapping[str, str | None]) -> Pool:

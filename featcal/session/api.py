@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack, cast
 
+from featcal.calibration.calibrate import CalibrationResult
+from featcal.calibration.calibrate import calibrate as calibrate_suite
 from featcal.drift.ledger import DriftLedger
 from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison
 from featcal.family.opening import Calibrated, Family, ensure_family
 from featcal.formats.weights import Weights
+from featcal.session.model_names import ModelId
 from featcal.session.session import Session
+from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.objects import SuiteObjects
 from featcal.suite.schema import Suite
 from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
+from featcal.system.formatting import shorten
 from featcal.system.progress import Progress, silent
 
 WHOLE_TEST = EvaluationSamples(None, "test")
@@ -42,7 +48,7 @@ def measure_drift(
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.ledger(session.resolve(model), asked, progress)
+    return session.ledger(_resolve(session, model), asked, progress)
 
 
 def evaluate(
@@ -66,7 +72,41 @@ def evaluate(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.scores(session.resolve(model), EvaluationSamples(samples, split, seed), progress)
+    return session.scores(_resolve(session, model), EvaluationSamples(samples, split, seed), progress)
+
+
+def calibrate(
+    model: Any,
+    config: CalibrationConfig | None = None,
+    *,
+    device: str = "auto",
+    progress: Progress = silent,
+    **objects: Unpack[SuiteObjects],
+) -> CalibrationResult:
+    """Calibrate the merged model of a suite, or one that is given with its base, experts and samples (Algorithm 1).
+
+    Args:
+        model: a suite, or a merged model in any form that `Suite.of` takes: in memory, a reference, a recipe, or what
+            `merge` gives.
+        config: left out, the options that the suite recommends, else the paper's for the architecture.
+        device: "auto", "cpu" or "cuda", for a suite; an opened one stays where it is.
+        objects: what `Suite.of` takes beside the merged model; with a suite none, but what
+            `featcal.calibration.calibrate.calibrate` takes beside it.
+
+    Raises:
+        InputError: the suite, its models or its samples are not usable.
+        NumericalError: the closed form has no trustworthy solution with these options.
+    """
+    if isinstance(model, Suite | Family):
+        return calibrate_suite(model, config, device=device, progress=progress, **cast(Any, objects))
+    if not {"base", "experts"} <= objects.keys():
+        what = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
+        raise InputError(
+            f"calibrate: {shorten(what)} is no suite; read one with featcal.load_suite, or give a merged model with "
+            "base=, experts= and samples="
+        )
+    suite = Suite.of(**{**objects, "merged": model})
+    return calibrate_suite(suite, config, device=device, progress=progress)
 
 
 def compare(
@@ -89,7 +129,17 @@ def compare(
         InputError, NumericalError: as `Session.scores`.
     """
     session = _session(suite, device)
-    return session.compare(session.resolve(a), session.resolve(b), view, progress)
+    return session.compare(_resolve(session, a), _resolve(session, b), on, progress)
+
+
+def _resolve(session: Session, model: ModelId) -> ModelId:
+    """What a name stands for; InputError for an object that is no model of a suite."""
+    if not isinstance(model, str | CalibrationConfig | Weights | Calibrated):
+        raise InputError(
+            f"model: a {type(model).__name__} is no model of this suite; give its name, a folder or what featcal "
+            "returned, or make a suite with it: featcal.Suite.of(merged=…)"
+        )
+    return session.resolve(model)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:
@@ -98,4 +148,9 @@ def _session(suite: Suite | Family | Session, device: str, max_memory: int | Non
         if max_memory is not None:
             raise InputError("max_memory: an open session has a limit of its own; open it with one")
         return suite
+    if not isinstance(suite, Suite | Family):
+        raise InputError(
+            f"suite: a {type(suite).__name__} is none; read one with featcal.load_suite, or make one of your models "
+            "and samples with featcal.Suite.of"
+        )
     return Session(ensure_family(suite, device), one_shot=True, max_memory=max_memory)

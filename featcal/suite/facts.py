@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from featcal.suite.schema import Suite, load_suite
+from featcal.suite.schema import SPLITS, Suite, load_suite, references
 from featcal.system.errors import InputError
+from featcal.system.in_memory import is_held
 from featcal.system.resources import embedded_suites, ready_suites
 
 
 def suite_facts(suite: Suite) -> dict[str, Any]:
-    """`shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts.
+    """`shipped`, the name under which featcal brings this very suite, else None; `sha256` of each of its parts;
+    `in_memory`, which models and samples were given as Python objects, where any were.
 
     No path is told, so a record can be published without the names of folders. Hashes are of what a suite file means,
     not of its layout: comments and the order of options change nothing.
@@ -20,7 +23,16 @@ def suite_facts(suite: Suite) -> dict[str, Any]:
     content = suite.model_dump(mode="json")
     tasks = content.pop("tasks")
     parts = content | {f"tasks.{name}": task for name, task in tasks.items()}
-    return {"shipped": _find_shipped_name(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
+    found = {"shipped": _find_shipped_name(suite), "sha256": {name: _digest(part) for name, part in parts.items()}}
+    return found | ({"in_memory": held} if (held := list(_parts_in_memory(suite))) else {})
+
+
+def _parts_in_memory(suite: Suite) -> Iterator[str]:
+    yield from (role for role, reference in references(suite).items() if is_held(reference))
+    for name, task in suite.tasks.items():
+        sources = {split: task.source(split) for split in SPLITS}
+        held = [split for split, one in sources.items() if one is not None and is_held(getattr(one, one.kind))]
+        yield from (f"task '{name}', {split} samples" for split in held)
 
 
 def _find_shipped_name(suite: Suite) -> str | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import yaml
 from pydantic import (
@@ -34,6 +35,9 @@ from featcal.system.formatting import did_you_mean, shorten
 from featcal.system.paths import expand_home, local_path, require_plain
 from featcal.system.resources import embedded_suites, ready_suites, task_files
 from featcal.system.sandbox import require_inside
+
+if TYPE_CHECKING:
+    from featcal.suite.objects import SuiteOptions
 
 ModelRef = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
@@ -158,6 +162,52 @@ class Suite(Strict):
     """`own` merges and calibrates the text tower beside one for pictures too, on prompts of the tasks' classes, and
     every model is scored through its own; `base` leaves the base's to all."""
     _root: Path = PrivateAttr(default=Path())
+    _held: tuple[Any, ...] = PrivateAttr(default=())
+    """What references to memory mean, which is there for as long as the suite is."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        base: Any,
+        experts: Mapping[str, Any],
+        merged: Any = "task-arithmetic",
+        samples: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+        **options: Unpack[SuiteOptions],
+    ) -> Suite:
+        """Return the suite of some models and samples, without a file.
+
+        A model is a `PreTrainedModel` in memory, whose tensors are used as they are and not copied, a folder or an id
+        on the Hub; what is in memory must stay as it is for as long as the suite is used.
+
+        Args:
+            base: what the experts were made from. In memory it needs `tokenizer` or `processor` for samples that are
+                not prepared yet.
+            experts: task → model.
+            merged: a model, or how the experts are merged: "ties:scale=0.4,density=0.3", or a mapping as in a suite
+                file.
+            samples: task → calibration samples, which need no labels: pictures (a list of Pillow's, uint8 arrays
+                `[n, H, W, 3]`), prepared pictures `[n, 3, H, W]` or token ids `[n, T]` as arrays or tensors, what a
+                tokenizer returned, a data set of `datasets`, a list of texts, of pairs (text, answer) or (picture,
+                class), or of rows, a tuple (samples, labels), a path, or what a suite file says of a source.
+            test: task → samples that models are scored on, likewise; they need labels or answers.
+            classes: task → names of its classes in the order of the labels.
+            options: `SuiteOptions`.
+
+        Raises:
+            InputError: objects of another kind, or what `load_suite` says of a file with the same content.
+        """
+        from featcal.suite.objects import WHERE, describe_objects
+
+        content, held = describe_objects({
+            "base": base, "experts": experts, "merged": merged, "samples": samples, "test": test, "classes": classes,
+            **options,
+        })  # fmt: skip
+        suite = suite_from_dict(content, Path.cwd(), WHERE)
+        suite._held = held
+        return suite
 
     @model_validator(mode="after")
     def _recipe_is_for_these_tasks(self) -> Suite:
@@ -259,7 +309,7 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
         found = error.errors(include_context=False, include_input=False, include_url=False)
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
         problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
-        raise InputError(f"{label}: not a valid suite file\n{problems}") from error
+        raise InputError(f"{label}: not a valid suite\n{problems}") from error
     suite._root = root
     return suite
 

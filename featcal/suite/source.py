@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from featcal.suite.strict import Strict
 from featcal.suite.template import template_fields
+from featcal.system.in_memory import is_held
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "embedded": ("split",),
@@ -16,12 +17,14 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "imagefolder": ("label",),
     "parquet": ("split", "image", "label", "input", "pair", "target", "targets"),
     "jsonl": ("split", "image", "label", "input", "pair", "target", "targets"),
+    "rows": ("image", "label", "input", "pair", "target", "targets"),
     "hub": ("config", "split", "revision", "image", "label", "input", "pair", "target", "targets"),
     "self_generated": (),
 }
 """Options of every kind of source; all of them also take `limit`, and those of pictures `corruption`."""
-SOURCE_KINDS = tuple(_OPTIONS)
-_LATER = ("corruption", "pair", "self_generated")
+SOURCE_KINDS = tuple(kind for kind in _OPTIONS if kind != "rows")
+"""Those that a suite file can name."""
+_LATER = ("corruption", "pair", "self_generated", "rows")
 """What suite files could not say at first."""
 
 Kind = Literal["gaussian-noise", "motion-blur", "fog"]
@@ -59,7 +62,7 @@ class SelfGenerated(Strict):
 
 
 class Source(Strict):
-    """Where the samples of one split come from; exactly one of the eight kinds is given.
+    """Where the samples of one split come from; exactly one of the kinds is given.
 
     Pictures or text: a source with `input` is text, as is what experts write; any other is pictures (`tensors` may be
     either). Text with `image` comes with a picture each, for models that read both.
@@ -80,6 +83,8 @@ class Source(Strict):
     """One JSON object per line; `.gz` is unpacked on the way."""
     hub: str | None = None
     """Id of a data set on the Hub, or a local folder in the same layout; needs the package `datasets`."""
+    rows: str | None = None
+    """Samples in memory with named columns, by the reference that `Suite.of` gives them; `tensors` may be one too."""
     self_generated: SelfGenerated | None = None
     """No data: text that the task's expert writes; to calibrate on alone."""
 
@@ -131,7 +136,7 @@ class Source(Strict):
 
     @model_validator(mode="after")
     def _one_kind_with_its_options(self) -> Source:
-        kinds = [kind for kind in SOURCE_KINDS if getattr(self, kind) is not None]
+        kinds = [kind for kind in _OPTIONS if getattr(self, kind) is not None]
         if len(kinds) != 1:
             raise ValueError(f"give exactly one of {', '.join(SOURCE_KINDS)} (found {', '.join(kinds) or 'none'})")
         options = {option for allowed in _OPTIONS.values() for option in allowed}
@@ -145,6 +150,10 @@ class Source(Strict):
             raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
         if self.hub is not None and self.split is None:
             raise ValueError("a 'hub' source needs 'split', one of the data set's own splits")
+        if self.rows is not None and not is_held(self.rows):
+            raise ValueError(
+                "'rows' are samples in memory, which no file can name; give one of " + ", ".join(SOURCE_KINDS)
+            )
         if self.jsonl is not None and self.input is None:
             raise ValueError("a 'jsonl' source needs 'input', the template of the model's input")
         return self
@@ -195,7 +204,7 @@ class Source(Strict):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in SOURCE_KINDS if getattr(self, kind) is not None)
+        return next(kind for kind in _OPTIONS if getattr(self, kind) is not None)
 
     @property
     def is_unpinned(self) -> bool:

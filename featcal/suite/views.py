@@ -12,7 +12,7 @@ TOKENS = ("all", "class")
 
 @dataclass(frozen=True)
 class EvaluationSamples:
-    """Which samples of every task a model is measured on."""
+    """Which samples of every task a model is measured on: how many, of which split, drawn by which seed."""
 
     samples: int | None = 64
     """Per task; a task that has fewer gives all it has, and None takes them all."""

@@ -34,6 +34,7 @@ ADVERBS = words(
 FIRST = words("from to with without")
 """Prepositions that a name may begin with, as in `to_json`, `from_query`, `with_suffix`."""
 EXCEPTIONS = {
+    "featcal.suite.schema.Suite.of": "of objects, as `from_…` would be of a file: public, and short where it stands",
     "featcal.testing.checks.informed": "the recipe's name, under which a check's numbers are given",
 }
 """At most ten, each with its reason."""

@@ -100,7 +100,7 @@ def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message:
 def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:
     with pytest.raises(InputError, match="has no name, there are 1 classes"):
         drawn(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
-    with pytest.raises(InputError, match="task 'pets', test samples: the suite file gives none"):
+    with pytest.raises(InputError, match="task 'pets', test samples: the suite gives none"):
         drawn(edit_suite(lambda c: c["tasks"]["pets"].pop("test")))
 
 

@@ -38,7 +38,7 @@ CONFIG = clip_config(samples=8)
 FEW = EvaluationSamples(8)
 
 
-def a_run(number: int = 0) -> runs.Run:
+def a_run(number: int = 0) -> runs.HistoryEntry:
     return new_run(SUITE, f"calibrated:lam={number}", {"lam": number + 0.1}, BY)
 
 

@@ -160,7 +160,7 @@ def test_a_suite_without_calibration_samples(edit_suite: Edit) -> None:
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].pop("calibration")))
     assert suite.task("pets").source("calibration") is None
     assert suite.splits() == ("validation", "test")
-    with pytest.raises(InputError, match="task 'pets', calibration samples: the suite file gives none; add 'calibr"):
+    with pytest.raises(InputError, match="task 'pets', calibration samples: the suite gives none; add 'calibr"):
         draw(suite, "pets", "calibration", 1, 0, clip_inputs(suite.root / "base"))
 
 

@@ -15,7 +15,8 @@ _OF_ALL_MODELS = ("compare", "features")
 def commands(measured: Measured) -> tuple[str, ...]:
     """The command lines: one per model where the command takes one at a time, of a sweep one per grid.
 
-    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), EvaluationSamples(64, "validation")))[1]
+    >>> on = EvaluationSamples(64, "validation")
+    >>> commands(Measured("attribution", "clip-mini", ("merged", "calibrated:lam=0.1"), on))[1]
     'featcal drift clip-mini --model calibrated:lam=0.1 --attribution --samples 64 --split validation --seed 42 --json'
     """
     command = measured.kind.command

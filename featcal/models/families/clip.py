@@ -15,6 +15,7 @@ from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.formats.checkpoint import read_config
+from featcal.formats.in_memory import name_place
 from featcal.formats.located import Located
 from featcal.formats.pretrained import load_complete, load_pretrained
 from featcal.models.adapter import (
@@ -153,12 +154,12 @@ class ClipVision(Adapter):
         folder = base.folder
         if base.config.get("model_type") != "clip":
             raise NoScores(
-                f"base: {folder} has no text tower, so there is no zero-shot head; "
+                f"base: {name_place(folder)} has no text tower, so there is no zero-shot head; "
                 "evaluation needs a full CLIP checkpoint as base"
             )
         model, _ = load_pretrained(CLIPModel, folder)
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:

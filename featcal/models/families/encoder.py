@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
+from featcal.formats.in_memory import name_place
 from featcal.formats.located import Located
 from featcal.formats.pretrained import load_complete, load_pretrained
 from featcal.formats.sentences import POOLING
@@ -185,7 +186,7 @@ class Encoder(Adapter):
         if not loader or not any(name.startswith("text_model.") for name in base.names):
             return super().prompt_encoder(base)
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
         model, _ = load_pretrained(getattr(transformers, loader), folder)
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
+from featcal.formats.in_memory import name_place
 from featcal.formats.located import Located
 from featcal.formats.pretrained import load_complete
 from featcal.formats.weights import Weights
@@ -145,7 +146,7 @@ class TwoTowers(Adapter):
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
         folder = base.folder
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-            raise NoScores(f"base: {folder} has no tokenizer files, which class prompts need")
+            raise NoScores(f"base: {name_place(folder)} has no tokenizer files, which class prompts need")
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:

@@ -1,0 +1,74 @@
+"""The experts of a suite merged, as a model that can be saved, measured and handed over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from featcal.export.merge import recipe_for, write_merge
+from featcal.export.to_model import library_model
+from featcal.family.opening import Family, ensure_family
+from featcal.formats.weights import Weights
+from featcal.suite.objects import SuiteObjects
+from featcal.suite.recipe import MergeRecipe
+from featcal.suite.schema import Suite
+from featcal.system.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """The experts of a suite merged by a recipe; computed when its tensors are read."""
+
+    family: Family
+    recipe: MergeRecipe
+    weights: Weights
+    """Accepted wherever a model is."""
+
+    def save(self, out: str | Path) -> dict[str, Any]:
+        """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the record with `out`.
+
+        Raises:
+            InputError: `out` exists or cannot be written, or an expert does not descend from the base.
+            NumericalError: the folder does not load back to the same model.
+        """
+        return write_merge(self.family, self.recipe, out)
+
+    def to_model(self) -> PreTrainedModel:
+        """Return the merged model as the library's own class has it, in eval mode: what `from_pretrained` makes of the
+        folder that `save` writes, bit for bit.
+
+        Raises:
+            InputError: a model of another library than transformers.
+        """
+        return library_model(self.family.adapter, self.family.origin, self.weights)
+
+
+def merge(
+    suite: Suite | Family | None = None, method: str | None = None, **objects: Unpack[SuiteObjects]
+) -> MergeResult:
+    """Merge the experts of a suite, or those that are given.
+
+    Args:
+        suite: left out, `objects` are what `Suite.of` takes: base, experts, and what the merged model is measured on.
+        method: with its options, such as "task-arithmetic:scale=0.3"; left out, the recipe of the suite.
+
+    Raises:
+        InputError: unknown method or option, a suite whose merged model is a checkpoint where none is given, or as
+            `Suite.of` and `open_family`.
+    """
+    if suite is not None and objects:
+        raise InputError(f"merge: give a suite, or {', '.join(objects)}, not both")
+    if suite is None:
+        if not {"base", "experts"} <= objects.keys():
+            raise InputError("merge: what is merged? Give a suite, or base= and experts=")
+        suite = Suite.of(**(objects if method is None else {**objects, "merged": method}))
+        method = None
+    if not isinstance(suite, Suite | Family):
+        raise InputError(f"merge: a {type(suite).__name__} is no suite; give one, or base= and experts=")
+    family = ensure_family(suite, "cpu")
+    recipe = recipe_for(family.suite, method)
+    return MergeResult(family, recipe, family.merge(recipe))

@@ -1,0 +1,275 @@
+"""Samples that Python code gives, as sources of a suite: arrays, tensors, data sets, lists of texts, pictures, rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featcal.suite.source import SOURCE_KINDS
+from featcal.system.errors import InputError
+from featcal.system.formatting import some
+from featcal.system.in_memory import Holdable, hold
+
+COLUMN_OPTIONS = ("image", "label", "input", "pair", "target", "targets", "limit", "corruption")
+"""What `columns` may say of rows."""
+_VALUES = ("pixel_values", "input_ids")
+_TENSORS = {"attention_mask": "mask", "labels": "labels"}
+"""Keys of a mapping of tensors beside its values, and the options of a source that they are."""
+_ENDINGS = {".npz": "arrays", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldTensors:
+    """Tensors in memory by the options of a source that name them: "key", "labels" and "mask"."""
+
+    tensors: Mapping[str, Any]
+    sha256: str
+    kind: str = "tensors"
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Rows in memory: a table, as `samples.table` describes it."""
+
+    content: Any
+    """A list of mappings, or a data set of `datasets`."""
+    columns: tuple[str, ...]
+    features: Mapping[str, Any]
+    """Of a data set: what its columns hold."""
+    sha256: str
+    kind: str = "rows"
+    folder: Path = Path()
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def column(self, name: str) -> list[Any]:
+        """Return every value of a column; numbers of arrays as Python's own."""
+        if not isinstance(self.content, list):  # a data set reads one column without the pictures beside it
+            return [_plain(value) for value in self.content[name]]
+        return [row[name] for row in self.rows(range(len(self)), [name])]
+
+    def rows(self, wanted: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        """Return the given columns of the given rows, in their order.
+
+        Raises:
+            InputError: a row lacks one.
+        """
+        found = [self.content[int(index)] for index in wanted]
+        for index, row in zip(wanted, found, strict=True):
+            missing = [name for name in columns if name not in row]
+            if missing:
+                raise InputError(f"{self.place(index)} has no field '{missing[0]}'")
+        return [{name: _plain(row[name]) for name in columns} for row in found]
+
+    def class_names(self, column: str) -> tuple[str, ...] | None:
+        """Return the names of the classes that a column counts, where a data set has them."""
+        names = getattr(self.features.get(column), "names", None)
+        return tuple(map(str, names)) if names else None
+
+    def place(self, row: int) -> str:
+        """Return what messages call a row."""
+        return f"sample {row}"
+
+
+def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[dict[str, Any], Holdable | None]:
+    """Return a source of a suite, as its file would say it, and what must be held for as long as the suite is used.
+
+    Args:
+        given: numpy arrays or tensors (pictures uint8 `[n, H, W, 3]`, prepared ones `[n, 3, H, W]` or token ids
+            `[n, T]`), a mapping of such as tokenizers and processors return it, a data set of `datasets`, a list of
+            texts, pictures, pairs of one and its answer or class, or rows; a tuple (samples, labels); a path; or what a
+            suite file says of a source.
+        columns: options of a source for rows (`COLUMN_OPTIONS`).
+        label: what messages call the samples.
+
+    Raises:
+        InputError: samples of another kind, or columns that nobody can guess.
+    """
+    if isinstance(given, str | Path):
+        return {**_path_source(str(given), label), **columns}, None
+    if isinstance(given, Mapping) and any(kind in given for kind in SOURCE_KINDS):
+        return {**given, **columns}, None
+    if isinstance(given, Mapping) and any(name in given for name in _VALUES):
+        return _mapping_source(given, columns, label)
+    labels = None
+    if isinstance(given, tuple):
+        given, labels = _split_labels(given, label)
+    if _is_array(given) and not (str(given.dtype).endswith("uint8") and given.ndim == 4):
+        named = {} if labels is None else {"labels": _tensor(labels, f"{label}, labels")}
+        return _tensor_source({"key": _tensor(given, label), **named}, columns, label)
+    rows = _rows_of(given, labels, label)
+    if not len(rows):
+        raise InputError(f"{label}: there are none")
+    return {"rows": hold(rows), **(columns or _guess_columns(rows, label))}, rows
+
+
+def _path_source(given: str, label: str) -> dict[str, Any]:
+    kinds = [kind for ending, kind in _ENDINGS.items() if given.endswith(ending)]
+    if not kinds and not Path(given).expanduser().is_dir():
+        raise InputError(
+            f"{label}: '{given}' is no folder of pictures and ends like none of {', '.join(_ENDINGS)}; say what it is, "
+            "as in a suite file: {'hub': 'owner/name', 'split': 'train'}"
+        )
+    return {kinds[0] if kinds else "imagefolder": given}
+
+
+def _mapping_source(
+    given: Mapping[str, Any], columns: Mapping[str, Any], label: str
+) -> tuple[dict[str, Any], Holdable | None]:
+    key = next(name for name in _VALUES if name in given)
+    unknown = [name for name in given if name != key and name not in _TENSORS]
+    if unknown:
+        raise InputError(
+            f"{label}: the mapping has {some(unknown)}, which no source of tensors holds; give {key} with "
+            f"{' and '.join(_TENSORS)}, or the samples before they were prepared"
+        )
+    found = {option: _tensor(given[name], f"{label}, {name}") for name, option in _TENSORS.items() if name in given}
+    return _tensor_source({"key": _tensor(given[key], f"{label}, {key}"), **found}, columns, label)
+
+
+def _tensor_source(
+    found: dict[str, Any], columns: Mapping[str, Any], label: str
+) -> tuple[dict[str, Any], Holdable | None]:
+    unused = [name for name in columns if name != "limit"]
+    if unused:
+        raise InputError(f"{label}: columns ({', '.join(unused)}) are of rows, and these samples are tensors")
+    digest = hashlib.sha256()
+    for option, tensor in found.items():
+        _digest_value({option: tensor.numpy()}, digest)
+    held = HeldTensors(found, digest.hexdigest())
+    options = {option: option for option in found if option != "key"}
+    return {"tensors": hold(held), "key": "samples", **options, **columns}, held
+
+
+def _tensor(given: Any, label: str) -> Any:
+    """Return numbers as a tensor on the CPU that shares their memory where it can."""
+    import torch
+
+    try:
+        return torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{label}: these numbers make no tensor ({error}); give rows of one length") from error
+
+
+def _is_array(given: Any) -> bool:
+    """Say whether it is an array of numpy or a tensor."""
+    return hasattr(given, "ndim") and hasattr(given, "dtype") and hasattr(given, "shape")
+
+
+def _split_labels(given: tuple[Any, ...], label: str) -> tuple[Any, Sequence[Any]]:
+    if len(given) != 2 or isinstance(given[1], str) or not hasattr(given[1], "__len__"):
+        raise InputError(f"{label}: a tuple is (samples, labels); give a list of samples otherwise")
+    values, labels = given
+    if not hasattr(values, "__len__") or len(values) != len(labels):
+        raise InputError(f"{label}: there are {len(labels)} labels, which is not one for each sample")
+    return values, labels
+
+
+def _rows_of(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
+    if hasattr(given, "column_names") and hasattr(given, "features"):
+        return _dataset_rows(given, labels, label)
+    if isinstance(given, str | bytes | Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        what = f"a mapping with {some(list(given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise InputError(
+            f"{label}: {what} is no list of samples; give arrays, tensors, a data set of `datasets` (one split of it), "
+            "a list of texts, pictures or rows, or a path"
+        )
+    values = np.asarray(given) if _is_array(given) else given
+    rows = [_row(values[index], label) for index in range(len(values))]
+    if labels is not None:
+        name = "target" if isinstance(labels[0], str) and "input" in rows[0] else "label"
+        rows = [{**row, name: _plain(one)} for row, one in zip(rows, labels, strict=True)]
+    digest = hashlib.sha256()
+    try:
+        for row in rows:
+            _digest_value(row, digest)
+    except (OSError, SyntaxError) as error:  # a picture of Pillow reads its file when it is looked at
+        raise InputError(f"{label}: a picture cannot be read ({error})") from error
+    return HeldRows(rows, tuple(dict.fromkeys(name for row in rows for name in row)), {}, digest.hexdigest())
+
+
+def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldRows:
+    if isinstance(given, Mapping):
+        raise InputError(f"{label}: the data set has the splits {some(list(given))}; give one of them")
+    if labels is not None:
+        raise InputError(f"{label}: a data set has its labels in a column; name it with columns={{'label': …}}")
+    plain = given.with_format(None) if hasattr(given, "with_format") else given
+    digest = hashlib.sha256(str(getattr(given, "_fingerprint", "")).encode())
+    if not getattr(given, "_fingerprint", None):
+        for index in range(len(plain)):
+            _digest_value(plain[index], digest)
+    return HeldRows(plain, tuple(given.column_names), dict(given.features or {}), digest.hexdigest())
+
+
+def _row(sample: Any, label: str) -> Row:
+    """Return one sample as a row: a text has the column "input", a picture "image", and what stands beside it in a pair
+    "target" (a text) or "label"."""
+    if isinstance(sample, Mapping):
+        return dict(sample)
+    if isinstance(sample, str):
+        return {"input": sample}
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        row = _row(sample[0], label)
+        answer = _plain(sample[1])
+        return {**row, "target" if isinstance(answer, str) and "input" in row else "label": answer}
+    if hasattr(sample, "getbands") or isinstance(sample, np.ndarray):
+        return {"image": sample}
+    raise InputError(
+        f"{label}: a sample is a {type(sample).__name__}; give texts, pictures (of Pillow, or uint8 [H, W, 3]), pairs "
+        "of one and its answer or class, or rows"
+    )
+
+
+def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
+    """Return the options of a source for rows whose columns are named as usual.
+
+    Raises:
+        InputError: they are not.
+    """
+    names = rows.columns
+    text = next((name for name in ("input", "text") if name in names), None)
+    if text is None:
+        if "image" in names:
+            return {}
+        raise InputError(
+            f"{label}: which columns are what? There are {some(list(names))}; say columns={{'input': '{{…}}', "
+            "'target': '{…}'} for texts or {'image': …, 'label': …} for pictures"
+        )
+    found = {"input": f"{{{text}}}", **({"image": "image"} if "image" in names else {})}
+    found |= {"pair": "{pair}"} if "pair" in names else {}
+    if "target" in names:
+        return {**found, "target": "{target}"}
+    return {**found, "label": "label"} if "label" in names else found
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy or a tensor of one number as Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _digest_value(value: Any, digest: Any) -> None:
+    """Add a value to a digest: numbers, texts, arrays and pictures by what they hold."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            digest.update(f"{name}:".encode(errors="surrogatepass"))
+            _digest_value(one, digest)
+    elif isinstance(value, list | tuple):
+        digest.update(f"[{len(value)}]".encode())
+        for one in value:
+            _digest_value(one, digest)
+    elif _is_array(value):
+        array = np.ascontiguousarray(value)
+        digest.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
+    elif hasattr(value, "getbands"):
+        digest.update(f"{value.mode} {value.size}\n".encode() + value.tobytes())
+    else:
+        text = json.dumps(value, default=repr) if not isinstance(value, bytes) else value.hex()
+        digest.update(f"{text}\n".encode())

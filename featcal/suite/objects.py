@@ -1,0 +1,180 @@
+"""What a suite file would say of Python objects: models and samples in memory, or references to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from featcal.suite.held_samples import COLUMN_OPTIONS, read_samples
+from featcal.suite.name_grammar import model_name
+from featcal.suite.recipe import METHODS, MergeRecipe
+from featcal.system.errors import InputError
+from featcal.system.formatting import did_you_mean
+from featcal.system.in_memory import hold
+
+DEFAULT_MERGE = "task-arithmetic"
+WHERE = "Suite.of"
+"""What messages call a suite of objects."""
+
+
+class SuiteOptions(TypedDict, total=False):
+    """What `Suite.of` takes beside models, samples and classes."""
+
+    name: str
+    """Of the suite, in tables and cards; "suite" when left out."""
+    description: str
+    validation: Mapping[str, Any] | None
+    """Task → samples that models are measured on while options are chosen."""
+    columns: Mapping[str, Any]
+    """What the columns of rows are, in the words of a suite file: `{"input": "Is '{text}' good?", "target":
+    "{answer}"}`; of single tasks by their names."""
+    task_options: Mapping[str, Mapping[str, Any]]
+    """Task → what else a suite file says of one: templates, metric, max_length, max_target_length."""
+    tokenizer: Any
+    """For a base in memory that reads texts, or whose classes are named by prompts."""
+    processor: Any
+    """For a base in memory that reads pictures: an image processor, or a processor that holds one."""
+    calibration: Mapping[str, Any]
+    """Options of a calibration that the suite recommends."""
+    vocabulary: str
+    text_tower: str
+
+
+class SuiteObjects(SuiteOptions, total=False):
+    """Everything that `Suite.of` takes."""
+
+    base: Any
+    experts: Mapping[str, Any]
+    merged: Any
+    samples: Mapping[str, Any] | None
+    test: Mapping[str, Any] | None
+    classes: Mapping[str, Any] | None
+
+
+def describe_objects(given: SuiteObjects) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return what a suite file would say of some objects, and what must be held for as long as that suite is used; they
+    are as `Suite.of` describes them.
+
+    Raises:
+        InputError: objects of another kind.
+    """
+    if not isinstance(given.get("experts"), Mapping) or not given["experts"]:
+        raise InputError(f"{WHERE}: experts is a mapping from tasks to models, as in experts={{'cars': model}}")
+    held: list[Any] = []
+    experts = {str(task): model for task, model in given["experts"].items()}
+    content: dict[str, Any] = {
+        "name": given.get("name", "suite"),
+        "base": _refer(given.get("base"), "base", held, _tools(given)),
+        "tasks": {task: {"expert": _refer(one, f"expert '{task}'", held)} for task, one in experts.items()},
+    }
+    content["merged"] = _describe_merged(given.get("merged", DEFAULT_MERGE), content["tasks"], held)
+    for option in ("description", "calibration", "vocabulary", "text_tower"):
+        content |= {option: given[option]} if option in given else {}
+    for split, samples in _splits(given):
+        for task in _known_tasks(samples, content["tasks"], f"{split} samples"):
+            label = f"task '{task}', {split} samples"
+            source, thing = read_samples(samples[task], _columns_of(given, task, experts), label)
+            content["tasks"][task][split] = source
+            held.append(thing)
+    classes = given.get("classes") or {}
+    for task in _known_tasks(classes, content["tasks"], "classes"):
+        content["tasks"][task]["classes"] = [str(name) for name in classes[task]]
+    for task in _known_tasks(given.get("task_options"), content["tasks"], "task_options"):
+        content["tasks"][task] |= given["task_options"][task]
+    return content, tuple(held)
+
+
+def _refer(given: Any, label: str, held: list[Any], tools: tuple[Any, ...] = ()) -> str:
+    """Return the reference to a model; one in memory is held from now on."""
+    if given is None:
+        raise InputError(f"{WHERE}: {label} is needed: a PreTrainedModel, a folder or an id on the Hub")
+    if isinstance(given, str | Path):
+        if tools:
+            raise InputError(
+                f"{WHERE}: tokenizer and processor are for a base in memory; '{given}' has its own beside it, so leave "
+                "them out"
+            )
+        return str(given)
+    from featcal.formats.in_memory import HeldModel
+
+    model = HeldModel(given, label, tools)
+    held.append(model)
+    return hold(model)
+
+
+def _tools(given: SuiteObjects) -> tuple[Any, ...]:
+    """Return tokenizer and processor; in this order, so that a tokenizer of its own replaces a processor's."""
+    own = (given.get("processor"), given.get("tokenizer"))
+    return tuple(one for one in own if one is not None)
+
+
+def _describe_merged(given: Any, tasks: Mapping[str, Mapping[str, Any]], held: list[Any]) -> Any:
+    """Return what a suite file would say of the merged model: a reference or a recipe.
+
+    Raises:
+        InputError: an object of another kind, or what `merge` gave of other experts.
+    """
+    recipe = getattr(given, "recipe", given)
+    if isinstance(recipe, MergeRecipe):
+        of = {} if given is recipe else {task: spec.expert for task, spec in given.family.suite.tasks.items()}
+        if of and of != {task: spec["expert"] for task, spec in tasks.items()}:
+            raise InputError(
+                f"{WHERE}: merged: it was merged of other experts ({', '.join(of)}), or they were named otherwise; "
+                "give its to_model(), or the recipe alone"
+            )
+        return recipe.model_dump(exclude_none=True)
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str) and given.partition(":")[0] in METHODS:
+        if Path(given).exists():
+            raise InputError(
+                f"{WHERE}: merged: '{given}' is a merge method and a folder here; write ./{given} for that"
+            )
+        name = model_name(given)
+        return {"method": name.kind, **dict(name.options)}
+    return _refer(given, "merged", held)
+
+
+def _splits(given: SuiteObjects) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    named = {"calibration": given.get("samples"), "validation": given.get("validation"), "test": given.get("test")}
+    yield from ((split, samples) for split, samples in named.items() if samples is not None)
+
+
+def _known_tasks(given: Any, tasks: Mapping[str, Any], what: str) -> list[str]:
+    """Return the tasks of a mapping.
+
+    Raises:
+        InputError: it is none, or has tasks that no expert is for.
+    """
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{WHERE}: {what} is a {type(given).__name__}; give a mapping from tasks, {{'{next(iter(tasks))}': …}}"
+        )
+    unknown = [task for task in given if task not in tasks]
+    if unknown:
+        raise InputError(
+            f"{WHERE}: {what} of '{unknown[0]}', for which there is no expert; there are {', '.join(tasks)}."
+            f"{did_you_mean(str(unknown[0]), tasks)}"
+        )
+    return list(given)
+
+
+def _columns_of(given: SuiteObjects, task: str, tasks: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the columns of a task's rows are: those of all tasks, or its own.
+
+    Raises:
+        InputError: an option that is none of columns.
+    """
+    columns = given.get("columns") or {}
+    if columns and all(isinstance(one, Mapping) and name in tasks for name, one in columns.items()):
+        columns = columns.get(task, {})
+    unknown = [name for name in columns if name not in COLUMN_OPTIONS]
+    if unknown:
+        raise InputError(
+            f"{WHERE}: columns have no option '{unknown[0]}', only {', '.join(COLUMN_OPTIONS)}."
+            f"{did_you_mean(str(unknown[0]), COLUMN_OPTIONS)}"
+        )
+    return columns
