@@ -1,4 +1,4 @@
-"""What a record says of what a run was made of: hashes of the weight files, and the samples that were drawn."""
+"""Collect what a record says of the inputs of a run: hashes of the weight files, and the samples that were drawn."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from featcal.system.fingerprints import sha256
 
 
 def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, str]]:
-    """SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank. Of a model in
-    memory that of its tensors (`HeldModel.tensors_digest`), under what it is.
+    """Return the SHA-256 of every weight file that a run reads, by model and file name; each is read by one rank. Of a
+    model in memory it is that of its tensors (`HeldModel.tensors_digest`).
 
     Raises:
         InputError: a model in memory has changed since its suite was made.
@@ -35,6 +35,7 @@ def input_hashes(family: Family, ranks: Ranks = ALONE) -> dict[str, dict[str, st
             for name in mine
         }
     )
+    # The order of models, not that in which ranks answered.
     return {name: found[name] for name in known}
 
 
@@ -43,7 +44,7 @@ def _hash_held(name: str, model: HeldModel) -> dict[str, str]:
     if digest != model.content:
         raise InputError(
             f"{name}: the {model.kind} in memory has other values than when its suite was made; make the suite "
-            "anew with featcal.Suite.of"
+            "again with featcal.Suite.of"
         )
     return {f"{model.kind} in memory": digest}
 
@@ -61,13 +62,13 @@ def _models(family: Family) -> dict[str, Weights]:
 
 
 def input_files(family: Family) -> dict[str, Sequence[Path]]:
-    """Weight files by model; a recipe and a model in memory have none."""
+    """Return the weight files by model; a recipe and a model in memory have none."""
     return {name: getattr(weights, "files", ()) for name, weights in _models(family).items()}
 
 
 def read_draws(passes: Mapping[str, ExpertPass]) -> dict[str, dict[str, Any]]:
-    """What a record says of the samples of every task, in its order, but for their tokens; asked for before a walk,
-    which lets inputs go. Varied copies of pictures count apart."""
+    """Return what a record says of the samples of every task: indices in their order, hash of their inputs, how many
+    were cut. Varied copies of pictures count apart."""
 
     def describe(one: ExpertPass) -> dict[str, Any]:
         indices = [*dict.fromkeys(one.indices)]
