@@ -115,7 +115,7 @@ def tasks(session: Session, on: View) -> tuple[pd.DataFrame, str]:
     """Per task its answers, prompts, splits and the expert's score on its own samples; and why a score is missing."""
     try:
         with state.progress() as report:
-            scores, missing = session.scores("expert", on, report).tasks, ""
+            scores, missing = session.measure.scores("expert", on, report).tasks, ""
     except FeatcalError as error:
         scores, missing = {}, str(error)
     samples = {task: session.viewable_samples(task, on) for task in session.tasks}

@@ -107,7 +107,7 @@ def _make(session: Session, texts: list[str]) -> Compared:
                 if isinstance(model, CalibrationConfig):
                     jobs.ensure_calibrated(session, model, report)
                 else:
-                    session.weights(model)
+                    session.fit.weights(model)
     except InputError as error:
         view.problem(error)
         back = {"a": HOME.a, "b": CALIBRATED if state.selection().calibrates else None}

@@ -36,7 +36,7 @@ def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Com
     """Both models of a page on the same samples; None, and the reason on the page, where they cannot be compared."""
     try:
         a, b = models.values()
-        return session.compare(a, b, on)
+        return session.measure.compare(a, b, on)
     except FeatcalError as error:
         view.problem(error)
         return None

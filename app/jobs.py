@@ -140,22 +140,20 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
 
     seconds = seconds_to_calibrate(session, config)
     if is_long(session, seconds):
-        if kinds.is_gone(session.get_or_make("calibrated", config, make)):
-            session.forget("calibrated", config)
-            session.get_or_make("calibrated", config, make)
+        session.fit.adopt_calibration(config, make, kinds.is_gone)
     else:
-        session.calibrate(config, progress)
+        session.fit.calibrate(config, progress)
 
 
 def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
     """Scores of a model on a split; where they take long a job makes them, and this is None until it has ended."""
     seconds = seconds_to_score(session, view)
-    if session.has_scores(model, view) or not is_long(session, seconds):
-        return session.scores(model, view, progress)
+    if session.measure.has_scores(model, view) or not is_long(session, seconds):
+        return session.measure.scores(model, view, progress)
     document = ensure("scores", _score_args(session, model, view), seconds, at_once=at_once)
     if document is None:
         return None
-    return session.adopt_scores(model, view, kinds.scores_from(document))
+    return session.measure.adopt_scores(model, view, kinds.scores_from(document))
 
 
 def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
@@ -171,7 +169,7 @@ def report(session: Session, models: Iterable[ModelId], on: View, seconds: float
 
 def has_scores_job(session: Session, model: ModelId, view: View) -> bool:
     """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
-    return session.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
+    return session.measure.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
 
 def has_job(kind: str, args: Mapping[str, Any]) -> bool:

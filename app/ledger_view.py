@@ -55,10 +55,10 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
 def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
     """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
     try:
-        session.judges(model, options)
+        session.measure.judges(model, options)
     except NoScores:
-        return session.ledger(model, options, report)
-    return session.ledger(model, replace(options, output=True), report)
+        return session.measure.drift(model, options, report)
+    return session.measure.drift(model, replace(options, output=True), report)
 
 
 def _class_token(session: Session) -> bool:
@@ -140,7 +140,7 @@ def sources(session: Session, config: CalibrationConfig) -> None:
     if not wanted:
         return
     with state.progress() as report:
-        found = session.sources(config, report)
+        found = session.fit.sources(config, report)
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
     calibrated = {"calibrated": config}

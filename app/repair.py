@@ -52,10 +52,10 @@ def preview(session: Session, on: View) -> Previewed:
     state.control(left.selectbox, "layer", layer, None, "Block that is previewed", blocks)
     shown, config = Previewed(right.container(key="block-preview").empty(), layer), options.chosen_config(session)
     suite, last = st.session_state.get(_EXACT, ("", config))
-    if suite != state.reference() or last == config or not session.has_preview(last, layer, on):
+    if suite != state.reference() or last == config or not session.fit.has_preview(last, layer, on):
         return shown
     try:
-        held = session.preview(last, layer, on)
+        held = session.fit.preview(last, layer, on)
         found = held.solve(config)
     except FeatcalError:  # other samples or switches: the exact run alone can tell
         return shown
@@ -77,7 +77,7 @@ def confirm(shown: Previewed, session: Session, config: CalibrationConfig, after
         return
     drifts = [next(one for one in task.layers if one.layer == shown.layer) for task in after.tasks.values()]
     reached = sum(one.relative_drift for one in drifts) / len(drifts)
-    off = shown.found.relative_error(session.calibrate(config).weights)
+    off = shown.found.relative_error(session.fit.calibrate(config).weights)
     shown.place.success(
         f"Exact run of {plain(shown.layer)}: relative drift {shown.last:.4f} → {reached:.4f}. The preview said "
         f"{_mean(shown.found.drift):.4f}; its weights were off by {percent(off)} %.",
@@ -94,7 +94,7 @@ def rest(session: Session, compared: Compared, features: Mapping[str, Features],
 
 def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> None:
     """For the next move of a slider: what a preview of the block needs. A move meanwhile ends it within a block."""
-    if session.calibrate(config).record["seconds"]["total"] > QUICK:
+    if session.fit.calibrate(config).record["seconds"]["total"] > QUICK:
         return
     place = st.empty()
 
@@ -102,7 +102,7 @@ def keep(layer: str, session: Session, config: CalibrationConfig, on: View) -> N
         place.empty()  # whatever is drawn, streamlit raises there what ends a run
 
     with suppress(InputError):  # these options leave the block as merged
-        session.preview(config, layer, on, ends_if_moved)
+        session.fit.preview(config, layer, on, ends_if_moved)
     st.session_state[_EXACT] = state.reference(), config
 
 
@@ -118,7 +118,9 @@ def where_it_helps(session: Session, compared: Compared, features: Mapping[str, 
     if booked:
         asked = DriftOptions(on.samples, on.split, on.seed, attribution=True)
         with state.progress() as report:
-            ledgers: list[DriftLedger] = [session.ledger(model, asked, report) for model in compared.models.values()]
+            ledgers: list[DriftLedger] = [
+                session.measure.drift(model, asked, report) for model in compared.models.values()
+            ]
         frame = repair_tables.contribution_change(ledgers[0], ledgers[1])
         _changes(frame, "change of attribution", f"booked drift, {b} − {a}", origin)
     view.explain(text.WHERE_IT_HELPS)
@@ -136,7 +138,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
     models: dict[str, ModelId] = {a: first, shown: name, b: second}
     with state.progress() as report:
-        measured = {a: features[a], shown: session.features(name, on, report), b: features[b]}
+        measured = {a: features[a], shown: session.measure.features(name, on, report), b: features[b]}
     scores, _ = state.quick_scores(session, models, on)
     frame = repair_tables.model_summary(measured, scores)
     metric = tables.metric_name(scores) if scores else ""
@@ -164,7 +166,7 @@ def spread(session: Session, compared: Compared, on: View) -> None:
     with state.progress() as report:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
-            session.features(one, on, report)
+            session.measure.features(one, on, report)
     scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
@@ -197,7 +199,7 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
         if not wanted:
             return
         with state.progress() as report:
-            found = session.conditioning(config, report)
+            found = session.fit.conditioning(config, report)
         frame = repair_tables.conditioning(found)
         worst = frame.loc[frame["condition"].idxmax()]
         st.caption(

@@ -266,8 +266,8 @@ def _flips(session: Session, runs: tuple[Run, Run], on: View) -> None:
         with state.progress() as report:
             models = [session.resolve(run.model) for run in runs]
             for model in models:
-                session.features(model, on, report)
-            before, after = (session.quick_scores(model, on) for model in models)
+                session.measure.features(model, on, report)
+            before, after = (session.measure.quick_scores(model, on) for model in models)
             found = compare_scores(before, after)
     except FeatcalError as error:
         view.problem(error)

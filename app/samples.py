@@ -90,7 +90,7 @@ def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
-            session.features(model, on, report)
+            session.measure.features(model, on, report)
 
 
 def measured_samples(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
@@ -100,35 +100,35 @@ def measured_samples(session: Session, models: Mapping[str, ModelId], task: str,
     of a text no more than whether the first token is right.
     """
     data = session.viewable_samples(task, on)
-    whole = all(session.has_scores(model, on) for model in models.values())
+    whole = all(session.measure.has_scores(model, on) for model in models.values())
     found = {}
     for shown, model in models.items():
-        one, walked = PerSample(), session.has_features(model, on)
+        one, walked = PerSample(), session.measure.has_features(model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
             if walked and model != "expert":
-                one = one.with_features(session.features(model, on).tasks[task])
+                one = one.with_features(session.measure.features(model, on).tasks[task])
             if whole or walked:
-                scores = session.scores(model, on) if whole else session.quick_scores(model, on)
+                scores = session.measure.scores(model, on) if whole else session.measure.quick_scores(model, on)
                 one = one.with_scores(data, scores.tasks[task])
             if walked:
-                one = replace(one, margin=session.margins(model, on)[task].numpy())
+                one = replace(one, margin=session.measure.margins(model, on)[task].numpy())
         found[shown] = one
     return found
 
 
 def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View) -> None:
     """Buttons for what is not known yet: margins and drift on a whole split, answers of language models in full."""
-    walked = all(session.has_features(model, on) for model in models.values())
+    walked = all(session.measure.has_features(model, on) for model in models.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
     if not walked and st.button(label, icon=":material/straighten:"):
         measure(session, models, on)
         st.rerun()
-    if not session.is_text or all(session.has_scores(model, on) for model in models.values()):
+    if not session.is_text or all(session.measure.has_scores(model, on) for model in models.values()):
         return
     if st.button("Let all models answer in full", icon=":material/chat:"):
         with state.progress() as report:
             for model in models.values():
-                session.scores(model, on, report)
+                session.measure.scores(model, on, report)
         st.rerun()
     st.caption("Right and wrong are those of the answer's first token.")
 

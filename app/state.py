@@ -192,7 +192,7 @@ def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> t
         NumericalError: features that are not finite, which is no want of labels.
     """
     try:
-        return {name: session.quick_scores(model, on) for name, model in models.items()}, ""
+        return {name: session.measure.quick_scores(model, on) for name, model in models.items()}, ""
     except InputError as error:
         return {}, str(error)
 

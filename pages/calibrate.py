@@ -20,7 +20,7 @@ compared = compare.with_calibrated(session)
 (a, before_model), (b, config) = compared.models.items()
 assert isinstance(config, CalibrationConfig)  # that of the controls
 with state.progress() as report:
-    before, after = session.features(before_model, on, report), session.features(config, on, report)
+    before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 repair.confirm(previewed, session, config, after)
 scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
 runs.keep(session, compared.models, on)
@@ -35,7 +35,7 @@ if scores:
         (f"{short}, {b}", f"{percent(calibrated / 100)} %", flips.gain(scores, (a, b))),
         (f"{short}, experts", f"{percent(expert / 100)} %", None),
     ]
-numbers.append(("calibration took", f"{session.calibrate(config).record['seconds']['total']:.2f} s", None))
+numbers.append(("calibration took", f"{session.fit.calibrate(config).record['seconds']['total']:.2f} s", None))
 view.metrics(numbers)
 
 origin = downloads.sample_origin(session, on, compared.models)
@@ -73,7 +73,7 @@ st.caption(
     if session.split == "validation"
     else f"This suite has no validation split: measured on {tables.describe_samples(before)}, so it flatters."
 )
-fewer = {task: one["samples"] for task, one in session.calibrate(config).record["tasks"].items()}
+fewer = {task: one["samples"] for task, one in session.fit.calibrate(config).record["tasks"].items()}
 fewer = {task: count for task, count in fewer.items() if count < config.samples}
 if fewer:
     counts = ", ".join(f"{plain(task)} {count}" for task, count in fewer.items())

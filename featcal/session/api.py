@@ -38,11 +38,11 @@ def measure_drift(
         options: samples, split, seed, tokens, sublayers, attribution and output, as `DriftOptions` has them.
 
     Raises:
-        InputError, NumericalError: as `Session.ledger`.
+        InputError, NumericalError: as `Measurements.drift`.
     """
     asked = DriftOptions(**options)  # before anything is opened
     session = _session(suite, device, max_memory)
-    return session.ledger(session.resolve(model), asked, progress)
+    return session.measure.drift(session.resolve(model), asked, progress)
 
 
 def evaluate(
@@ -63,10 +63,10 @@ def evaluate(
         samples: per task; None takes the whole split.
 
     Raises:
-        InputError, NumericalError: as `Session.scores`.
+        InputError, NumericalError: as `Measurements.scores`.
     """
     session = _session(suite, device)
-    return session.scores(session.resolve(model), View(samples, split, seed), progress)
+    return session.measure.scores(session.resolve(model), View(samples, split, seed), progress)
 
 
 def compare(
@@ -86,10 +86,10 @@ def compare(
         view: samples per task (None takes all), split and seed.
 
     Raises:
-        InputError, NumericalError: as `Session.scores`.
+        InputError, NumericalError: as `Measurements.scores`.
     """
     session = _session(suite, device)
-    return session.compare(session.resolve(a), session.resolve(b), view, progress)
+    return session.measure.compare(session.resolve(a), session.resolve(b), view, progress)
 
 
 def _session(suite: Suite | Family | Session, device: str, max_memory: int | None = None) -> Session:

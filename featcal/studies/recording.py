@@ -9,10 +9,13 @@ from dataclasses import asdict
 
 from featcal.calibration.config import IDLE, CalibrationConfig
 from featcal.session.model_names import ModelId, full_name, label_of
+from featcal.session.open_suite import Kind
 from featcal.session.session import Session
 from featcal.studies.history import History, Measured, Run, TaskValue, current_maker, new_run, suite_hash
 from featcal.suite.views import View
 from featcal.system.errors import NoScores, NumericalError
+
+_RECORDED, _SUITE_HASH = Kind[str]("why it is not recorded"), Kind[str]("hash of the suite")
 
 
 def record(session: Session, model: CalibrationConfig, on: View, history: History) -> str:
@@ -22,7 +25,7 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
         Why it is not kept, or "".
 
     Raises:
-        FeatcalError: as `Session.features`. A history that cannot be written says so itself.
+        FeatcalError: as `Measurements.features`. A history that cannot be written says so itself.
     """
 
     def make() -> str:
@@ -30,9 +33,9 @@ def record(session: Session, model: CalibrationConfig, on: View, history: Histor
         return "" if kept else history.problems[-1]
 
     key = str(history.folder), model, on
-    problem = session.get_or_make("recorded", key, make)
+    problem = session.get_or_make(_RECORDED, key, make)
     if problem:  # which may be over when somebody asks again
-        session.forget("recorded", key)
+        session.forget(_RECORDED, key)
     return problem
 
 
@@ -45,18 +48,18 @@ def count_looks(session: Session, models: Iterable[ModelId], on: View, place: st
     Args:
         place: where the scores are shown, such as "featcal evaluate".
     """
-    new = [model for model in models if not session.has_scores(model, on)]
+    new = [model for model in models if not session.measure.has_scores(model, on)]
     try:
         yield
     finally:
         for model in new:
-            if session.has_scores(model, on) and (on.split or session.split) == "test":
+            if session.measure.has_scores(model, on) and (on.split or session.split) == "test":
                 history.look(hash_of(session), full_name(model, session.family), place)
 
 
 def hash_of(session: Session) -> str:
     """The suite's hash, as it was when the session first asked."""
-    return session.get_or_make("suite hash", None, lambda: suite_hash(session.family.suite))
+    return session.get_or_make(_SUITE_HASH, None, lambda: suite_hash(session.family.suite))
 
 
 def run_of(session: Session, model: ModelId) -> Run:
@@ -72,16 +75,16 @@ def measure(session: Session, model: ModelId, on: View) -> Measured:
     """Scores off the features that drift is measured on, and that drift; without scores where there can be none.
 
     Raises:
-        InputError: as `Session.features` and `Session.quick_scores`.
+        InputError: as `Measurements.features` and `Measurements.quick_scores`.
         NumericalError: a drift that is not finite, whose record would be no number.
     """
     try:
-        scores = session.quick_scores(model, on).to_json()["tasks"]
+        scores = session.measure.quick_scores(model, on).to_json()["tasks"]
     except NoScores:
         scores = {}
     drift = {}
     if model != "expert":  # which has none
-        features = session.features(model, on)
+        features = session.measure.features(model, on)
         drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
     for task, value in drift.items():
         if not math.isfinite(value):
@@ -91,6 +94,6 @@ def measure(session: Session, model: ModelId, on: View) -> Measured:
             )
     seconds = None
     if isinstance(model, CalibrationConfig):
-        seconds = float(session.calibrate(model).record["seconds"]["total"])
+        seconds = float(session.fit.calibrate(model).record["seconds"]["total"])
     values = {task: TaskValue(**one) for task, one in scores.items()}
     return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

@@ -204,19 +204,19 @@ def _weights(maker: Session, point: Point, named: ModelId) -> tuple[Weights, Map
         assert isinstance(named, CalibrationConfig)
         return point.make(maker, named), {}
     if isinstance(named, CalibrationConfig):
-        result = maker.calibrate(named)
+        result = maker.fit.calibrate(named)
         return result.weights, result.record["seconds"]
     if isinstance(named, str) and model_name(named).kind in FITTED:
-        fitted = maker.fit(named)
+        fitted = maker.fit.baseline(named)
         return fitted.weights, fitted.record["seconds"]
-    return maker.weights(named), {}
+    return maker.fit.weights(named), {}
 
 
 def _score(session: Session, model: ModelId, view: View) -> tuple[dict[str, TaskValue], Cost]:
     """Scores by task; none where the samples have no labels."""
     with measure_cost() as cost:
         try:
-            scores = session.scores(model, view).tasks
+            scores = session.measure.scores(model, view).tasks
         except NoScores:
             scores = {}
     return {task: TaskValue(one.metric, one.value, one.n) for task, one in scores.items()}, cost
@@ -231,7 +231,7 @@ def _measure_distance(session: Session, model: ModelId, view: View) -> tuple[dic
     if model == EXPERT:
         return dict.fromkeys(session.tasks, 0.0), dict.fromkeys(session.tasks, 1.0), Cost()
     with measure_cost() as cost:
-        tasks = session.features(model, view).tasks
+        tasks = session.measure.features(model, view).tasks
     drift = {task: one.layers[-1].relative_drift for task, one in tasks.items()}
     cosine = {task: float(one.cosine.mean()) for task, one in tasks.items()}
     for task, value in drift.items():

@@ -108,7 +108,7 @@ def run_sweep(
         history: left out, the user's own.
 
     Raises:
-        InputError: samples without labels, or as `Session.quick_scores`.
+        InputError: samples without labels, or as `Measurements.quick_scores`.
         NumericalError: as `calibrate`.
     """
     history = history or History()
@@ -185,9 +185,9 @@ def _measure(session: Session, model: ModelId, on: View, progress: Progress) -> 
         InputError: it cannot be scored.
     """
     if isinstance(model, CalibrationConfig):
-        session.calibrate(model, progress)
-    session.features(model, on, progress)
-    session.quick_scores(model, on)  # says why there are none
+        session.fit.calibrate(model, progress)
+    session.measure.features(model, on, progress)
+    session.measure.quick_scores(model, on)  # says why there are none
     return measure(session, model, on)
 
 

@@ -167,13 +167,13 @@ def test_names(tiny: Family) -> None:
 def test_a_session_keeps_it_and_its_samples(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(tiny)
     name = session.resolve("regmean:samples=8")
-    first = session.weights(name)
-    assert session.weights("regmean:seed=42,samples=8") is first
+    first = session.fit.weights(name)
+    assert session.fit.weights("regmean:seed=42,samples=8") is first
     again = fit(tiny, RegMean(samples=8), experts=expert_passes(tiny, RegMean(samples=8).counting, Kept(2**26)))
     names = tiny.adapter.tower
     for tensor, other in zip(first.read(names).values(), again.weights.read(names).values(), strict=True):
         assert tensor.equal(other)
-    assert session.scores(name).average == evaluate(tiny, again).average
+    assert session.measure.scores(name).average == evaluate(tiny, again).average
 
 
 WRITTEN = ("regmean:samples=8,reduce=0.5", "regmean++:samples=8", "lot:samples=8", "esm:samples=8", "fisher:samples=4")

@@ -103,11 +103,11 @@ def test_a_model_made_of_files_is_told_by_them(tiny: Family, tiny_suite_file: Pa
 
 def test_measured_and_written_like_any_model(tiny: Family, tiny_suite_file: Path, tmp_path: Path) -> None:
     session, name = Session(tiny), "svc:alpha=0.2@calibrated:samples=8"
-    assert session.weights(name) is session.weights(session.resolve(name))
-    by_hand = fit(session.family_with("calibrated:samples=8"), Svc(0.2))
+    assert session.fit.weights(name) is session.fit.weights(session.resolve(name))
+    by_hand = fit(session.fit.family_with("calibrated:samples=8"), Svc(0.2))
     names = tiny.adapter.tower
     for tensor, other in zip(
-        session.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True
+        session.fit.weights(name).read(names).values(), by_hand.weights.read(names).values(), strict=True
     ):
         assert tensor.equal(other)
     out = str(tmp_path / "out")

@@ -184,12 +184,12 @@ def test_a_session_calibrates_parts_as_without_one(tiny: Family) -> None:
     own = Session(tiny)
     for options in ({"blocks": ("block 1",)}, {"blocks": ("block 1",), "lam": 0.2}, {"tasks": ("pets",)}, {}):
         config = replace(CONFIG, **options)
-        assert changed(tiny, own.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
+        assert changed(tiny, own.fit.calibrate(config).weights, calibrate(tiny, config).weights) == set(), options
 
 
 def test_sources_are_compared_where_maps_are_calibrated(tiny: Family) -> None:
     config = replace(CONFIG, blocks=("block 1",), maps=("mlp",), tasks=("pets",))
-    found = Session(tiny).sources(config)
+    found = Session(tiny).fit.sources(config)
     assert {one.block for one in found} == {tiny.adapter.blocks()[1].name}
     assert {one.modules for one in found} == {"mlp.fc1", "mlp.fc2"}
     stale = [one.excess for one in found if one.source == "stale"]

@@ -162,7 +162,7 @@ def test_it_lowers_the_final_drift_more_than_the_paper_s(tiny: Family) -> None:
 @pytest.mark.parametrize("recipe", ["refined", "informed"])
 def test_feature_sources_are_of_the_paper_s_recipe(recipe: str, tiny: Family) -> None:
     with pytest.raises(InputError, match="feature sources need the recipe 'paper'"):
-        Session(tiny).sources(config_for(tiny, recipe=recipe, samples=8))
+        Session(tiny).fit.sources(config_for(tiny, recipe=recipe, samples=8))
 
 
 def test_pieces_of_a_part_are_modules_with_one_input() -> None:

@@ -144,7 +144,7 @@ def test_names_and_commands_say_how_many(pictures: Family) -> None:
 
 def test_a_session_does_not_take_one_for_the_other(pictures: Family) -> None:
     session, block = Session(pictures), pictures.adapter.blocks()[0]
-    made = [session.calibrate(config_for(pictures, samples=4, augment=n, blocks=("block 0",))) for n in (0, 1)]
+    made = [session.fit.calibrate(config_for(pictures, samples=4, augment=n, blocks=("block 0",))) for n in (0, 1)]
     plain, varied = (one.weights.read(block.names) for one in made)
     assert any(not plain[name].equal(varied[name]) for name in block.names)
 

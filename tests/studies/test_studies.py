@@ -134,7 +134,7 @@ def test_schedules_are_measured_side_by_side(own: Session, tiny: Family) -> None
     assert found["parallel",] == pytest.approx(drift_of(tiny, parallel), abs=1e-5)
     assert len({*found.values()}) == 3
     predicted = {one.at["schedule"]: one.beside for one in study.summaries() if one.at}
-    sources = own.sources(CONFIG)
+    sources = own.fit.sources(CONFIG)
     for order, source in (("stale", "stale"), ("parallel", "merged")):
         of_source = [one.relative for one in sources if one.source == source]
         assert predicted[order] == {"excess": pytest.approx(np.mean(of_source), abs=1e-6)}

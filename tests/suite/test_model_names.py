@@ -159,12 +159,12 @@ def test_any_model_is_calibrated_as_if_it_were_the_suites(
     assert name == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
     suite = load_suite(edit_suite(lambda content: content.update(merged={"method": "tsv-m"})))
     other = calibrate(open_family(suite, device="cpu"), CalibrationConfig(samples=8, rho=1.0))
-    assert same(tensors(tiny, session.weights(name)), tensors(tiny, other.weights))
-    assert session.calibrate(name).record["merged"] == "tsv-m"
-    assert session.weights(session.resolve("calibrated:rho=1,samples=8@tsv-m")) is session.weights(name)
+    assert same(tensors(tiny, session.fit.weights(name)), tensors(tiny, other.weights))
+    assert session.fit.calibrate(name).record["merged"] == "tsv-m"
+    assert session.fit.weights(session.resolve("calibrated:rho=1,samples=8@tsv-m")) is session.fit.weights(name)
     held = session.resolve("calibrated:samples=4,lam=1e6,rho=1@regmean:samples=8")
-    regmean = tensors(tiny, session.weights(session.resolve("regmean:samples=8")))
-    assert same(tensors(tiny, session.weights(held)), regmean, 1e-4)
+    regmean = tensors(tiny, session.fit.weights(session.resolve("regmean:samples=8")))
+    assert same(tensors(tiny, session.fit.weights(held)), regmean, 1e-4)
     assert not same(regmean, tensors(tiny, tiny.merged), 1e-2)
 
 
@@ -190,9 +190,9 @@ def test_calibrate_writes_what_its_name_says(tiny_suite_file: Path, tiny: Family
     assert "| merged model | wudi-optimum |" in (tmp_path / "out" / "README.md").read_text()
     named = evaluate(tiny, "calibrated:samples=8@wudi-optimum")
     assert evaluate(tiny, str(tmp_path / "out")).average == named.average
-    interrupted(Session(tiny).family_with("tsv-m"), tmp_path / "again")
+    interrupted(Session(tiny).fit.family_with("tsv-m"), tmp_path / "again")
     with pytest.raises(InputError, match="other inputs, options or versions"):
-        calibrate_to_folder(Session(tiny).family_with("iso-c"), FEW, tmp_path / "again", resume=True)
+        calibrate_to_folder(Session(tiny).fit.family_with("iso-c"), FEW, tmp_path / "again", resume=True)
     failed = CliRunner().invoke(
         commands, ["calibrate", str(tiny_suite_file), "--model", "surgery:samples=8", *given[2:]]
     )

@@ -63,11 +63,12 @@ def gather(asked: Asked, progress: Progress) -> Content:
     """Measure everything.
 
     Raises:
-        InputError, NumericalError: as `Session.ledger` and `Session.scores`; a suite without answers has no scores.
+        InputError, NumericalError: as `Measurements.drift` and `Measurements.scores`; a suite without answers has no
+            scores.
     """
     session = asked.session
     options = DriftOptions(asked.on.samples, asked.on.split, asked.on.seed, attribution=True)
-    ledgers = {shown: session.ledger(model, options, progress) for shown, model in asked.models.items()}
+    ledgers = {shown: session.measure.drift(model, options, progress) for shown, model in asked.models.items()}
     final = View(None, "test" if "test" in session.family.suite.splits() else session.split)
     scores, missing = _scores(asked, final, progress)
     summary = _summary(ledgers, scores)
@@ -93,7 +94,7 @@ def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Sc
     models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
-            return {shown: asked.session.scores(model, final, progress) for shown, model in models.items()}, ""
+            return {shown: asked.session.measure.scores(model, final, progress) for shown, model in models.items()}, ""
     except NoScores as error:
         return {}, str(error)
 
