@@ -14,7 +14,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.evaluation.paired import Comparison, Difference, compare_scores
 from featcal.figures import sample_charts, sample_tables, text
 from featcal.figures.names import plain
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import FeatcalError
@@ -32,7 +32,7 @@ def gain(scores: Mapping[str, Scores], pair: tuple[str, str]) -> Difference | No
         return None
 
 
-def comparison(session: Session, models: Mapping[str, ModelId], on: View) -> Comparison | None:
+def comparison(session: Session, models: Mapping[str, ModelRef], on: View) -> Comparison | None:
     """Both models of a page on the same samples; None, and the reason on the page, where they cannot be compared."""
     try:
         a, b = models.values()
@@ -56,7 +56,7 @@ def differences(found: Comparison, pair: tuple[str, str], metric: str, origin: O
     view.fold(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"))
 
 
-def section(session: Session, models: Mapping[str, ModelId], task: str, on: View, found: Comparison) -> None:
+def section(session: Session, models: Mapping[str, ModelRef], task: str, on: View, found: Comparison) -> None:
     """How many samples flipped, every one of a task in a table with a filter, and what is selected of them.
 
     Args:

@@ -23,7 +23,7 @@ from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_sco
 from featcal.server.manager import ensure_manager
 from featcal.server.orders import order
 from featcal.server.queue import CANCELLED, DIED, DONE, FAILED, QUEUED, RUNNING, Job, Order, Queue
-from featcal.session.model_names import ModelId, full_name
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import InputError
@@ -145,7 +145,9 @@ def ensure_calibrated(session: Session, config: CalibrationConfig, progress: Pro
         session.fit.calibrate(config, progress)
 
 
-def scores(session: Session, model: ModelId, view: View, progress: Progress, *, at_once: bool = False) -> Scores | None:
+def scores(
+    session: Session, model: ModelRef, view: View, progress: Progress, *, at_once: bool = False
+) -> Scores | None:
     """Scores of a model on a split; where they take long a job makes them, and this is None until it has ended."""
     seconds = seconds_to_score(session, view)
     if session.measure.has_scores(model, view) or not is_long(session, seconds):
@@ -156,10 +158,10 @@ def scores(session: Session, model: ModelId, view: View, progress: Progress, *, 
     return session.measure.adopt_scores(model, view, kinds.scores_from(document))
 
 
-def report(session: Session, models: Iterable[ModelId], on: View, seconds: float) -> bytes | None:
+def report(session: Session, models: Iterable[ModelRef], on: View, seconds: float) -> bytes | None:
     """A report as a job has written it; None until it has."""
     args = {
-        "models": [_model_argument(session, model) for model in models],
+        "models": [_model_argument(model) for model in models],
         **asdict(on),
         "split": on.split or session.split,
     }
@@ -167,7 +169,7 @@ def report(session: Session, models: Iterable[ModelId], on: View, seconds: float
     return None if document is None else without_places(Path(document["out"]).read_bytes().decode()).encode()
 
 
-def has_scores_job(session: Session, model: ModelId, view: View) -> bool:
+def has_scores_job(session: Session, model: ModelRef, view: View) -> bool:
     """Whether `scores` has something to show without being asked: they are there, or a job for them is, or was."""
     return session.measure.has_scores(model, view) or has_job("scores", _score_args(session, model, view))
 
@@ -182,18 +184,17 @@ def has_job(kind: str, args: Mapping[str, Any]) -> bool:
         return False
 
 
-def _score_args(session: Session, model: ModelId, view: View) -> dict[str, Any]:
-    return {"model": _model_argument(session, model), **asdict(view), "split": view.split or session.split}
+def _score_args(session: Session, model: ModelRef, view: View) -> dict[str, Any]:
+    return {"model": _model_argument(model), **asdict(view), "split": view.split or session.split}
 
 
-def _model_argument(session: Session, model: ModelId) -> str:
+def _model_argument(model: ModelRef) -> str:
     """A model as a job takes it; of one that a job has calibrated, the folder that it left."""
-    if isinstance(model, CalibrationConfig):
-        made = Queue().result(
-            order("calibrate", state.reference(), {"options": kinds.options_of(model)}, state.opened_files()[1])
-        )
-        return full_name(model, session.family) if made is None else str(made["out"])
-    return full_name(model, session.family)
+    if model.calibration is None:
+        return model.name
+    options = {"options": kinds.options_of(model.calibration)}
+    made = Queue().result(order("calibrate", state.reference(), options, state.opened_files()[1]))
+    return model.name if made is None else str(made["out"])
 
 
 def visitor() -> str:

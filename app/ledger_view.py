@@ -13,7 +13,7 @@ from featcal.calibration.config import PAPER, CalibrationConfig
 from featcal.drift.ledger import DriftLedger
 from featcal.figures import ledger_charts, ledger_tables, sample_tables, tables, text
 from featcal.figures.names import plain
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NoScores
@@ -30,7 +30,7 @@ _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement,
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
 
 
-def sections(session: Session, models: Mapping[str, ModelId], on: View, over: str, task: str, layer: str) -> None:
+def sections(session: Session, models: Mapping[str, ModelRef], on: View, over: str, task: str, layer: str) -> None:
     """Attribution and growth over `over` (a task or the mean), decisions task by task and sample by sample."""
     first, second = st.container(), st.container()
     with first:
@@ -52,7 +52,7 @@ def sections(session: Session, models: Mapping[str, ModelId], on: View, over: st
     _decisions(session, ledgers, task, on, downloads.sample_origin(session, options, models))
 
 
-def _ledger(session: Session, model: ModelId, options: DriftOptions, report: Progress) -> DriftLedger:
+def _ledger(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
     """With the effect on scores where the suite has labels and a head; without, the layers are still worth showing."""
     try:
         session.measure.judges(model, options)
@@ -143,7 +143,7 @@ def sources(session: Session, config: CalibrationConfig) -> None:
         found = session.fit.sources(config, report)
     frame = ledger_tables.sources(found, _block_layers(session))
     largest = {str(source): part.set_index("layer")["relative"] for source, part in frame.groupby("source")}
-    calibrated = {"calibrated": config}
+    calibrated = {"calibrated": session.resolve(config)}
     origin = downloads.sample_origin(session, View(config.samples, "calibration", config.seed), calibrated)
     view.chart(
         ledger_charts.sources(frame),

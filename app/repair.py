@@ -19,7 +19,6 @@ from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, text
 from featcal.figures.names import plain
 from featcal.figures.theme import Shown
-from featcal.session.model_names import ModelId
 from featcal.session.session import Session
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import FeatcalError, InputError
@@ -131,12 +130,12 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     config = compared.calibration
     assert config is not None
     name = f"anchor:rho={exactly(config.rho)}"
-    if name in compared.models.values():
+    if any(model.name == name for model in compared.models.values()):
         return
     st.subheader("What of it is the anchor alone?")
     (a, first), (b, second) = compared.models.items()
     shown = Shown(f"anchor only, rho {exactly(config.rho)}", "merged", True)
-    models: dict[str, ModelId] = {a: first, shown: name, b: second}
+    models = {a: first, shown: session.resolve(name), b: second}
     with state.progress() as report:
         measured = {a: features[a], shown: session.measure.features(name, on, report), b: features[b]}
     scores, _ = state.quick_scores(session, models, on)
@@ -167,14 +166,14 @@ def spread(session: Session, compared: Compared, on: View) -> None:
         for one in seeds.values():
             jobs.ensure_calibrated(session, one, report)
             session.measure.features(one, on, report)
-    scores, missing = state.quick_scores(session, {str(seed): one for seed, one in seeds.items()}, on)
+    scores, missing = state.quick_scores(session, {str(n): session.resolve(one) for n, one in seeds.items()}, on)
     if not scores:
         st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
         return
     frame = repair_tables.spread({int(seed): one for seed, one in scores.items()})
     metric = tables.metric_name(scores)
     average = frame.set_index("task").loc["average"]
-    models: dict[str, ModelId] = {f"seed {seed}": one for seed, one in seeds.items()}
+    models = {f"seed {seed}": session.resolve(one) for seed, one in seeds.items()}
     view.chart(
         repair_charts.spread_bars(frame, f"{metric}, %"),
         "spread-chart",
@@ -205,9 +204,8 @@ def conditioning(session: Session, config: CalibrationConfig) -> None:
         st.caption(
             f"Largest ratio of eigenvalues: {worst['condition']:.3g}, {plain(worst['layer'])}, {plain(worst['maps'])}."
         )
-        origin = downloads.sample_origin(
-            session, View(config.samples, "calibration", config.seed), {"calibrated": config}
-        )
+        on, model = View(config.samples, "calibration", config.seed), session.resolve(config)
+        origin = downloads.sample_origin(session, on, {"calibrated": model})
         view.table(
             Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
         )

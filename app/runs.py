@@ -16,7 +16,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.evaluation.paired import compare_scores
 from featcal.figures import run_tables
 from featcal.figures.names import plain, shorten
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import recording
 from featcal.studies.history import History, Mark, Run
@@ -29,15 +29,15 @@ _LIST, _NOTHING, _PROBLEM = "runs-list", "–", "problem with a run"
 _COLUMNS = ("name", "pinned", "model", "measured on", "mean", "worst", "drift", "notes", "time", "run")
 
 
-def keep(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def keep(session: Session, models: Mapping[str, ModelRef], on: View) -> None:
     """Put the calibrated models that a page shows into the history; say so where they cannot be kept."""
     for model in models.values():
-        problem = record(session, model, on, History()) if isinstance(model, CalibrationConfig) else ""
+        problem = "" if model.calibration is None else record(session, model.calibration, on, History())
         if problem:
             st.warning(plain(problem), icon=":material/history_toggle_off:")
 
 
-def count_looks(session: Session, models: Iterable[ModelId], on: View) -> AbstractContextManager[None]:
+def count_looks(session: Session, models: Iterable[ModelRef], on: View) -> AbstractContextManager[None]:
     """Count looks at the test split: models that the body of the `with` scores on it."""
     return recording.count_looks(session, models, on, "app", History())
 

@@ -21,7 +21,7 @@ from featcal.figures import sample_tables
 from featcal.figures.names import plain
 from featcal.figures.sample_tables import PerSample
 from featcal.samples.sources import Samples
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.session import Session
 from featcal.suite.views import View
 from featcal.system.errors import NoScores
@@ -47,7 +47,7 @@ def picked_samples(session: Session, on: View) -> tuple[int, ...]:
     return chosen.picked if same else ()
 
 
-def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, picked: Sequence[int]) -> None:
+def panel(session: Session, models: Mapping[str, ModelRef], task: str, on: View, picked: Sequence[int]) -> None:
     """The picked samples: pictures or texts, right answers, those of base, `models` and expert, margins and drift, and
     which part of the flips they hold; a hint where none is picked.
 
@@ -81,19 +81,19 @@ def panel(session: Session, models: Mapping[str, ModelId], task: str, on: View, 
             offer_measurements(session, everyone, on)
 
 
-def with_ends(models: Mapping[str, ModelId]) -> dict[str, ModelId]:
+def with_ends(models: Mapping[str, ModelRef]) -> dict[str, ModelRef]:
     """The models of a page between base and expert."""
-    return {compare.BASE: "base", **models, compare.EXPERT: "expert"}
+    return {compare.BASE: BASE, **models, compare.EXPERT: EXPERT}
 
 
-def measure(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def measure(session: Session, models: Mapping[str, ModelRef], on: View) -> None:
     """Take every model through the samples of a view, where that was not done."""
     with state.progress() as report:
         for model in models.values():
             session.measure.features(model, on, report)
 
 
-def measured_samples(session: Session, models: Mapping[str, ModelId], task: str, on: View) -> dict[str, PerSample]:
+def measured_samples(session: Session, models: Mapping[str, ModelRef], task: str, on: View) -> dict[str, PerSample]:
     """What every model makes of a task's samples, as far as it was measured.
 
     Answers are whole ones where all models were scored, else those that final features decide: the same classes, but
@@ -105,7 +105,7 @@ def measured_samples(session: Session, models: Mapping[str, ModelId], task: str,
     for shown, model in models.items():
         one, walked = PerSample(), session.measure.has_features(model, on)
         with suppress(NoScores):  # no labels, no answers: then there is drift alone
-            if walked and model != "expert":
+            if walked and not model.is_every_expert:
                 one = one.with_features(session.measure.features(model, on).tasks[task])
             if whole or walked:
                 scores = session.measure.scores(model, on) if whole else session.measure.quick_scores(model, on)
@@ -116,7 +116,7 @@ def measured_samples(session: Session, models: Mapping[str, ModelId], task: str,
     return found
 
 
-def offer_measurements(session: Session, models: Mapping[str, ModelId], on: View) -> None:
+def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: View) -> None:
     """Buttons for what is not known yet: margins and drift on a whole split, answers of language models in full."""
     walked = all(session.measure.has_features(model, on) for model in models.values())
     label = f"Measure margin and drift on the {on.split or session.split} split"
@@ -201,7 +201,7 @@ def _hint(session: Session, on: View) -> None:
         st.caption("Select points of a map or rows of a table of samples to see what they are and who is right.")
 
 
-def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelId], task: str) -> str:
+def _summary(frame: pd.DataFrame, ids: list[int], models: Mapping[str, ModelRef], task: str) -> str:
     """How many samples are selected and, of two scored models, the part of the flips among them."""
     text = f"**{len(ids)}** of {len(frame)} samples of {plain(task)}"
     if "flip" not in frame:

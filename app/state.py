@@ -22,7 +22,7 @@ from app.opening import bytes_needed, open_resident
 from app.selection import CALIBRATED, HOME, Selection, from_query
 from featcal.evaluation.evaluate import Scores
 from featcal.session.fingerprint import Stamp, suite_stamp
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.schema import Suite, load_suite
 from featcal.suite.views import View
@@ -185,7 +185,7 @@ def _held_sessions() -> Held:
     return Held(server_rules())
 
 
-def quick_scores(session: Session, models: Mapping[str, ModelId], on: View) -> tuple[dict[str, Scores], str]:
+def quick_scores(session: Session, models: Mapping[str, ModelRef], on: View) -> tuple[dict[str, Scores], str]:
     """Scores of models on the samples that drift is measured on, or none and the reason.
 
     Raises:

@@ -6,9 +6,9 @@ import streamlit as st
 
 from app import afterwards, compare, downloads, export, flips, options, repair, runs, state, view
 from app.downloads import Numbers
-from featcal.calibration.config import CalibrationConfig
 from featcal.figures import charts, tables, text
 from featcal.figures.names import plain
+from featcal.session.model_ref import EXPERT
 from featcal.system.formatting import percent
 
 st.header("Repair it in closed form")
@@ -17,12 +17,13 @@ on = view.sample_selector(session)
 options.controls_on_page(session)
 previewed = repair.preview(session, on)
 compared = compare.with_calibrated(session)
-(a, before_model), (b, config) = compared.models.items()
-assert isinstance(config, CalibrationConfig)  # that of the controls
+(a, before_model), (b, _) = compared.models.items()
+config = compared.calibration
+assert config is not None  # that of the controls
 with state.progress() as report:
     before, after = session.measure.features(before_model, on, report), session.measure.features(config, on, report)
 repair.confirm(previewed, session, config, after)
-scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: "expert"}, on)
+scores, missing = state.quick_scores(session, {**compared.models, compare.EXPERT: EXPERT}, on)
 runs.keep(session, compared.models, on)
 numbers: list[view.Metric] = [
     ("cosine to the experts", f"{after.macro_cosine:.3f}", f"{after.macro_cosine - before.macro_cosine:+.3f}")

@@ -60,7 +60,7 @@ def drift(
     sources = {}
     if source:  # first: what has none is refused before anything else is measured
         own = config_for(session.family, samples=measured["samples"], seed=measured["seed"])
-        calibrated = own if model == "merged" else session.resolve(model)
+        calibrated = session.resolve(own if model == "merged" else model)
         sources = {"sources": [asdict(one) for one in session.fit.sources(calibrated, progress)]}
     ledger = measure_drift(session, model, progress=progress, **measured)
     document = ledger.to_json()

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from featcal.models.adapter import LAST_LAYER
 from featcal.session import projection
-from featcal.session.model_names import ModelId, model_key
+from featcal.session.model_ref import ModelRef
 from featcal.session.open_suite import Kind
 from featcal.session.projection import Points, draw_points, pca_map
 from featcal.session.session import Session
@@ -42,7 +42,7 @@ class Clouds:
     """
 
     session: Session
-    models: Mapping[str, ModelId]
+    models: Mapping[str, ModelRef]
     on: View
 
     @staticmethod
@@ -55,7 +55,7 @@ class Clouds:
         others = [name for name in names if name != EXPERT]
         if not others:
             raise InputError("features: name at least one model beside the expert")
-        return Clouds(session, {EXPERT: EXPERT, **{name: session.resolve(name) for name in others}}, on)
+        return Clouds(session, {name: session.resolve(name) for name in (EXPERT, *others)}, on)
 
     def map_layers(self, layer: str) -> list[str]:
         """The layers that share a map with this one, in forward order."""
@@ -63,7 +63,7 @@ class Clouds:
 
     def key(self, *more: Hashable) -> Hashable:
         """Tells features of these models from others of the session."""
-        return (*map(model_key, self.models.values()), self.on, *more)
+        return (*(model.key for model in self.models.values()), self.on, *more)
 
     def features(self, task: str, layer: str, progress: Progress = silent) -> dict[str, dict[str, Tensor]]:
         """Features `[n, d]` of a task: by layer of the map that `layer` is on, then by model.
@@ -78,7 +78,7 @@ class Clouds:
             }
             by_layer = {behind: {name: one[behind] for name, one in found.items()} for behind in self.map_layers(layer)}
             return _sound(by_layer, task)
-        others = {name: model for name, model in self.models.items() if model != EXPERT}
+        others = {name: model for name, model in self.models.items() if not model.is_every_expert}
         last = {
             name: self.session.measure.features(model, self.on, progress).tasks[task] for name, model in others.items()
         }

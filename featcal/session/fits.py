@@ -10,6 +10,7 @@ from featcal.baselines.fit import fit
 from featcal.baselines.fitted import Fitted
 from featcal.baselines.options import Sampled
 from featcal.calibration.block_preview import Preview, hold
+from featcal.calibration.block_statistics import FirstBlock
 from featcal.calibration.calibrate import CalibrationResult, calibrate, select_tasks
 from featcal.calibration.conditioning import Conditioning, measure_conditioning
 from featcal.calibration.config import CalibrationConfig
@@ -18,18 +19,10 @@ from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.lane import ExpertPass
-from featcal.session.model_names import (
-    ModelId,
-    baseline_of,
-    calibration_of,
-    full_name,
-    label_of,
-    model_key,
-    recorded_calibration,
-    weights_of,
-)
+from featcal.session.model_names import recorded_calibration, weights_of
+from featcal.session.model_ref import OBJECT, ModelId, ModelRef
 from featcal.session.open_suite import Kind, OpenSuite
-from featcal.suite.name_grammar import FITTED, REFERENCE, model_name
+from featcal.suite.name_grammar import FITTED, REFERENCE
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import InputError
 from featcal.system.progress import Progress, silent
@@ -49,25 +42,20 @@ class Fits:
 
     suite: OpenSuite
 
-    def calibrate(self, model: CalibrationConfig | str, progress: Progress = silent) -> CalibrationResult:
-        """The suite's merged model, calibrated with these options; or a calibration by its name, which may be of
-        another model (`calibrated:rho=1@tsv-m`).
+    def calibrate(self, model: ModelId, progress: Progress = silent) -> CalibrationResult:
+        """Calibrate the suite's merged model, or another one that a name says (`calibrated:rho=1@tsv-m`).
+
+        Args:
+            model: options of a calibration, or its name.
 
         Raises:
-            InputError: a name of another kind, or an option that is unknown or outside its range.
+            InputError: a model of another kind, or an option that is unknown or outside its range.
         """
-        if isinstance(model, CalibrationConfig):
-            return self._calibrate(model, lambda: self.suite.calibration_passes(model), progress)
-        config, below = calibration_of(model, self.suite.family)
-        if below == "merged":
-            return self.calibrate(config, progress)
-
-        def make() -> CalibrationResult:
-            return calibrate(
-                self.family_with(below), config, experts=self.suite.calibration_passes(config), progress=progress
-            )
-
-        return self.suite.get_or_make(_CALIBRATED, (config, model_key(below)), make)
+        one = self.suite.resolve(model)
+        if one.config is None:
+            raise InputError(f"model '{one.name}' is no calibration; write calibrated:lam=0.05,rho=2@{one.name}")
+        config = one.config
+        return self._calibrate(one, lambda: self.suite.calibration_passes(config), progress)
 
     def adopt_calibration(
         self,
@@ -85,57 +73,56 @@ class Fits:
             self.suite.forget(_CALIBRATED, config)
         return self.suite.get_or_make(_CALIBRATED, config, make)
 
-    def family_with(self, model: str) -> Family:
-        """The suite with a model, by its name, in the place of its merged one: what is calibrated then.
+    def family_with(self, model: ModelId) -> Family:
+        """The suite with a model in the place of its merged one: what is calibrated then.
 
         Raises:
             InputError: no such model, or one that is more than its weights.
         """
-        name = full_name(self.suite.resolve(model), self.suite.family)
-        if name == "merged":
+        one = self.suite.resolve(model)
+        if one.kind == "merged":
             return self.suite.family
-        weights = self.weights(self.suite.resolve(name))
+        weights = self.weights(one)
         require_weights_alone(weights)
-        return self.suite.family.with_merged(weights, name)
+        return self.suite.family.with_merged(weights, one.name)
 
-    def baseline(self, model: str, progress: Progress = silent) -> Fitted:
-        """The model that a baseline makes of the suite, by its name.
+    def baseline(self, model: ModelId, progress: Progress = silent) -> Fitted:
+        """The model that a baseline makes of the suite.
 
         Raises:
-            InputError: a name of another kind, or an option that is unknown or outside its range.
+            InputError: a model of another kind, or an option that is unknown or outside its range.
             NumericalError: as `fit`.
         """
-        options, below = baseline_of(model, self.suite.family)
+        one = self.suite.resolve(model)
+        options, of = one.baseline, one.of
+        if options is None or of is None:
+            raise InputError(f"model '{one.name}' is no baseline; those are {', '.join(FITTED)}")
 
         def make() -> Fitted:
             family, passes = self.suite.family, None
-            if below != "merged":
-                family = family.with_merged(
-                    self.weights(self.suite.resolve(below)), full_name(self.suite.resolve(below), family)
-                )
+            if of.kind != "merged":
+                family = family.with_merged(self.weights(of), of.name)
             if isinstance(options, Sampled):
                 passes = self.suite.calibration_passes(options.counting, options.split)
             found = fit(family, options, experts=passes, progress=progress)
-            return replace(found, record={**found.record, "model": self.suite.resolve(model)})
+            return replace(found, record={**found.record, "model": one.name})
 
-        return self.suite.get_or_make(_FITTED, (options, model_key(self.suite.resolve(below))), make)
+        return self.suite.get_or_make(_FITTED, (options, of.key), make)
 
     def weights(self, model: ModelId) -> Weights:
-        """The tensors of a model; calibrated, if options are given.
+        """The tensors of a model, calibrated or fitted where it is of that kind.
 
         Raises:
             InputError: as `Family.model`.
         """
-        if isinstance(model, CalibrationConfig):
-            return self.calibrate(model).weights
-        if not isinstance(model, str):
-            return self.suite.family.model(model)
-        kind = model_name(model).kind
-        if kind in FITTED:
-            return self.baseline(model).weights
-        if kind == "calibrated":
-            return self.calibrate(model).weights
-        return self.suite.get_or_make(_WEIGHTS, model_key(model), lambda: weights_of(model, self.suite.family))
+        one = self.suite.resolve(model)
+        if one.given is not None:
+            return self.suite.family.model(one.given)
+        if one.config is not None:
+            return self.calibrate(one).weights
+        if one.baseline is not None:
+            return self.baseline(one).weights
+        return self.suite.get_or_make(_WEIGHTS, one.key, lambda: weights_of(one.name, self.suite.family))
 
     def sources(self, model: ModelId, progress: Progress = silent) -> list[SourceExcess]:
         """What fitting the calibrated blocks on other feature sources would have cost (Prop. 8).
@@ -148,16 +135,18 @@ class Fits:
             InputError: a model that is neither: a folder that holds no record of a calibration among them.
         """
 
-        def make() -> list[SourceExcess]:
-            config, below = self._calibration(model)
-            passes = self.suite.calibration_passes(config)
-            if isinstance(model, CalibrationConfig):
-                weights = self._calibrate(model, lambda: passes, progress).weights
-            else:
-                weights = self.weights(model)
-            return measure_sources(self.family_with(below), weights, config, passes, progress)
+        one = self.suite.resolve(model)
 
-        return self.suite.get_or_make(_SOURCES, model_key(model), make)
+        def make() -> list[SourceExcess]:
+            config, of = self._calibration(one)
+            passes = self.suite.calibration_passes(config)
+            if one.config is None:
+                weights = self.weights(one)
+            else:
+                weights = self._calibrate(one, lambda: passes, progress).weights
+            return measure_sources(self.family_with(of), weights, config, passes, progress)
+
+        return self.suite.get_or_make(_SOURCES, one.key, make)
 
     def conditioning(self, model: ModelId, progress: Progress = silent) -> list[Conditioning]:
         """How well every linear system of a calibration is posed; takes a calibration and its decompositions.
@@ -169,12 +158,14 @@ class Fits:
             InputError: a model that is none of a calibration, or as `calibrate`.
         """
 
-        def make() -> list[Conditioning]:
-            config, below = self._calibration(model)
-            passes, first = self.suite.calibration_passes(config), self.suite.first_block if below == "merged" else None
-            return measure_conditioning(self.family_with(below), config, passes, first, progress)
+        one = self.suite.resolve(model)
 
-        return self.suite.get_or_make(_CONDITIONING, model_key(model), make)
+        def make() -> list[Conditioning]:
+            config, of = self._calibration(one)
+            passes, first = self.suite.calibration_passes(config), self._first_block(of)
+            return measure_conditioning(self.family_with(of), config, passes, first, progress)
+
+        return self.suite.get_or_make(_CONDITIONING, one.key, make)
 
     def preview(self, of: CalibrationConfig, layer: str, view: View = _DRIFT, progress: Progress = silent) -> Preview:
         """What previews of one block of a calibration need; that of the last one alone is kept.
@@ -194,7 +185,7 @@ class Fits:
         def make() -> Preview:
             run = self.suite.family.run(progress)
             fitted = select_tasks(of, self.suite.calibration_passes(of))
-            weights = self._calibrate(of, lambda: fitted, progress).weights
+            weights = self._calibrate(self.suite.resolve(of), lambda: fitted, progress).weights
             return hold(run, of, weights, layer, fitted, self.suite.measured_passes(view, self.suite.samples(view)))
 
         return self.suite.get_or_replace(_PREVIEW, key, make)
@@ -203,31 +194,35 @@ class Fits:
         """Whether `preview` would cost nothing."""
         return self.suite.has(_PREVIEW, (of, layer, *self.suite.key(view)))
 
-    def _calibration(self, model: ModelId) -> tuple[CalibrationConfig, str]:
-        """The options of a calibration, and the name of the model that is calibrated.
+    def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
+        """The options of a calibration, and the model that is calibrated.
 
         Raises:
             InputError: a model that is none, or a folder that holds no record of one.
         """
-        if isinstance(model, CalibrationConfig):
-            return model, "merged"
-        if not isinstance(model, str):
+        if model.config is not None and model.of is not None:
+            return model.config, model.of
+        if model.kind == OBJECT:
+            raise InputError(f"'{model.label}' is an object; give the options of a calibration, its name or its folder")
+        if model.kind != REFERENCE:
             raise InputError(
-                f"'{label_of(model)}' is an object; give the options of a calibration, its name or its folder"
+                f"'{model.name}' is no calibration; give its options, as calibrated:lam=0.05,rho=2@{model.name}"
             )
-        kind = model_name(model).kind
-        if kind == "calibrated":
-            return calibration_of(model, self.suite.family)
-        if kind != REFERENCE:
-            raise InputError(f"'{model}' is no calibration; give its options, as calibrated:lam=0.05,rho=2@{model}")
-        return recorded_calibration(Path(model))
+        config, of = recorded_calibration(Path(model.name))
+        return config, self.suite.resolve(of)
 
     def _calibrate(
-        self, config: CalibrationConfig, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
+        self, model: ModelRef, passes: Callable[[], Mapping[str, ExpertPass]], progress: Progress
     ) -> CalibrationResult:
-        def make() -> CalibrationResult:
-            return calibrate(
-                self.suite.family, config, experts=passes(), first=self.suite.first_block, progress=progress
-            )
+        """Calibrate on expert passes that are asked for where nothing is kept."""
 
-        return self.suite.get_or_make(_CALIBRATED, config, make)
+        def make() -> CalibrationResult:
+            config, of = self._calibration(model)
+            first = self._first_block(of)
+            return calibrate(self.family_with(of), config, experts=passes(), first=first, progress=progress)
+
+        return self.suite.get_or_make(_CALIBRATED, model.key, make)
+
+    def _first_block(self, of: ModelRef) -> FirstBlock | None:
+        """What calibrations of the suite's own merged model share in their first block."""
+        return self.suite.first_block if of.kind == "merged" else None

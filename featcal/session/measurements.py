@@ -23,7 +23,7 @@ from featcal.models.features import layer_features
 from featcal.models.model import Head, own_head
 from featcal.samples.sources import Samples
 from featcal.session.fits import Fits
-from featcal.session.model_names import ModelId, full_name, label_of, model_key
+from featcal.session.model_ref import MERGED, ModelId, ModelRef
 from featcal.session.open_suite import Kind, OpenSuite
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import InputError
@@ -61,20 +61,19 @@ class Measurements:
     def features(self, model: ModelId, view: View = _DRIFT, progress: Progress = silent) -> Features:
         """How far a model's features drift from the experts', not why: half the cost of `drift`. For "expert", whose
         own features stand beside any model's, those of the merged one."""
-        model = _walked_model(model)
+        one = _walked_model(self.suite.resolve(model))
         count, split, seed = self.suite.key(view)
         apart = DriftOptions(count, split, seed)
-
-        if self.suite.has(_DRIFTS, (model_key(model), apart)):
-            return self.drift(model, apart)
+        if self.suite.has(_DRIFTS, (one.key, apart)):
+            return self.drift(one, apart)
 
         def make() -> Features:
-            weights = self.fit.weights(model)
+            weights = self.fit.weights(one)
             passes = self.suite.measured_passes(view, self.suite.samples(view))
             tasks = follow(self._run(weights, progress), weights, passes)
-            return Features(self.suite.family.suite.name, label_of(model), split, tasks)
+            return Features(self.suite.family.suite.name, one.label, split, tasks)
 
-        return self.suite.get_or_make(_FEATURES, (model_key(model), count, split, seed), make)
+        return self.suite.get_or_make(_FEATURES, (one.key, count, split, seed), make)
 
     def drift(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
         """A model's drift from the experts, layer by layer and task by task.
@@ -84,11 +83,11 @@ class Measurements:
                 where their output is asked for, or a class token that the architecture does not have.
             NumericalError: final features that are not finite.
         """
-        split = options.split or self.suite.split
+        one, split = self.suite.resolve(model), options.split or self.suite.split
         options = replace(options, split=split)
 
         def make() -> DriftLedger:
-            weights = self.fit.weights(model)
+            weights = self.fit.weights(one)
             if options.tokens == "class" and not self.suite.family.adapter.class_token:
                 raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
             drawn = self.suite.samples(options)
@@ -106,29 +105,30 @@ class Measurements:
             for task, judge in judged.items():
                 found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
                 tasks[task] = replace(tasks[task], output=found)
-            return DriftLedger(self.suite.family.suite.name, label_of(model), split, tasks)
+            return DriftLedger(self.suite.family.suite.name, one.label, split, tasks)
 
-        return self.suite.get_or_make(_DRIFTS, (model_key(model), options), make)
+        return self.suite.get_or_make(_DRIFTS, (one.key, options), make)
 
     def layer_features(
         self, model: ModelId, task: str, view: View = _DRIFT, progress: Progress = silent
     ) -> dict[str, Tensor]:
         """A model's features behind every layer, `[n, d]` by layer in forward order, on the CPU: state of the class
         token or mean over tokens but padding, and last the final features."""
+        one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
-            one = self.suite.measured_passes(view, self.suite.samples(view))[task]
-            if model != "expert":
-                one = replace(one, weights=self.fit.weights(model), batches=list(one.batches), kept=None)
-            return layer_features(self._run(one.weights, progress), one)
+            walk = self.suite.measured_passes(view, self.suite.samples(view))[task]
+            if not one.is_every_expert:
+                walk = replace(walk, weights=self.fit.weights(one), batches=list(walk.batches), kept=None)
+            return layer_features(self._run(walk.weights, progress), walk)
 
-        return self.suite.get_or_make(_LAYERS, (model_key(model), task, *self.suite.key(view)), make)
+        return self.suite.get_or_make(_LAYERS, (one.key, task, *self.suite.key(view)), make)
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Cosine of the model's task vector to each expert's."""
-        key = model_key(model)
+        one = self.suite.resolve(model)
         return self.suite.get_or_make(
-            _COSINES, key, lambda: task_vector_cosines(self.suite.family, self.fit.weights(model))
+            _COSINES, one.key, lambda: task_vector_cosines(self.suite.family, self.fit.weights(one))
         )
 
     def scores(self, model: ModelId, view: View = _WHOLE_TEST, progress: Progress = silent) -> Scores:
@@ -138,14 +138,14 @@ class Measurements:
             InputError: no such split, no labels, answers or class names, or a base without a text tower.
             NumericalError: features that are not finite.
         """
-        split = view.split or self.suite.split
-        said = f"scoring {label_of(model)}"
+        one, split = self.suite.resolve(model), view.split or self.suite.split
+        said = f"scoring {one.label}"
 
         def make() -> Scores:
-            own = None if model == "expert" else self.fit.weights(model)
+            own = None if one.is_every_expert else self.fit.weights(one)
             models = {task: own or self.suite.family.experts[task] for task in self.suite.tasks}
-            needed = {task: one for task, one in models.items() if own_head(one, task) is None}
-            whose = model_key(model) if self.suite.family.adapter.reads_prompts else None
+            needed = {task: weights for task, weights in models.items() if own_head(weights, task) is None}
+            whose = one.key if self.suite.family.adapter.reads_prompts else None
             key = split, tuple(needed), whose
             heads = self.suite.get_or_make(_HEADS, key, lambda: scoring_heads(self.suite.family, split, needed))
             tasks = {}
@@ -153,35 +153,37 @@ class Measurements:
                 progress(said, done, len(self.suite.tasks))
                 tasks[task] = score(self.suite.family, models[task], self.suite.parts(task, view), heads.get(task))
             progress(said, len(self.suite.tasks), len(self.suite.tasks))
-            return Scores(self.suite.family.suite.name, label_of(model), split, tasks)
+            return Scores(self.suite.family.suite.name, one.label, split, tasks)
 
-        return self.suite.get_or_make(_SCORES, (model_key(model), *self.suite.key(view)), make)
+        return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), make)
 
     def quick_scores(self, model: ModelId, view: View) -> Scores:
         """Scores off the features that drift is measured on, so that they cost nothing.
 
         Accuracy of pictures; of text how often the first token of the answer is right.
         """
+        one = self.suite.resolve(model)
 
         def make() -> Scores:
-            tasks, weights = {}, self.fit.weights(_walked_model(model))
-            for task, scores, labels in self._iterate_scores(model, view):
+            tasks, weights = {}, self.fit.weights(_walked_model(one))
+            for task, scores, labels in self._iterate_scores(one, view):
                 predictions = scores.argmax(1)
                 right = float((predictions == labels).double().mean())
                 metric = FIRST_TOKEN if answers_of(self.suite.family, weights, task) == "text" else "accuracy"
                 tasks[task] = TaskScore(metric, right, predictions, labels)
-            return Scores(self.suite.family.suite.name, label_of(model), view.split or self.suite.split, tasks)
+            return Scores(self.suite.family.suite.name, one.label, view.split or self.suite.split, tasks)
 
-        return self.suite.get_or_make(_QUICK, (model_key(model), *self.suite.key(view)), make)
+        return self.suite.get_or_make(_QUICK, (one.key, *self.suite.key(view)), make)
 
     def margins(self, model: ModelId, view: View) -> dict[str, Tensor]:
         """Task → `[n]`: the lead of a model's first over its second class, or first token of an answer, sample by
         sample (mu of Eq. (44)); off the features that drift is measured on, as `quick_scores`."""
+        one = self.suite.resolve(model)
 
         def make() -> dict[str, Tensor]:
-            return {task: lead(scores) for task, scores, _ in self._iterate_scores(model, view)}
+            return {task: lead(scores) for task, scores, _ in self._iterate_scores(one, view)}
 
-        return self.suite.get_or_make(_MARGINS, (model_key(model), *self.suite.key(view)), make)
+        return self.suite.get_or_make(_MARGINS, (one.key, *self.suite.key(view)), make)
 
     def judges(self, model: ModelId, view: View) -> Judges:
         """What turns features into scores; one for all models that bring no heads, where the base's text tower makes
@@ -199,22 +201,25 @@ class Measurements:
             InputError, NumericalError: as `scores`.
         """
 
-        def named_scores(model: ModelId) -> Scores:
-            return replace(self.scores(model, view, progress), model=full_name(model, self.suite.family))
+        one, other = self.suite.resolve(a), self.suite.resolve(b)
 
-        key = model_key(a), model_key(b), *self.suite.key(view)
-        return self.suite.get_or_make(_COMPARED, key, lambda: compare_scores(named_scores(a), named_scores(b)))
+        def named_scores(model: ModelRef) -> Scores:
+            return replace(self.scores(model, view, progress), model=model.name)
+
+        key = one.key, other.key, *self.suite.key(view)
+        return self.suite.get_or_make(_COMPARED, key, lambda: compare_scores(named_scores(one), named_scores(other)))
 
     def canary(
         self, model: ModelId, against: ModelId = "merged", seed: int = 42, progress: Progress = silent
     ) -> Canary:
         """Whether a model still generates; as `featcal.evaluation.generation_check.canary`."""
+        one, other = self.suite.resolve(model), self.suite.resolve(against)
 
         def make() -> Canary:
-            held, weights = self.fit.weights(against), self.fit.weights(model)
+            held, weights = self.fit.weights(other), self.fit.weights(one)
             return measure_canary(self.suite.family, weights, held, seed=seed, progress=progress)
 
-        return self.suite.get_or_make(_CANARY, (model_key(model), model_key(against), seed), make)
+        return self.suite.get_or_make(_CANARY, (one.key, other.key, seed), make)
 
     def adopt_scores(self, model: ModelId, view: View, scores: Scores) -> Scores:
         """Keep what another process has scored as this model's scores, which `scores` gives from then on.
@@ -228,17 +233,18 @@ class Measurements:
                 f"scores of the {scores.split} split for {', '.join(scores.tasks)} are none of the {split} split for "
                 f"{', '.join(tasks)}"
             )
-        own = replace(scores, model=label_of(model))
-        return self.suite.get_or_make(_SCORES, (model_key(model), *self.suite.key(view)), lambda: own)
+        one = self.suite.resolve(model)
+        own = replace(scores, model=one.label)
+        return self.suite.get_or_make(_SCORES, (one.key, *self.suite.key(view)), lambda: own)
 
     def has_scores(self, model: ModelId, view: View) -> bool:
         """Whether `scores` would cost nothing."""
-        return self.suite.has(_SCORES, (model_key(model), *self.suite.key(view)))
+        return self.suite.has(_SCORES, (self.suite.resolve(model).key, *self.suite.key(view)))
 
     def has_features(self, model: ModelId, view: View) -> bool:
         """Whether `features`, and so `quick_scores` and `margins`, would cost no walk."""
         count, split, seed = self.suite.key(view)
-        kept = (model_key(_walked_model(model)), count, split, seed)
+        kept = (_walked_model(self.suite.resolve(model)).key, count, split, seed)
         apart = (kept[0], DriftOptions(count, split, seed))
         return self.suite.has(_FEATURES, kept) or self.suite.has(_DRIFTS, apart)
 
@@ -262,16 +268,16 @@ class Measurements:
             return self.suite.get_or_make(_JUDGES, self.suite.key(view), make)
         return make()  # nothing to keep but the models, which read their heads when they are asked
 
-    def _iterate_scores(self, model: ModelId, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _iterate_scores(self, model: ModelRef, view: View) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Task, scores `[n, c]` and the right class or first token of every sample; "expert" is each task's own."""
         features, judged = self.features(model, view), self.judges(_walked_model(model), view)
         for task, found in features.tasks.items():
             expert_head, model_head, labels = judged[task]
-            of_expert = model == "expert"
-            head, own = (expert_head, found.expert_features) if of_expert else (model_head, found.model_features)
+            own = found.expert_features if model.is_every_expert else found.model_features
+            head = expert_head if model.is_every_expert else model_head
             yield task, head.scores(own.float()), labels
 
 
-def _walked_model(model: ModelId) -> ModelId:
+def _walked_model(model: ModelRef) -> ModelRef:
     """Whose walk has a model's features: that of any model has those of "expert" too, so the merged one's."""
-    return "merged" if model == "expert" else model
+    return MERGED if model.is_every_expert else model

@@ -15,7 +15,7 @@ from featcal.family.opening import Family, ensure_family
 from featcal.models.lane import ExpertPass, Kept
 from featcal.samples.sources import Samples
 from featcal.session.cache import Results, nbytes
-from featcal.session.model_names import ModelId, resolve_model
+from featcal.session.model_ref import ModelId, ModelRef, resolve_model
 from featcal.suite.views import View
 from featcal.system.progress import available_bytes
 
@@ -88,11 +88,11 @@ class OpenSuite:
         """Whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
-    def resolve(self, model: ModelId) -> ModelId:
-        """A model by its name: of "calibrated:lam=0.1" the options that it stands for, of any other model itself.
+    def resolve(self, model: ModelId) -> ModelRef:
+        """Return the model that is meant by a name, options, weights or a calibration's result.
 
         Raises:
-            InputError: an option that is unknown or outside its range.
+            InputError: an option that is unknown or outside its range, or a name that is a folder's as well.
         """
         return resolve_model(model, self.family)
 

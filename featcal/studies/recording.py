@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from featcal.calibration.config import IDLE, CalibrationConfig
-from featcal.session.model_names import ModelId, full_name, label_of
+from featcal.session.model_ref import ModelId
 from featcal.session.open_suite import Kind
 from featcal.session.session import Session
 from featcal.studies.history import History, Measured, Run, TaskValue, current_maker, new_run, suite_hash
@@ -54,7 +54,7 @@ def count_looks(session: Session, models: Iterable[ModelId], on: View, place: st
     finally:
         for model in new:
             if session.measure.has_scores(model, on) and (on.split or session.split) == "test":
-                history.look(hash_of(session), full_name(model, session.family), place)
+                history.look(hash_of(session), session.resolve(model).name, place)
 
 
 def hash_of(session: Session) -> str:
@@ -64,11 +64,11 @@ def hash_of(session: Session) -> str:
 
 def run_of(session: Session, model: ModelId) -> Run:
     """The run that a model of the suite is, given by its name or by the options of its calibration."""
-    options = {}
-    if isinstance(model, CalibrationConfig):
-        options = {name: value for name, value in asdict(model).items() if name not in IDLE}
+    one = session.resolve(model)
+    config = {} if one.calibration is None else asdict(one.calibration)
+    options = {name: value for name, value in config.items() if name not in IDLE}
     suite = session.family.suite.name, hash_of(session)
-    return new_run(suite, full_name(model, session.family), options, current_maker(session.family.compute.device.type))
+    return new_run(suite, one.name, options, current_maker(session.family.compute.device.type))
 
 
 def measure(session: Session, model: ModelId, on: View) -> Measured:
@@ -78,22 +78,23 @@ def measure(session: Session, model: ModelId, on: View) -> Measured:
         InputError: as `Measurements.features` and `Measurements.quick_scores`.
         NumericalError: a drift that is not finite, whose record would be no number.
     """
+    one = session.resolve(model)
     try:
-        scores = session.measure.quick_scores(model, on).to_json()["tasks"]
+        scores = session.measure.quick_scores(one, on).to_json()["tasks"]
     except NoScores:
         scores = {}
     drift = {}
-    if model != "expert":  # which has none
-        features = session.measure.features(model, on)
-        drift = {task: one.layers[-1].relative_drift for task, one in features.tasks.items()}
+    if not one.is_every_expert:  # which has none
+        features = session.measure.features(one, on)
+        drift = {task: found.layers[-1].relative_drift for task, found in features.tasks.items()}
     for task, value in drift.items():
         if not math.isfinite(value):
             raise NumericalError(
-                f"task '{task}': the relative final drift of {label_of(model)} is {value}: the mean norm of the "
+                f"task '{task}': the relative final drift of {one.label} is {value}: the mean norm of the "
                 "expert's final features is 0 or not finite; see its checkpoint and samples"
             )
     seconds = None
-    if isinstance(model, CalibrationConfig):
-        seconds = float(session.fit.calibrate(model).record["seconds"]["total"])
-    values = {task: TaskValue(**one) for task, one in scores.items()}
+    if one.calibration is not None:
+        seconds = float(session.fit.calibrate(one).record["seconds"]["total"])
+    values = {task: TaskValue(**score) for task, score in scores.items()}
     return Measured("features", on.split or session.split, on.samples, on.seed, values, drift, seconds)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from featcal.calibration.config import CalibrationConfig
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.studies.history import History, Measured, Run
 from featcal.studies.recording import hash_of, measure, run_of
@@ -184,7 +184,7 @@ def _measure(session: Session, model: ModelId, on: View, progress: Progress) -> 
     Raises:
         InputError: it cannot be scored.
     """
-    if isinstance(model, CalibrationConfig):
+    if session.resolve(model).calibration is not None:
         session.fit.calibrate(model, progress)
     session.measure.features(model, on, progress)
     session.measure.quick_scores(model, on)  # says why there are none

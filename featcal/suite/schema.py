@@ -32,7 +32,7 @@ from featcal.system.paths import expand_home, local_path, require_plain
 from featcal.system.resources import embedded_suites, ready_suites, task_files
 from featcal.system.sandbox import require_inside
 
-ModelRef = Annotated[str, Field(min_length=1)]
+Reference = Annotated[str, Field(min_length=1)]
 """Folder (relative to the suite file), Hub id, optionally with a folder inside it and `@revision`, or `open_clip:…`;
 `REF+ADAPTER` is a model with a LoRA adapter."""
 
@@ -83,7 +83,7 @@ class CalibrationDefaults(Strict):
 class Task(Strict):
     """One task: its expert, its samples and how its answers are scored."""
 
-    expert: ModelRef
+    expert: Reference
     calibration: Source | None = None
     validation: Source | None = None
     test: Source | None = None
@@ -153,8 +153,8 @@ class Suite(Strict):
 
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
-    base: ModelRef
-    merged: ModelRef | MergeRecipe
+    base: Reference
+    merged: Reference | MergeRecipe
     tasks: Annotated[dict[str, Task], Field(min_length=1)]
     calibration: CalibrationDefaults = CalibrationDefaults()
     vocabulary: Literal["exact", "base"] = "exact"

@@ -25,6 +25,7 @@ from featcal.figures.names import plain
 from featcal.session.fits import Fits
 from featcal.session.measurements import Measurements
 from featcal.session.model_names import calibrate_command
+from featcal.session.model_ref import MERGED
 from featcal.session.session import open_session
 from featcal.suite.views import DriftOptions, View
 from featcal.system.errors import NumericalError
@@ -394,7 +395,7 @@ def test_a_switch_that_was_turned_is_in_every_name(tiny_suite_file: Path) -> Non
     made = "tiny-lam0.05-rho2-alpha0.3-n8"
     for config, switch in zip(configs, ("", "-no-biases"), strict=True):
         assert export.default_name("tiny", config, opening.defaults(session)) == made + switch
-        models = {"merged": "merged", "calibrated": config}
+        models = {"merged": MERGED, "calibrated": session.resolve(config)}
         origin = downloads.sample_origin(session, View(4), models)
         assert downloads.file_name("drift", origin) == f"drift-{made}{switch}-4-validation"
         assert downloads.file_name("x", downloads.score_origin(session, scores, models)) == f"x-{made}{switch}-12-test"

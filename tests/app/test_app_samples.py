@@ -21,6 +21,7 @@ from app import flips, samples, state
 from app.selection import HOME, MOST_PICKED, Selection, from_query
 from featcal.figures.sample_tables import FLIPS
 from featcal.samples.sources import Samples
+from featcal.session.model_ref import MERGED
 from featcal.session.session import Session, open_session
 from featcal.suite.views import View
 
@@ -119,7 +120,8 @@ def panel_alone(suite: str, models: dict[str, str], task: str, n: int, picked: l
     from featcal.suite.views import View
 
     state.begin("panel")
-    samples.panel(open_session(suite), models, task, View(n), picked)
+    session = open_session(suite)
+    samples.panel(session, {shown: session.resolve(one) for shown, one in models.items()}, task, View(n), picked)
 
 
 def test_a_panel_measures_what_it_shows(tiny_suite_file: Path) -> None:
@@ -249,7 +251,7 @@ def test_known_is_what_was_measured(tiny_suite_file: Path) -> None:
     from featcal.suite.schema import load_suite
 
     session = Session(open_family(load_suite(tiny_suite_file), "cpu"))
-    models = {"merged": "merged"}
+    models = {"merged": MERGED}
     nothing = samples.measured_samples(session, models, TASKS[0], View(4))["merged"]
     assert (nothing.answers, nothing.margin, nothing.drift) == (None, None, None)
     session.measure.scores("merged", View(4))

@@ -26,7 +26,7 @@ from featcal.calibration.closed_form import SolveError
 from featcal.cli import commands
 from featcal.family.opening import Family
 from featcal.models.lane import Kept
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.name_grammar import FITTED, model_name
 from featcal.system.errors import InputError, NumericalError
@@ -153,7 +153,7 @@ def test_the_plain_regression_is_a_minimum(tiny64: Family) -> None:
 
 def test_names(tiny: Family) -> None:
     assert set(KINDS) == set(FITTED)
-    assert resolve_model("regmean:samples=8", tiny) == "regmean:samples=8,seed=42,reduce=0.95"
+    assert resolve_model("regmean:samples=8", tiny).name == "regmean:samples=8,seed=42,reduce=0.95"
     assert options_of(model_name("regmean++:reduce=0.5"), tiny) == RegMeanPlusPlus(reduce=0.5)
     for name, message in {
         "regmean:reduce=2": r"reduce is 2\.0; it lies in \[0, 1\]",
@@ -186,7 +186,7 @@ def test_merge_writes_it(name: str, tiny_suite_file: Path, tiny: Family, tmp_pat
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["verified"] == "reloaded"
-    assert document["model"] == resolve_model(name, tiny)
+    assert document["model"] == resolve_model(name, tiny).name
     assert evaluate(tiny, str(out)).average == evaluate(tiny, name).average
 
 

@@ -21,7 +21,8 @@ from featcal.calibration.config import CalibrationConfig, resolve_parts
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.preflight.check import check
-from featcal.session.model_names import full_name, recorded_config, resolve_model
+from featcal.session.model_names import name_calibration, recorded_config
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
@@ -153,9 +154,9 @@ def test_names_are_put_in_order_and_all_of_them_are_none(tiny: Family) -> None:
 
 def test_parts_stand_in_the_name_of_a_model(tiny: Family) -> None:
     config = config_for(tiny, blocks=("block 0", "block 2"), tasks=("pets",), samples=12)
-    name = full_name(config, tiny)
+    name = name_calibration(config, tiny)
     assert name == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=12,blocks=block 0+block 2,tasks=pets"
-    assert resolve_model(name, tiny) == config
+    assert resolve_model(name, tiny).config == config
     with pytest.raises(InputError, match="Did you mean 'attention'"):
         resolve_model("calibrated:maps=atention+mlp", tiny)
 

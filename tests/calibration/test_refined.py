@@ -22,7 +22,8 @@ from featcal.family.opening import Family
 from featcal.models.adapter import Call
 from featcal.models.compute import computing
 from featcal.models.lane import run_block
-from featcal.session.model_names import full_name, resolve_model
+from featcal.session.model_names import name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.system.errors import InputError
 
@@ -49,10 +50,12 @@ def test_defaults_depend_on_the_recipe_and_the_number_of_samples(tiny: Family, t
 
 def test_its_name_says_what_differs(tiny: Family) -> None:
     config = config_for(tiny, recipe="refined", samples=12, beta=0.25)
-    name = full_name(config, tiny)
+    name = name_calibration(config, tiny)
     assert "recipe=refined,beta=0.25" in name
-    assert resolve_model(name, tiny) == config
-    assert resolve_model("calibrated:recipe=refined,samples=64", tiny) == config_for(tiny, recipe="refined", samples=64)
+    assert resolve_model(name, tiny).config == config
+    assert resolve_model("calibrated:recipe=refined,samples=64", tiny).config == config_for(
+        tiny, recipe="refined", samples=64
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from featcal.calibration.config import CalibrationConfig
 from featcal.cli.options import Size
 from featcal.family.opening import Family
 from featcal.session.measurements import Measurements
+from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import sweep as sweep_module
 from featcal.studies.sweep import Grid
@@ -195,8 +196,8 @@ def test_every_option_of_a_sweep_arrives(run: Run, tiny_suite_file: Path, monkey
 def test_every_option_of_a_drift_arrives(run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, DriftOptions]] = []
 
-    def take(measure: Measurements, model: str, options: DriftOptions, progress: object) -> None:
-        taken.append((model, options))
+    def take(measure: Measurements, model: ModelRef, options: DriftOptions, progress: object) -> None:
+        taken.append((model.name, options))
         raise InputError("seen")
 
     monkeypatch.setattr(Measurements, "drift", take)

@@ -16,7 +16,7 @@ from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
 from featcal.models.features import layer_features
 from featcal.session.cache import nbytes
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import ModelId
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import View

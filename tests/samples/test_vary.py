@@ -18,7 +18,8 @@ from featcal.preflight.check import check
 from featcal.samples import vary as varying
 from featcal.samples.vary import NOISE, SHIFT, vary
 from featcal.server.lengths import seconds_to_calibrate
-from featcal.session.model_names import calibrate_command, full_name, resolve_model
+from featcal.session.model_names import calibrate_command, name_calibration
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.replay.again import replay
 from featcal.system.errors import InputError
@@ -137,8 +138,8 @@ def test_a_calibration_takes_them_says_so_and_can_be_replayed(pictures: Family, 
 
 def test_names_and_commands_say_how_many(pictures: Family) -> None:
     config = config_for(pictures, samples=8, augment=3)
-    assert full_name(config, pictures) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,augment=3"
-    assert resolve_model(full_name(config, pictures), pictures) == config
+    assert name_calibration(config, pictures) == "calibrated:lam=0.05,rho=2,alpha=0.3,samples=8,augment=3"
+    assert resolve_model(name_calibration(config, pictures), pictures).config == config
     assert "--samples 8 --augment 3 --out" in calibrate_command("s", config, config_for(pictures), "o")
 
 

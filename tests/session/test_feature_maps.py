@@ -104,7 +104,7 @@ def test_a_feature_without_a_direction_is_an_error(wrong: float, tiny: Family, m
 
     def broken(self: Measurements, model: Any, *more: Any) -> dict[str, Tensor]:
         found = real(self, model, *more)
-        return {layer: torch.full_like(one, wrong) if model == "base" else one for layer, one in found.items()}
+        return {layer: torch.full_like(one, wrong) if model.kind == "base" else one for layer, one in found.items()}
 
     monkeypatch.setattr(Measurements, "layer_features", broken)
     with pytest.raises(NumericalError, match="task 'signs', block 0: a feature of model 'base' is zero or not finite"):

@@ -29,7 +29,7 @@ from featcal.samples.sources import Samples
 from featcal.session import fingerprint, fits, measurements
 from featcal.session.cache import Results, nbytes
 from featcal.session.fingerprint import suite_stamp
-from featcal.session.model_names import Same, label_of
+from featcal.session.model_ref import Same, resolve_model
 from featcal.session.open_suite import PASSES
 from featcal.session.session import Session, open_session
 from featcal.suite.views import DriftKeywords, DriftOptions, View
@@ -494,4 +494,8 @@ def test_a_suite_that_asks_for_fast_is_calibrated_and_measured(own_suite_file: P
 
 def test_models_are_called_by_what_they_are(tiny: Family) -> None:
     weights: Weights = tiny.merged
-    assert [label_of(one) for one in ("base", CONFIG, weights)] == ["base", "calibrated", weights.label]
+    assert [resolve_model(one, tiny).label for one in ("base", CONFIG, weights)] == [
+        "base",
+        "calibrated",
+        weights.label,
+    ]

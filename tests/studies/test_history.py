@@ -308,7 +308,7 @@ def test_what_is_recorded_is_what_the_session_measured(tiny: Family, tmp_path: P
     assert found.samples_key == ("features", "validation", 8, 42)
     assert found.seconds == session.fit.calibrate(CONFIG).record["seconds"]["total"]
     assert CalibrationConfig(**run.options) == CONFIG
-    assert session.resolve(run.model) == CONFIG
+    assert session.resolve(run.model).config == CONFIG
     assert run.made_by["device"] == "cpu"
     assert run_of(session, replace(CONFIG, batch_size=3)).id == run.id
     assert run_of(session, replace(CONFIG, seed=43)).id != run.id

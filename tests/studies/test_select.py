@@ -29,7 +29,7 @@ from featcal.evaluation.heads import ClassificationHead
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay
 from featcal.models.model import Model
-from featcal.session.model_names import resolve_model
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.studies.selection import choose, held_out
 from featcal.studies.selection.candidates import CHOSEN, Tried, options_of, plan_candidates
@@ -234,7 +234,7 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     assert len(plan_candidates(many, another)) == len(plan_candidates(many, ASKED)) + 1
     for one in plan:
         if one.start == "merged" and one.config is not None:
-            assert resolve_model(one.name(many), many) == one.config
+            assert resolve_model(one.name(many), many).config == one.config
 
 
 @pytest.mark.parametrize("name", ["regmean", "calibrated", "svc@regmean:samples=8", "expert:pets", "polished@ties"])
@@ -343,7 +343,7 @@ def test_the_choice_is_made_of_all_samples(many: Family, short: None) -> None:
     assert session.fit.calibrate(found.config) is found.calibrated
     assert len(found.candidates) == SHORT
     assert found.calibrations == 4 * (SHORT - 1) + 1
-    assert resolve_model(found.to_json()["model"], many) == found.config
+    assert resolve_model(found.to_json()["model"], many).config == found.config
     assert [one.score.value for one in found.candidates if one.score] == sorted(
         (one.score.value for one in found.candidates if one.score), reverse=True
     )

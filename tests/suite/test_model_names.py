@@ -24,7 +24,8 @@ from featcal.cli import commands
 from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family, open_family
 from featcal.formats.weights import Weights
-from featcal.session.model_names import calibrate_command, full_name, resolve_model, weights_of
+from featcal.session.model_names import calibrate_command, name_calibration, weights_of
+from featcal.session.model_ref import resolve_model
 from featcal.session.session import Session
 from featcal.suite.name_grammar import ModelName, model_name
 from featcal.suite.recipe import METHODS, MergeRecipe
@@ -107,17 +108,21 @@ def test_a_merge_is_written_named_and_calibrated_alike(
 
 def test_the_name_of_a_calibration_goes_both_ways(tiny: Family) -> None:
     own = config_for(tiny)
-    assert resolve_model("calibrated", tiny) == own
-    assert resolve_model("calibrated:lam=1e-05,biases=false,seed=7", tiny) == config_for(
+    assert resolve_model("calibrated", tiny).config == own
+    assert resolve_model("calibrated:lam=1e-05,biases=false,seed=7", tiny).config == config_for(
         tiny, lam=1e-5, biases=False, seed=7
     )
     for config in (own, CalibrationConfig(lam=1 / 3, samples=8), CalibrationConfig(layernorms=False, precision="fast")):
-        again = resolve_model(full_name(config, tiny), tiny)
+        again = resolve_model(name_calibration(config, tiny), tiny).config
         assert isinstance(again, CalibrationConfig)
         assert again.lam == pytest.approx(config.lam, rel=1e-11)
         assert CalibrationConfig(**{**vars(again), "lam": config.lam}) == config
-    assert full_name(own, tiny) == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
-    assert [full_name(one, tiny) for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
+    assert (
+        name_calibration(own, tiny)
+        == resolve_model(own, tiny).name
+        == f"calibrated:lam=0.05,rho=2,alpha=0.3,samples={own.samples}"
+    )
+    assert [resolve_model(one, tiny).name for one in ("merged", "ties:scale=1")] == ["merged", "ties:scale=1"]
 
 
 def changed(family: Family, name: str) -> CalibrationConfig:
@@ -135,7 +140,7 @@ CHANGING = pytest.mark.parametrize("name", sorted(set(vars(CalibrationConfig()))
 @CHANGING
 def test_a_name_tells_apart_what_changes_a_calibrated_model(tiny: Family, name: str) -> None:
     other = changed(tiny, name)
-    assert resolve_model(full_name(other, tiny), tiny) == other != config_for(tiny, recipe=other.recipe)
+    assert resolve_model(name_calibration(other, tiny), tiny).config == other != config_for(tiny, recipe=other.recipe)
 
 
 @CHANGING
@@ -154,9 +159,9 @@ def test_any_model_is_calibrated_as_if_it_were_the_suites(
 ) -> None:
     """The anchor behind the @ is what `merged:` of a suite file is."""
     session = Session(tiny)
-    assert session.resolve("calibrated:samples=8@merged") == session.resolve("calibrated:samples=8")
+    assert session.resolve("calibrated:samples=8@merged").key == session.resolve("calibrated:samples=8").key
     name = session.resolve("calibrated:samples=8,rho=1@tsv-m")
-    assert name == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
+    assert name.name == name.label == "calibrated:lam=0.05,rho=1,alpha=0.3,samples=8@tsv-m"
     suite = load_suite(edit_suite(lambda content: content.update(merged={"method": "tsv-m"})))
     other = calibrate(open_family(suite, device="cpu"), CalibrationConfig(samples=8, rho=1.0))
     assert same(tensors(tiny, session.fit.weights(name)), tensors(tiny, other.weights))

@@ -20,7 +20,7 @@ from featcal.figures.names import label
 from featcal.figures.report import samples, settings
 from featcal.figures.report.content import Content, Figure, Part, Table
 from featcal.figures.theme import Shown
-from featcal.session.model_names import ModelId
+from featcal.session.model_ref import BASE, EXPERT, ModelRef
 from featcal.session.projection import pca_map, pool_models
 from featcal.session.session import Session
 from featcal.studies.history import History
@@ -51,7 +51,7 @@ class Asked:
     on: View
 
     @property
-    def models(self) -> dict[str, ModelId]:
+    def models(self) -> dict[str, ModelRef]:
         return {shown: self.session.resolve(name) for shown, name in self.names.items()}
 
     def measurement(self, what: str, on: View, *more: str) -> Measured:
@@ -91,7 +91,7 @@ def gather(asked: Asked, progress: Progress) -> Content:
 
 def _scores(asked: Asked, final: View, progress: Progress) -> tuple[dict[str, Scores], str]:
     """Of base, the models that are shown and the experts; or none, and why, of a suite that has none."""
-    models: dict[str, ModelId] = {Shown("base", "base"): "base", **asked.models, Shown("expert", "expert"): "expert"}
+    models: dict[str, ModelRef] = {Shown("base", "base"): BASE, **asked.models, Shown("expert", "expert"): EXPERT}
     try:
         with count_looks(asked.session, models.values(), final, "featcal report", History()):
             return {shown: asked.session.measure.scores(model, final, progress) for shown, model in models.items()}, ""

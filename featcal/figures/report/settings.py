@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from featcal.calibration.config import CalibrationConfig
 from featcal.export.record_facts import input_hashes
 from featcal.figures.report.content import Table
 from featcal.session.session import Session
@@ -37,9 +36,9 @@ def settings(session: Session, names: Mapping[str, str], on: View, final: View) 
         for task in session.tasks
     ]
     calibrations = {
-        one: model.settings()
+        one: config.settings()
         for one, name in names.items()
-        if isinstance(model := session.resolve(name), CalibrationConfig)
+        if (config := session.resolve(name).calibration) is not None
     }
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]
