@@ -401,7 +401,8 @@ def test_a_calibration_of_a_job_is_kept_whatever_the_room_and_read_from_its_fold
     assert len(asked) == 1
     line.forget(job.id)
     assert kinds.is_gone(found)
-    assert session.fit.adopt_calibration(config, read, kinds.is_gone) is asked[1] is not found
+    with pytest.raises(InputError, match="no folder"):  # it is read again, and there is nothing to read
+        session.fit.adopt_calibration(config, read, kinds.is_gone)
 
 
 def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: Path, line: Queue) -> None:
